@@ -1,0 +1,205 @@
+"""The bus as the rest of the tree sees it: an interface with two implementations, `nats.NatsBus` and `memory.MemoryBus`.
+
+What every implementation guarantees:
+
+* `publish` returns once the message is stored, and stores it once for each message id within the duplicate window,
+  across reconnects. Bytes waiting for their acknowledgement are bounded.
+* `commit` stores a message only when its subject's last sequence is the expected one. It is the fence of every
+  single-writer subject.
+* `consume` is for competing consumers: a message comes again until it is acknowledged, for ever, to any replica.
+* `read` is for single readers that keep their own cursor: in stream order, nothing acknowledged, resumed without a gap
+  or a repeat after a reconnect.
+* Sequences are those of the stream and begin at 1.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+__all__ = [
+    "Bus",
+    "ConsumerLag",
+    "Delivery",
+    "Entry",
+    "PubAck",
+    "Reader",
+    "Stored",
+    "StreamUsage",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as stored. `data` is empty in a headers-only read; `time_ns` is the server's Unix time."""
+
+    stream: str
+    subject: str
+    seq: int
+    data: bytes
+    time_ns: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PubAck:
+    """`duplicate` says that this message id had been stored before; `seq` is then the earlier one's."""
+
+    stream: str
+    seq: int
+    duplicate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key-value entry; `revision` is what a compare-and-set names."""
+
+    key: str
+    value: bytes
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerLag:
+    """`pending` messages have not been delivered yet, `unacked` are held by replicas, `redelivered` came again.
+
+    Every message up to and including sequence `ack_floor` has been acknowledged.
+    """
+
+    pending: int
+    unacked: int
+    redelivered: int
+    ack_floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUsage:
+    """`last` is 0 and `first` 1 in a stream that never held a message; `max_bytes` is its byte budget."""
+
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    max_bytes: int
+
+
+class Delivery(Protocol):
+    """A message lent to this replica until it is acknowledged. `attempt` counts deliveries from 1."""
+
+    @property
+    def message(self) -> Stored: ...
+    @property
+    def attempt(self) -> int: ...
+    async def ack(self) -> None: ...
+    async def nak(self, delay_s: float = 0.0) -> None:
+        """Give the message back; it is delivered again, to any replica, after `delay_s` seconds."""
+
+    async def in_progress(self) -> None:
+        """Say that the message is still being worked on, which restarts its acknowledgement timer."""
+
+
+class Reader(Protocol):
+    """An open `read`. Iterating it waits for further messages for ever, unless it was opened without `follow`."""
+
+    def __aiter__(self) -> AsyncIterator[Stored]: ...
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether everything that was in the stream when the reader was opened has been handed out."""
+
+
+class Bus(Protocol):
+    """See the module's docstring. Every call may raise `InfrastructureError`; `BusClosedError` once it is closed."""
+
+    async def publish(
+        self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        """Store a message; waits, without bound, for room in the window and for the server to come back.
+
+        Raises `StreamFullError` when the stream is at its byte budget: the caller decides whether to wait.
+        """
+
+    async def publish_large(
+        self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        """As `publish`; data over the inline limit is stored as chunks first, then as a head that lists them.
+
+        Readers see one message: `get`, `fetch` and `consume` put the chunks together and verify them.
+        """
+
+    async def commit(
+        self, subject: str, data: bytes, *, expected: int, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        """Store a message if its subject's last sequence is `expected` (0: none yet) and return its sequence.
+
+        After a timeout or reconnect the outcome is settled by reading the subject's last message: the same message id
+        means success. Raises `FencedError` when another writer got there first.
+        """
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        """Return the subject's last message, read from the leader, or None."""
+
+    async def get(self, stream: str, seq: int) -> Stored:
+        """Return one message by sequence. Raises `NotFoundError`."""
+
+    def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+        """Yield the messages at `seqs`, in the order given, several requests outstanding, bounded in bytes.
+
+        Ask in ascending order: it is several times faster. Raises `NotFoundError` naming the sequence.
+        """
+
+    def consume(
+        self,
+        stream: str,
+        durable: str,
+        filters: Sequence[str],
+        *,
+        max_messages: int = 64,
+        max_bytes: int = 16 << 20,
+        ack_wait_s: float = 30.0,
+    ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+        """Join the competing consumers of `durable`, which is created if need be and never deleted.
+
+        At most `max_messages` and `max_bytes` are held by this replica and not yet acknowledged or given back (one
+        message larger than `max_bytes` still comes, alone). Leaving the context gives back what was not handed out.
+        """
+
+    def read(
+        self,
+        stream: str,
+        filters: Sequence[str],
+        *,
+        start: int = 1,
+        headers_only: bool = False,
+        follow: bool = True,
+        max_bytes: int = 16 << 20,
+    ) -> AbstractAsyncContextManager[Reader]:
+        """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up."""
+
+    async def lag(self, stream: str, durable: str) -> ConsumerLag:
+        """Raises `NotFoundError` when there is no such consumer."""
+
+    async def usage(self, stream: str) -> StreamUsage: ...
+
+    async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
+        """Set a key and return the new revision. With `revision` only if it is the current one (0: must not exist).
+
+        Raises `FencedError` when it is not.
+        """
+
+    async def value(self, bucket: str, key: str) -> Entry | None: ...
+
+    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time."""
+
+    def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
+        """Answer requests on `subject` while the context is open."""
+
+    async def broadcast(self, subject: str, data: bytes) -> None:
+        """Send to whoever listens now; nothing is stored, and nothing is raised where nobody listens."""
+
+    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+        """Yield broadcasts; beyond `limit` unread ones the oldest are dropped. `stream` is empty and `seq` 0."""

@@ -1,0 +1,263 @@
+"""Annotations: what the stages derive from rollouts. Each is keyed by (kind, group, revision); the first stored wins.
+
+One message carries whatever a stage had ready for several groups of one environment; inside it each group is an item
+with a column per quantity. Every item carries the stage stamps gathered on its way, which never enter a digest.
+"""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.schemas.codec import Event
+from lachesis.schemas.columns import view
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.ids import is_group_id
+
+__all__ = [
+    "Commit",
+    "CurriculumEvent",
+    "DeadLetter",
+    "EvalEvent",
+    "GroupReward",
+    "GroupScore",
+    "RewardEvent",
+    "ScoreEvent",
+    "Stamp",
+    "TeacherEvent",
+    "TeacherLogprobs",
+    "TeacherPointer",
+    "Verdict",
+]
+
+Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """One stage's times for one group, Unix ns: stored in its input stream, taken up, output handed to the bus."""
+
+    stage: str
+    stored_ns: int
+    start_ns: int
+    end_ns: int
+    attempt: int = 1
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes an output message a commit of a stateful stage as well.
+
+    `term` names the writer's life, `index` counts its subject's commits from 0, `cursors` gives for each input stream
+    the last sequence whose effect is in the state, and `delta` (msgpack) turns the state before into the state after.
+    """
+
+    term: str
+    index: int
+    cursors: dict[str, int]
+    delta: bytes
+
+
+class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What every per-group item names: the group and its sequence in the ROLLOUTS stream."""
+
+    group: str
+    seq: int
+
+
+class GroupScore(_Item, frozen=True, kw_only=True, omit_defaults=True):
+    """Ratings of one group. Lists have one entry per sample; a missing rating is None and its status says why.
+
+    `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
+    `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
+    success.
+    """
+
+    item: str
+    policy_step: int
+    scores: list[float | None]
+    ratings: dict[str, list[float | None]]
+    lengths: list[int]
+    skill: str | None = None
+    statuses: dict[str, list[str]] = {}
+    disagreement: tuple[float, float] | None = None
+    success: float | None = None
+    stamps: list[Stamp] = []
+
+
+class GroupReward(_Item, frozen=True, kw_only=True, omit_defaults=True):
+    """Rewards and advantages of one group; lists have one entry per sample.
+
+    `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them.
+    """
+
+    item: str
+    policy_step: int
+    verdict: Verdict
+    scores: list[float | None]
+    rewards: list[float | None]
+    advantages: list[float | None]
+    snapshot: str
+    mean: float | None
+    std: float | None
+    range: float | None
+    n_valid: int
+    skill: str | None = None
+    success: float | None = None
+    reason: str | None = None
+    stamps: list[Stamp] = []
+
+
+class TeacherPointer(_Item, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the teacher's arrays for a group lie: `stored` is their sequence in the TEACHER stream, None if it failed.
+
+    `missing` lists the sequences without logprobs and `reason` says why.
+    """
+
+    stored: int | None
+    missing: list[int] = []
+    reason: str | None = None
+    stamps: list[Stamp] = []
+
+
+class _Annotation(Event, frozen=True, kw_only=True):
+    """What every annotation message names."""
+
+    run: str
+    env: str
+    revision: str
+
+
+def _check_items(items: "list[GroupScore] | list[GroupReward] | list[TeacherPointer]") -> None:
+    for item in items:
+        if not is_group_id(item.group) or item.seq < 1:
+            raise SchemaError(f"groups: {item.group[:40]!r} at sequence {item.seq} is no stored group")
+
+
+class ScoreEvent(_Annotation, frozen=True, kw_only=True):
+    """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation."""
+
+    ensemble: str
+    raters: dict[str, str]
+    groups: list[GroupScore]
+
+    def check(self) -> None:
+        _check_items(self.groups)
+        for item in self.groups:
+            n = len(item.scores)
+            if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
+                raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
+            if any(value is not None and not np.isfinite(value) for value in item.scores):
+                raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
+
+
+class RewardEvent(_Annotation, frozen=True, kw_only=True):
+    """Rewards of some groups, and the commit of the normalizer's state for this environment."""
+
+    advantage: str
+    commit: Commit
+    groups: list[GroupReward]
+
+    def check(self) -> None:
+        _check_items(self.groups)
+        for item in self.groups:
+            n = len(item.scores)
+            if len(item.rewards) != n or len(item.advantages) != n:
+                raise SchemaError(f"group {item.group}: scores, rewards and advantages differ in length")
+            if any(value is not None and not np.isfinite(value) for value in item.advantages):
+                raise SchemaError(f"group {item.group}: an advantage is NaN or infinite")
+
+
+class TeacherEvent(_Annotation, frozen=True, kw_only=True):
+    """Pointers to teacher logprobs."""
+
+    teacher: str
+    groups: list[TeacherPointer]
+
+    def check(self) -> None:
+        _check_items(self.groups)
+
+
+class CurriculumEvent(_Annotation, frozen=True, kw_only=True):
+    """A commit of the curriculum: the groups it observed and the snapshot in force afterwards."""
+
+    strategy: str
+    snapshot_id: str
+    commit: Commit
+    observed: list[str]
+
+
+class DeadLetter(_Annotation, frozen=True, kw_only=True):
+    """A message that cannot be handled, kept with its reason. The message itself stays where it is (`stream`, `seq`).
+
+    `kind`: data (bad message), poison (kills whoever handles it), deadline (nobody handled it in time).
+    """
+
+    stage: str
+    kind: Literal["data", "poison", "deadline"]
+    stream: str
+    seq: int
+    group: str | None
+    reason: str
+    place: str
+    time_ns: int
+    trace_id: str | None = None
+    attempts: int = 1
+
+
+class EvalEvent(_Annotation, frozen=True, kw_only=True):
+    """Result of one evaluation against a named policy version; it never enters the ledger.
+
+    `avg` is the mean success of k samples an item, `pass_at_k` the share of items with any success, `greedy` the mean
+    success at temperature 0 (None: not measured).
+    """
+
+    policy_version: str
+    policy_step: int
+    items: int
+    k: int
+    temperature: float
+    avg: float
+    pass_at_k: float
+    started_ns: int
+    ended_ns: int
+    greedy: float | None = None
+
+
+class TeacherLogprobs(Event, frozen=True, kw_only=True):
+    """The teacher's logprobs of one group's sampled tokens: float32 [T] in the group's own order of sequences.
+
+    Position t is conditioned on the tokens before t; a sequence's first position is 0 and masked, and so is all of a
+    sequence listed in `missing`. Optional top-k columns: `topk_ids` int32 [T, K] (padding -1), `topk_logprobs`
+    float16 [T, K] (padding -inf), `topk_mass` float16 [T].
+    """
+
+    run: str
+    env: str
+    group: str
+    teacher: str
+    tokenizer_hash: str
+    temperature: float
+    logprobs: bytes
+    missing: list[int] = []
+    k: int = 0
+    topk_ids: bytes | None = None
+    topk_logprobs: bytes | None = None
+    topk_mass: bytes | None = None
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.logprobs) // 4
+
+    def values(self) -> NDArray[np.float32]:
+        """Return the logprobs float32 [T]."""
+        return view(self.logprobs, "float32", self.n_tokens, "logprobs")
+
+    def check(self) -> None:
+        if not np.isfinite(self.values()).all():
+            raise SchemaError("logprobs: NaN or infinite; a missing sequence is listed in `missing`")
+        if self.k < 0 or (self.k == 0) != (self.topk_ids is None):
+            raise SchemaError(f"k: {self.k} does not fit the top-k columns present")
+        if self.topk_ids is not None:
+            view(self.topk_ids, "int32", self.n_tokens, "topk_ids", self.k)
+            view(self.topk_logprobs or b"", "float16", self.n_tokens, "topk_logprobs", self.k)
+            view(self.topk_mass or b"", "float16", self.n_tokens, "topk_mass")

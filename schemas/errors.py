@@ -1,0 +1,73 @@
+"""The exception tree. Three kinds of failure are kept apart everywhere:
+
+infrastructure (retry, never a reward), data (dead letter, never a retry) and programming or configuration errors
+(stop the process with a message that says how to mend it). "Valid, but do not train on it" is an outcome, not an error.
+"""
+
+__all__ = [
+    "BusClosedError",
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "FencedError",
+    "InfrastructureError",
+    "LachesisError",
+    "LedgerError",
+    "NotFoundError",
+    "SchemaError",
+    "StartupError",
+    "StreamFullError",
+    "UnsupportedError",
+]
+
+
+class LachesisError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class ConfigError(LachesisError, ValueError):
+    """Raised when a setting is unknown, has the wrong type or contradicts another; the text names the setting."""
+
+
+class StartupError(LachesisError, RuntimeError):
+    """Raised when a service cannot start (no server, wrong version, port taken, missing package) and what to do."""
+
+
+class InfrastructureError(LachesisError, RuntimeError):
+    """Raised when a dependency failed (timeout, connection, 5xx). It says nothing about the rollout: retry."""
+
+
+class BusClosedError(InfrastructureError):
+    """Raised when the bus was closed, or the connection lost for good, while a call was waiting."""
+
+
+class StreamFullError(InfrastructureError):
+    """Raised when a stream is at its byte budget and refuses messages; retry after history was trimmed."""
+
+
+class NotFoundError(LachesisError, LookupError):
+    """Raised when a message, key, stream or consumer that was asked for does not exist."""
+
+
+class FencedError(LachesisError, RuntimeError):
+    """Raised when another writer has taken over this single-writer subject; the process must stop writing and exit."""
+
+
+class DataError(LachesisError, ValueError):
+    """Raised when a message or an answer is itself bad; it is dead-lettered with this text and never retried."""
+
+
+class SchemaError(DataError):
+    """Raised when bytes do not decode to the event they claim to be, or break one of its invariants."""
+
+
+class UnsupportedError(DataError):
+    """Raised when an event is valid but holds something this consumer cannot use (branches, images, ...)."""
+
+
+class LedgerError(LachesisError, RuntimeError):
+    """Raised when the ledger's chain does not hold: a gap, a broken hash, a position behind a checkpoint."""
+
+
+class CheckpointError(LachesisError, RuntimeError):
+    """Raised when a checkpoint is missing, incomplete or belongs to another run."""

@@ -1,0 +1,143 @@
+"""The ledger: which groups were batched, in which order, and what became of every other one. It is the truth.
+
+One writer (the batcher) appends entries to `rl.ledger.<run>.<trainer>`. Each names the hash of the one before, so that
+a consumer that kept a position can tell the same history from another. An entry is also the writer's whole state: a
+restart needs the last entry alone.
+"""
+
+import hashlib
+from typing import Literal
+
+import msgspec
+
+from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.codec import Event, encode
+from lachesis.schemas.errors import SchemaError
+
+__all__ = [
+    "GENESIS",
+    "Batch",
+    "GroupRef",
+    "LedgerEntry",
+    "Outcome",
+    "OutcomeKind",
+    "ProducerMark",
+    "TrainReport",
+    "Void",
+]
+
+GENESIS = "0" * 64
+"""What the first entry names as the hash before it."""
+
+OutcomeKind = Literal[
+    "batched", "stale", "zero_variance", "unscorable", "quarantined", "dead", "duplicate", "oversized", "lease_expired"
+]
+
+
+class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One group of a batch: where its payload lies and what to train it with.
+
+    `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream.
+    """
+
+    group: str
+    seq: int
+    env: str
+    sequences: int
+    tokens: int
+    policy_step: int
+    advantages: list[float | None]
+    teacher: int | None = None
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """A manifest: batch `number` counts from 0 without gaps; `complete` is false when it is smaller than asked for."""
+
+    number: int
+    groups: list[GroupRef]
+    sequences: int
+    tokens: int
+    complete: bool = True
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the rollout at `seq` of ROLLOUTS. `group` is None where the message could not be read."""
+
+    seq: int
+    group: str | None
+    kind: OutcomeKind
+    sequences: int = 0
+    reason: str | None = None
+
+
+class ProducerMark(msgspec.Struct, frozen=True, array_like=True):
+    """Counters seen of one producer: all below `next` in `epoch`, and those listed above it."""
+
+    epoch: int
+    next: int
+    above: list[int] = []
+
+
+class LedgerEntry(Event, frozen=True, kw_only=True):
+    """One step of the ledger.
+
+    Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
+    says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
+    again. `outcomes` holds those not in `batch`. `term`, `written_ns` and `stamps` are outside the digest.
+    """
+
+    run: str
+    trainer: str
+    index: int
+    previous: str
+    watermark: int
+    resolved: bytes
+    events_cursor: int
+    batch: Batch | None = None
+    outcomes: list[Outcome] = []
+    producers: dict[str, ProducerMark] = {}
+    totals: dict[str, int] = {}
+    next_batch: int = 0
+    term: str = ""
+    written_ns: int = 0
+    stamps: dict[str, list[Stamp]] = {}
+
+    def digest(self) -> str:
+        """Return the SHA-256 (hex) that the next entry names as `previous`."""
+        return hashlib.sha256(encode(self.replace(term="", written_ns=0, stamps={}))).hexdigest()
+
+    def check(self) -> None:
+        if self.index < 0 or self.watermark < 0 or self.events_cursor < 0:
+            raise SchemaError("index, watermark, events_cursor: must not be negative")
+        if self.batch is not None:
+            if self.batch.sequences != sum(ref.sequences for ref in self.batch.groups):
+                raise SchemaError("batch: its sequences do not add up")
+            if self.batch.number + 1 != self.next_batch:
+                raise SchemaError(f"batch: number {self.batch.number} where next_batch is {self.next_batch}")
+
+
+class Void(msgspec.Struct, frozen=True, array_like=True):
+    """A batch that could not be trained, and why."""
+
+    batch: int
+    reason: str
+
+
+class TrainReport(Event, frozen=True, kw_only=True):
+    """What a trainer has made durable: written to its state subject after its checkpoint is on disk, fenced.
+
+    `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights.
+    """
+
+    run: str
+    trainer: str
+    lineage: str
+    term: str
+    step: int
+    ledger_index: int
+    chain: str
+    next_batch: int
+    policy_version: str
+    checkpoint: str
+    voids: list[Void] = []
+    written_ns: int = 0

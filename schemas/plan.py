@@ -1,0 +1,98 @@
+"""The planning header: what the batcher, the normalizer and the governor need of a rollout without its payload.
+
+It travels as one NATS header beside `traceparent`, so that a headers-only read of ROLLOUTS gives the membership of a
+run: which groups exist, in which order, and what each would weigh in a batch.
+"""
+
+from typing import Self
+
+import msgspec
+
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.ids import is_group_id
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["PLAN_HEADER", "TRACEPARENT_HEADER", "Plan", "traceparent"]
+
+PLAN_HEADER = "Lachesis-Plan"
+TRACEPARENT_HEADER = "traceparent"
+_FORM = "1"
+_FIELDS = 11
+_LONGEST = 1024
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """`sequences` and `tokens` are a group's weight in a batch; `policy_step` is the oldest step it was made with."""
+
+    group: str
+    sequences: int
+    samples: int
+    tokens: int
+    policy_step: int
+    producer: str
+    epoch: int
+    counter: int
+    started_ns: int
+    lease: str | None = None
+
+    @classmethod
+    def of(cls, group: RolloutGroup) -> Self:
+        """Return the plan of a group."""
+        return cls(
+            group=group.id,
+            sequences=len(group.sequences),
+            samples=group.sequences.n_samples,
+            tokens=group.sequences.n_tokens,
+            policy_step=min(version.step for version in group.versions),
+            producer=group.producer,
+            epoch=group.epoch,
+            counter=group.counter,
+            started_ns=group.started_ns,
+            lease=group.lease,
+        )
+
+    def pack(self) -> str:
+        """Return the header's text: fields separated by blanks, a form number first."""
+        numbers = (
+            self.sequences,
+            self.samples,
+            self.tokens,
+            self.policy_step,
+            self.epoch,
+            self.counter,
+            self.started_ns,
+        )
+        return " ".join([_FORM, self.group, *map(str, numbers), self.producer, self.lease or "-"])
+
+    @classmethod
+    def unpack(cls, text: str | None) -> Self:
+        """Return the plan that `pack` wrote. Raises `SchemaError`."""
+        parts = (text or "")[:_LONGEST].split(" ")
+        if text is None or len(parts) != _FIELDS or parts[0] != _FORM or not is_group_id(parts[1]):
+            raise SchemaError(f"header {PLAN_HEADER}: {(text or '')[:80]!r} is not a plan of form {_FORM}")
+        numbers = parts[2:9]
+        if not all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in numbers):
+            raise SchemaError(f"header {PLAN_HEADER}: a number is malformed in {text[:80]!r}")
+        sequences, samples, tokens, policy_step, epoch, counter, started_ns = map(int, numbers)
+        if not (sequences and samples and tokens):
+            raise SchemaError(f"header {PLAN_HEADER}: a group of no sequences, samples or tokens")
+        return cls(
+            group=parts[1],
+            sequences=sequences,
+            samples=samples,
+            tokens=tokens,
+            policy_step=policy_step,
+            epoch=epoch,
+            counter=counter,
+            started_ns=started_ns,
+            producer=parts[9],
+            lease=None if parts[10] == "-" else parts[10],
+        )
+
+
+def traceparent(group: str, *, sampled: bool) -> str:
+    """Return the W3C trace context of a group: its id is the trace id, so any stage can name the trace of any group.
+
+    The root span's id is the second half of the group id, all of which is random.
+    """
+    return f"00-{group}-{group[16:]}-{int(sampled):02x}"

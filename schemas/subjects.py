@@ -1,0 +1,106 @@
+"""Every subject, stream, durable name and bucket, in one place. Nothing else in the tree spells a subject out.
+
+Streams (all: limits retention, file storage, discard new, bounded in bytes, no maximum age):
+
+    ROLLOUTS  rl.rollout.<run>.<env>, rl.blob.<group>              payloads, immutable
+    EVENTS    rl.<kind>.<run>.<revision>.<env>                     annotations of live revisions
+    REPLAY    rl.replay.<kind>.<run>.<revision>.<env>              annotations of re-scored history
+    TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
+    LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
+"""
+
+import re
+from typing import Final, Literal, get_args
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = [
+    "BUCKETS",
+    "EVENTS",
+    "LEDGER",
+    "LIVE",
+    "REPLAY",
+    "ROLLOUTS",
+    "STREAMS",
+    "TEACHER",
+    "Kind",
+    "blob",
+    "check_name",
+    "durable",
+    "event",
+    "heartbeat",
+    "lease",
+    "ledger",
+    "logprobs",
+    "rollout",
+    "state",
+]
+
+ROLLOUTS: Final = "ROLLOUTS"
+EVENTS: Final = "EVENTS"
+REPLAY: Final = "REPLAY"
+TEACHER: Final = "TEACHER"
+LEDGER: Final = "LEDGER"
+
+LIVE: Final = "live"
+"""The revision of a run's first, live annotations; re-scored ones have names of their own."""
+
+Kind = Literal["score", "reward", "curriculum", "teacher", "dead", "eval", "alert"]
+
+STREAMS: Final[dict[str, list[str]]] = {
+    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.*"],
+    EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
+    REPLAY: ["rl.replay.*.*.*.*"],
+    TEACHER: ["rl.logprobs.*.*.*"],
+    LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
+}
+
+BUCKETS: Final = {"runs": "lachesis_runs", "policy": "lachesis_policy", "curriculum": "lachesis_curriculum"}
+"""Key-value buckets by what they hold."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_name(what: str, name: str) -> str:
+    """Return `name` if it can be one token of a subject. Raises `ConfigError` naming `what`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{what} {name[:80]!r}: use 1 to 64 letters, digits, '_' or '-'")
+    return name
+
+
+def rollout(run: str, env: str = "*") -> str:
+    return f"rl.rollout.{run}.{env}"
+
+
+def blob(group: str) -> str:
+    return f"rl.blob.{group}"
+
+
+def event(kind: Kind, run: str, revision: str, env: str = "*") -> str:
+    return f"rl.{kind}.{run}.{revision}.{env}"
+
+
+def logprobs(run: str, revision: str, env: str = "*") -> str:
+    return f"rl.logprobs.{run}.{revision}.{env}"
+
+
+def ledger(run: str, trainer: str) -> str:
+    return f"rl.ledger.{run}.{trainer}"
+
+
+def state(run: str, stage: str, revision: str, partition: str) -> str:
+    return f"rl.state.{run}.{stage}.{revision}.{partition}"
+
+
+def lease(run: str) -> str:
+    """Request/reply subject of the governor."""
+    return f"rl.lease.{run}"
+
+
+def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
+    return f"rl.heartbeat.{run}.{service}.{instance}"
+
+
+def durable(stage: str, run: str, revision: str) -> str:
+    """Name of the durable consumer that all replicas of a stateless stage share."""
+    return f"{stage}-{run}-{revision}"
