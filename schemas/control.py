@@ -16,6 +16,7 @@ __all__ = [
     "Heartbeat",
     "LeaseReply",
     "LeaseRequest",
+    "PackedHistogram",
     "PolicyRecord",
     "RunRecord",
     "StageHealth",
@@ -100,6 +101,19 @@ class RunRecord(Event, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
 
 
+class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
+    """A base-2 exponential histogram of seconds at scale 5: counts by bucket index, zeros and negatives apart."""
+
+    count: int
+    total: float
+    low: float
+    high: float
+    zeros: int
+    negatives: int
+    indexes: list[int]
+    counts: list[int]
+
+
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form."""
 
@@ -111,8 +125,8 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dead: int = 0
     in_flight: int = 0
     lag: int | None = None
-    wait: dict[str, Any] | None = None
-    process: dict[str, Any] | None = None
+    wait: PackedHistogram | None = None
+    process: PackedHistogram | None = None
     note: str | None = None
 
 
@@ -126,3 +140,8 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     time_ns: int
     stage: StageHealth
     metrics: dict[str, float] = {}
+
+    def check(self) -> None:
+        for packed in (self.stage.wait, self.stage.process):
+            if packed is not None and len(packed.indexes) != len(packed.counts):
+                raise SchemaError("stage: a histogram's indexes and counts differ in length")

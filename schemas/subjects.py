@@ -55,7 +55,12 @@ STREAMS: Final[dict[str, list[str]]] = {
     LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
 }
 
-BUCKETS: Final = {"runs": "lachesis_runs", "policy": "lachesis_policy", "curriculum": "lachesis_curriculum"}
+BUCKETS: Final = {
+    "runs": "lachesis_runs",
+    "policy": "lachesis_policy",
+    "curriculum": "lachesis_curriculum",
+    "attempts": "lachesis_attempts",
+}
 """Key-value buckets by what they hold."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

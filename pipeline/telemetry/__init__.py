@@ -1,0 +1,1 @@
+"""Telemetry: always-on histograms; what every percentile this project prints comes from."""
