@@ -1,0 +1,378 @@
+"""The engine: one thread owns the model, batches all requests and decodes them together.
+
+In: `submit` (prompt token ids and sampling parameters), from any thread. Out: a future of `GenerationResult`. Guarantees:
+
+- Requests join and leave at token boundaries; the samples of one request share the reading of its prompt.
+- Every token's logprob is that of the weights it was sampled with, and spans name those weights exactly. New weights take
+  effect between two tokens; rows in flight are then read in again, so no cache of old weights is ever mixed in.
+- The queue is bounded. A cancelled future's work is dropped at the next token.
+- If the model itself fails, every future gets InfrastructureError, and so does every later `submit`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+
+from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.inference.decoding import DecodingBatch, prompt_logits
+from lachesis.pipeline.inference.protocol import FinishReason, PauseMode, PromptLogprob, SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.sampling import processed_logprobs, sample
+from lachesis.pipeline.weights.tensors import load_tensors
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+__all__ = ["Engine", "EngineFullError", "GenerationResult", "SampleResult"]
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class EngineFullError(InfrastructureError):
+    """Raised when the engine's queue is at its bound; try again a little later."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One sample. `token_ids` holds the stop token, if one ended it; `logprobs` one value for each token, nats."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    finish_reason: FinishReason
+    stop_reason: int | None
+    weight_versions: list[WeightVersionSpan]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The samples of one request, and its prompt's logprobs if they were asked for."""
+
+    samples: list[SampleResult]
+    prompt_logprobs: PromptLogprobs | None
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    prompt: list[int]
+    params: SamplingParams
+    limit: int  # new tokens of a sample at most
+    future: Future[GenerationResult]
+    rows: list[_Row] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Row:
+    request: _Request
+    draw: random.Random
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    spans: list[WeightVersionSpan] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+
+
+class Engine:
+    """A context manager: entering starts the thread, leaving ends it and fails what is unfinished."""
+
+    def __init__(self, model: Any, *, eos_token_id: int, weight_version: str, config: EngineConfig | None = None) -> None:
+        self.config = config or EngineConfig()
+        self.max_model_len: int = self.config.max_model_len or model.config.max_position_embeddings
+        self._model = model
+        self._eos = eos_token_id
+        self._weight_version = weight_version
+        self._batch = DecodingBatch(model)
+        self._rows: list[_Row] = []
+        self._waiting: deque[_Request] = deque()
+        self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._changed = threading.Condition()
+        self._paused: PauseMode | None = None
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="inference-engine", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    # From any thread
+
+    @property
+    def weight_version(self) -> str:
+        """Name of the weights that sample the next token."""
+        return self._weight_version
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether `pause` holds."""
+        return self._paused is not None
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no place yet."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Samples being decoded."""
+        return len(self._rows)
+
+    def check_alive(self) -> None:
+        """Raise InfrastructureError when the engine does not run."""
+        if self._failure is not None:
+            raise InfrastructureError(f"the engine failed: {self._failure!r}; restart the server.") from self._failure
+        if self._closed or not self._thread.is_alive():
+            raise InfrastructureError("the engine is not running.")
+
+    def submit(self, prompt: list[int], params: SamplingParams) -> Future[GenerationResult]:
+        """Queue a request. Cancel the future to drop its work.
+
+        Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when the
+        engine does not run.
+        """
+        limit = self._limit(prompt, params)
+        request = _Request(prompt, params, limit, Future())
+        seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
+        request.rows = [_Row(request, random.Random(f"{seed}/{index}")) for index in range(params.n)]
+        with self._changed:
+            self.check_alive()
+            if len(self._waiting) >= self.config.max_waiting_requests:
+                raise EngineFullError(f"{len(self._waiting)} requests are waiting already; try again a little later.")
+            self._waiting.append(request)
+            self._changed.notify()
+        return request.future
+
+    def pause(self, mode: PauseMode) -> Future[None]:
+        """Start nothing new until `resume`. The future is done when the pause holds.
+
+        keep: samples in flight freeze and go on later. wait: they finish first. abort: they end with what they have,
+        waiting requests with nothing, finish reason "abort".
+        """
+        return self._command(lambda: self._pause(mode))
+
+    def resume(self) -> Future[None]:
+        """Go on after `pause`."""
+        return self._command(self._resume)
+
+    def load_weights(self, tensors: dict[str, torch.Tensor], weight_version: str) -> Future[None]:
+        """Exchange all weights between two tokens. The future raises DataError if they do not fit the model."""
+        return self._command(lambda: self._load(tensors, weight_version))
+
+    def _command(self, action: Callable[[], None]) -> Future[None]:
+        future: Future[None] = Future()
+        with self._changed:
+            self.check_alive()
+            self._commands.append((action, future))
+            self._changed.notify()
+        return future
+
+    def _limit(self, prompt: list[int], params: SamplingParams) -> int:
+        if not prompt:
+            raise DataError("token_ids is empty; a prompt has at least one token.")
+        vocabulary = self._model.config.vocab_size
+        if not 0 <= min(prompt) <= max(prompt) < vocabulary:
+            raise DataError(f"token_ids must lie in 0..{vocabulary - 1}, the model's vocabulary.")
+        if params.n > self.config.max_running_sequences:
+            raise DataError(f"n is {params.n}, the server decodes at most {self.config.max_running_sequences} together.")
+        room = self.max_model_len - len(prompt)
+        if (params.max_tokens or 1) > room:
+            raise DataError(
+                f"{len(prompt)} prompt tokens and max_tokens {params.max_tokens or 1} exceed the context of "
+                f"{self.max_model_len} tokens."
+            )
+        return params.max_tokens or room
+
+    # In the engine's thread
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while self._turn():
+                    pass
+        except Exception as error:  # noqa: BLE001 - handed on to every caller, here and in check_alive
+            self._failure = error
+        finally:
+            self._fail_all()
+
+    def _turn(self) -> bool:
+        """Do what is due: commands, joining requests, one token for every row. Return False when closed."""
+        with self._changed:
+            self._changed.wait_for(self._has_work)
+            if self._closed:
+                return False
+            commands = list(self._commands)
+            self._commands.clear()
+        for action, future in commands:
+            _settle(future, action)
+        self._drop_cancelled()
+        if self._paused is None:
+            self._join()
+        if self._rows and self._paused != "keep":
+            self._next_token()
+        return True
+
+    def _has_work(self) -> bool:
+        can_join = self._paused is None and self._waiting
+        can_decode = self._paused != "keep" and self._rows
+        return bool(self._closed or self._commands or can_join or can_decode)
+
+    def _join(self) -> None:
+        """Move waiting requests into the batch while places and the prefill budget last, oldest first."""
+        joining: list[_Request] = []
+        longest = 0
+        with self._changed:
+            while self._waiting:
+                request = self._waiting[0]
+                longest = max(longest, len(request.prompt))
+                places = self.config.max_running_sequences - len(self._rows) - sum(len(r.rows) for r in joining)
+                too_long = joining and longest * (len(joining) + 1) > self.config.max_prefill_tokens
+                if len(request.rows) > places or too_long:
+                    break
+                joining.append(self._waiting.popleft())
+        if not joining:
+            return
+        for request in joining:
+            if request.params.prompt_logprobs is not None:
+                request.prompt_logprobs = self._score_prompt(request.prompt, request.params.prompt_logprobs)
+        self._rows += [row for request in joining for row in request.rows]
+        self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
+
+    def _next_token(self) -> None:
+        """Sample a token for every row, settle the rows that end, and read the token into the others."""
+        params = [row.request.params for row in self._rows]
+        temperature = [p.temperature for p in params]
+        logprobs_BV = processed_logprobs(self._batch.logits, temperature, [p.top_p for p in params])
+        tokens, logprobs = sample(logprobs_BV, temperature, [row.draw.random() for row in self._rows])
+        for index, row in enumerate(self._rows):
+            self._record(row, tokens[index], logprobs[index], logprobs_BV[index])
+        going = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
+        if len(going) < len(self._rows):
+            self._retain(going)
+        if going:
+            self._batch.advance([tokens[index] for index in going])
+
+    def _record(self, row: _Row, token: int, logprob: float, logprobs_V: torch.Tensor) -> None:
+        params, count = row.request.params, len(row.tokens)
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        if params.logprobs:
+            row.top.append(_top(logprobs_V, params.logprobs))
+        if row.spans and row.spans[-1].version == self._weight_version:
+            row.spans[-1] = WeightVersionSpan(version=self._weight_version, start=row.spans[-1].start, end=count + 1)
+        else:
+            row.spans.append(WeightVersionSpan(version=self._weight_version, start=count, end=count + 1))
+        if token == self._eos and not params.ignore_eos:
+            row.finish_reason = "stop"
+        elif token in params.stop_token_ids:
+            row.finish_reason, row.stop_reason = "stop", token
+        elif len(row.tokens) >= row.request.limit:
+            row.finish_reason = "length"
+
+    def _retain(self, going: list[int]) -> None:
+        """Keep the rows at these indexes; settle every request whose last row has ended."""
+        before, self._rows = self._rows, [self._rows[index] for index in going]
+        self._batch.keep(going)
+        running = {row.request for row in self._rows}
+        for request in {row.request for row in before} - running:
+            _finish(request)
+
+    def _drop_cancelled(self) -> None:
+        with self._changed:
+            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
+        going = [index for index, row in enumerate(self._rows) if not row.request.future.cancelled()]
+        if len(going) < len(self._rows):
+            self._retain(going)
+
+    def _pause(self, mode: PauseMode) -> None:
+        self._paused = mode
+        if mode == "wait":
+            while self._rows:
+                self._next_token()
+        elif mode == "abort":
+            for row in self._rows:
+                row.finish_reason = "abort"
+            self._retain([])
+            with self._changed:
+                waiting, self._waiting = self._waiting, deque()
+            for request in waiting:
+                for row in request.rows:
+                    row.finish_reason = "abort"
+                _finish(request)
+
+    def _resume(self) -> None:
+        self._paused = None
+
+    def _load(self, tensors: dict[str, torch.Tensor], weight_version: str) -> None:
+        load_tensors(self._model, tensors)
+        self._weight_version = weight_version
+        if self._rows:
+            self._batch.clear()
+            self._batch.prefill([row.request.prompt + row.tokens for row in self._rows], [1] * len(self._rows))
+
+    def _score_prompt(self, prompt: list[int], top_k: int) -> PromptLogprobs:
+        logprobs_TV = torch.log_softmax(prompt_logits(self._model, prompt), dim=-1)
+        scores: PromptLogprobs = [None]
+        for position, token in enumerate(prompt[1:]):
+            logprobs_V = logprobs_TV[position]
+            value = logprobs_V[token]
+            entry = {str(other): PromptLogprob(logprob=lp, rank=rank) for rank, (other, lp) in enumerate(_top(logprobs_V, top_k), 1)}
+            entry.setdefault(str(token), PromptLogprob(logprob=value.item(), rank=int((logprobs_V > value).sum()) + 1))
+            scores.append(entry)
+        return scores
+
+    def _fail_all(self) -> None:
+        reason = f"the engine failed: {self._failure!r}" if self._failure is not None else "the engine was closed"
+        with self._changed:
+            self._closed = True
+            requests = {row.request for row in self._rows} | set(self._waiting)
+            futures: list[Future[Any]] = [request.future for request in requests]
+            futures += [future for _, future in self._commands]
+            self._rows, self._commands = [], deque()
+            self._waiting.clear()
+        for future in futures:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(InfrastructureError(f"{reason}; the request was not completed."))
+
+
+def _top(logprobs_V: torch.Tensor, k: int) -> list[tuple[int, float]]:
+    """The k likeliest tokens with their logprobs, likeliest first, those of probability 0 left out."""
+    values, tokens = logprobs_V.topk(min(k, len(logprobs_V)))
+    return [(t, v) for t, v in zip(tokens.tolist(), values.tolist(), strict=True) if v != -float("inf")]
+
+
+def _finish(request: _Request) -> None:
+    if not request.future.set_running_or_notify_cancel():
+        return
+    samples = [
+        SampleResult(row.tokens, row.logprobs, row.top, row.finish_reason or "abort", row.stop_reason, row.spans)
+        for row in request.rows
+    ]
+    request.future.set_result(GenerationResult(samples, request.prompt_logprobs))
+
+
+def _settle(future: Future[None], action: Callable[[], None]) -> None:
+    """Run a command for its caller: a DataError is the caller's, anything else the engine's."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        action()
+    except DataError as error:
+        future.set_exception(error)
+    except BaseException as error:
+        future.set_exception(InfrastructureError(f"the engine failed: {error!r}"))
+        raise
+    else:
+        future.set_result(None)

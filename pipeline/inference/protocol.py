@@ -1,0 +1,161 @@
+"""What crosses the HTTP line of an inference server: vLLM's field names, as msgspec structs.
+
+The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, `--enable-scale-out`), of
+`/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict (an unknown sampling parameter is an
+error here, because ignoring it would change what is sampled); responses are lenient, because real vLLM sends more.
+No torch here: clients import it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+__all__ = [
+    "Choice",
+    "DetokenizeRequest",
+    "DetokenizeResponse",
+    "FinishReason",
+    "GenerateRequest",
+    "GenerateResponse",
+    "LogprobEntry",
+    "Logprobs",
+    "PauseMode",
+    "PromptLogprob",
+    "SamplingParams",
+    "TokenizeRequest",
+    "TokenizeResponse",
+    "WeightVersionSpan",
+]
+
+FinishReason = Literal["stop", "length", "abort"]
+PauseMode = Literal["abort", "wait", "keep"]
+TokenId = Annotated[int, Meta(ge=0)]
+TopK = Annotated[int, Meta(ge=0, le=100)]
+
+
+class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to sample. Names and meanings are vLLM's."""
+
+    n: Annotated[int, Meta(ge=1)] = 1
+    """Samples of the prompt."""
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Nucleus: the smallest set of most likely tokens whose probability reaches top_p. 1 keeps all."""
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """New tokens of a sample at most; None: as many as the context holds."""
+    seed: int | None = None
+    """Makes the draws of this request repeatable, whatever is batched with it; None: fresh randomness."""
+    stop_token_ids: list[TokenId] = []
+    """Tokens that end a sample, besides the end-of-sequence token. They stay in the output."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+    logprobs: TopK | None = None
+    """None: no logprobs. k: the sampled token's logprob and those of the k likeliest tokens."""
+    prompt_logprobs: TopK | None = None
+    """As `logprobs`, for the prompt's own tokens, always at temperature 1."""
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /inference/v1/generate."""
+
+    token_ids: Annotated[list[TokenId], Meta(min_length=1)]
+    sampling_params: SamplingParams
+    model: str | None = None
+    request_id: str | None = None
+    output_mode: Literal["tokens", "text"] = "tokens"
+    """text: also the detokenized text, without special tokens."""
+    stream: bool = False
+    """Streaming is refused by the reference server."""
+
+
+class LogprobEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One token with its logprob (nats, at the sampling temperature): `token_id` in mode tokens, `token` in mode text."""
+
+    logprob: float
+    token_id: int | None = None
+    token: str | None = None
+    rank: int | None = None
+    top_logprobs: list[LogprobEntry] = []
+
+
+class Logprobs(Struct, frozen=True, kw_only=True):
+    """One entry for each generated token."""
+
+    content: list[LogprobEntry] | None = None
+
+
+class WeightVersionSpan(Struct, frozen=True, kw_only=True):
+    """Output tokens `[start, end)` were sampled by the weights named `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Choice(Struct, frozen=True, kw_only=True):
+    """One sample."""
+
+    index: int
+    token_ids: list[int] | None = None
+    finish_reason: str | None = "stop"
+    stop_reason: int | str | None = None
+    logprobs: Logprobs | None = None
+    weight_versions: list[WeightVersionSpan] | None = None
+    text: str | None = None
+
+
+class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Logprob of one prompt token, or of an alternative to it. `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class GenerateResponse(Struct, frozen=True, kw_only=True):
+    """Answer of /inference/v1/generate. `prompt_logprobs`: null for the first token, then by token id as text."""
+
+    choices: list[Choice]
+    request_id: str = ""
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    output_mode: str = "tokens"
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """POST /tokenize: either `messages` (through the chat template) or `prompt`."""
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    model: str | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """Default: true for `prompt`, false for `messages`, whose template adds its own."""
+
+    def __post_init__(self) -> None:
+        if (self.messages is None) == (self.prompt is None):
+            raise ValueError("exactly one of messages and prompt must be given")
+
+
+class TokenizeResponse(Struct, frozen=True, kw_only=True):
+    """Answer of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[TokenId]
+    model: str | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class DetokenizeResponse(Struct, frozen=True, kw_only=True):
+    """Answer of /detokenize. Special tokens are part of the text."""
+
+    prompt: str

@@ -1,0 +1,1 @@
+"""Learning side: the policy model, batches, loss, optimizer steps and checkpoints. Needs the `train` extra (torch)."""

@@ -1,0 +1,172 @@
+"""Batches: from the numpy arrays of single sequences to right-padded torch tensors.
+
+In: `TrainingSequence`s, checked one by one. Out: `PackedBatch`. Guarantees that a value at a position the mask leaves
+out (prompt, padding) is 0, that nothing non-finite passes, and that row order is the order given.
+
+Dimension suffixes: B sequences, T tokens (the longest sequence), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lachesis.schemas.errors import DataError
+
+__all__ = ["PackedBatch", "TrainingSequence", "pack"]
+
+LOGPROB_SLACK = 1e-4
+"""How far above 0 rounding may lift a log-probability (nats)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSequence:
+    """One sequence to train on. `logprobs[t]` belongs to token t given the tokens before it."""
+
+    tokens: NDArray[np.int32]
+    """int32 [T]: prompt and completion."""
+    loss_mask: NDArray[np.bool_]
+    """bool [T]: true at the tokens the policy sampled. Never at position 0, which no token precedes."""
+    logprobs: NDArray[np.float32]
+    """float32 [T]: what the rollout sampled with, nats, at the sampling temperature; read where the mask is true."""
+    advantage: float | NDArray[np.float32]
+    """One value for the sequence, or float32 [T], read where the mask is true."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """float32 [T], nats, read where the mask is true; None when the teacher has none for this sequence."""
+    group_id: str = ""
+    """The rollout group the sequence belongs to."""
+    policy_step: int = 0
+    """Optimizer step of the oldest policy that sampled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedBatch:
+    """A padded batch of B sequences, T tokens wide."""
+
+    tokens_BT: torch.Tensor
+    """int64; padding holds the pad id."""
+    mask_BT: torch.Tensor
+    """bool; the tokens the loss covers."""
+    logprobs_BT: torch.Tensor
+    """float32; of the rollout, 0 off the mask."""
+    advantages_BT: torch.Tensor
+    """float32; 0 off the mask."""
+    teacher_logprobs_BT: torch.Tensor
+    """float32; 0 off the teacher's mask."""
+    teacher_mask_BT: torch.Tensor
+    """bool; true where the mask is and the teacher gave a logprob."""
+    lengths_B: torch.Tensor
+    """int64; tokens of each sequence without padding."""
+    group_ids: tuple[str, ...]
+    """[B]"""
+    policy_steps: tuple[int, ...]
+    """[B]"""
+
+    @property
+    def sequences(self) -> int:
+        """B."""
+        return len(self.group_ids)
+
+    @property
+    def trainable_tokens(self) -> int:
+        """Tokens the loss covers."""
+        return int(self.mask_BT.sum())
+
+    def microbatches(self, max_tokens: int) -> Iterator[PackedBatch]:
+        """Yield consecutive rows as batches of at most `max_tokens` padded tokens, each trimmed to its longest row.
+
+        Every row comes exactly once, in order. A row longer than `max_tokens` makes a batch of its own.
+        """
+        lengths = self.lengths_B.tolist()
+        start = longest = 0
+        for row, length in enumerate(lengths):
+            longest = max(longest, length)
+            if row > start and longest * (row + 1 - start) > max_tokens:
+                yield self._rows(start, row)
+                start, longest = row, length
+        if start < len(lengths):
+            yield self._rows(start, len(lengths))
+
+    def _rows(self, start: int, stop: int) -> PackedBatch:
+        width = int(self.lengths_B[start:stop].max())
+        return replace(
+            self,
+            tokens_BT=self.tokens_BT[start:stop, :width],
+            mask_BT=self.mask_BT[start:stop, :width],
+            logprobs_BT=self.logprobs_BT[start:stop, :width],
+            advantages_BT=self.advantages_BT[start:stop, :width],
+            teacher_logprobs_BT=self.teacher_logprobs_BT[start:stop, :width],
+            teacher_mask_BT=self.teacher_mask_BT[start:stop, :width],
+            lengths_B=self.lengths_B[start:stop],
+            group_ids=self.group_ids[start:stop],
+            policy_steps=self.policy_steps[start:stop],
+        )
+
+
+def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBatch:
+    """Return the padded batch of `sequences`, in their order.
+
+    Raises DataError, naming sequence and group, when there is none, or when one is empty, has arrays of different
+    lengths, a true mask at position 0, a negative token id, or a value under the mask that is not finite or (a
+    logprob) above 0.
+    """
+    if not sequences:
+        raise DataError("a batch needs at least one sequence.")
+    for index, sequence in enumerate(sequences):
+        problem = _problem(sequence)
+        if problem:
+            raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {problem}.")
+    rows, width = len(sequences), max(len(sequence.tokens) for sequence in sequences)
+    tokens_BT = np.full((rows, width), pad_id, np.int64)
+    mask_BT = np.zeros((rows, width), np.bool_)
+    logprobs_BT, advantages_BT, teacher_BT = (np.zeros((rows, width), np.float32) for _ in range(3))
+    teacher_mask_BT = np.zeros((rows, width), np.bool_)
+    for row, sequence in enumerate(sequences):
+        length, mask_T = len(sequence.tokens), sequence.loss_mask
+        tokens_BT[row, :length] = sequence.tokens
+        mask_BT[row, :length] = mask_T
+        logprobs_BT[row, :length] = np.where(mask_T, sequence.logprobs, 0)
+        advantages_BT[row, :length] = np.where(mask_T, sequence.advantage, 0)
+        if sequence.teacher_logprobs is not None:
+            teacher_BT[row, :length] = np.where(mask_T, sequence.teacher_logprobs, 0)
+            teacher_mask_BT[row, :length] = mask_T
+    return PackedBatch(
+        tokens_BT=torch.from_numpy(tokens_BT),
+        mask_BT=torch.from_numpy(mask_BT),
+        logprobs_BT=torch.from_numpy(logprobs_BT),
+        advantages_BT=torch.from_numpy(advantages_BT),
+        teacher_logprobs_BT=torch.from_numpy(teacher_BT),
+        teacher_mask_BT=torch.from_numpy(teacher_mask_BT),
+        lengths_B=torch.tensor([len(sequence.tokens) for sequence in sequences]),
+        group_ids=tuple(sequence.group_id for sequence in sequences),
+        policy_steps=tuple(sequence.policy_step for sequence in sequences),
+    )
+
+
+def _problem(sequence: TrainingSequence) -> str | None:
+    """Say what is wrong with a sequence, or None."""
+    length, mask_T = len(sequence.tokens), sequence.loss_mask
+    if length == 0:
+        return "has no tokens"
+    columns = {"loss_mask": mask_T, "logprobs": sequence.logprobs, "teacher_logprobs": sequence.teacher_logprobs}
+    if isinstance(sequence.advantage, np.ndarray):
+        columns["advantage"] = sequence.advantage
+    for name, values_T in columns.items():
+        if values_T is not None and values_T.shape != (length,):
+            return f"has {length} tokens but {name} of shape {values_T.shape}"
+    if mask_T[0]:
+        return "has a true loss mask at position 0, which no token precedes"
+    if sequence.tokens.min() < 0:
+        return "has a negative token id"
+    for name in ("logprobs", "teacher_logprobs", "advantage"):
+        values_T = getattr(sequence, name)
+        under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array(values_T or 0.0)
+        if not np.isfinite(under_mask).all():
+            return f"has {name} that are not finite"
+        if name != "advantage" and under_mask.size and under_mask.max() > LOGPROB_SLACK:
+            return f"has {name} above 0, which no log-probability is"
+    return None

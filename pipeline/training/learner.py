@@ -1,0 +1,132 @@
+"""The learner: one batch in, one optimizer step, one record of it out.
+
+Guarantees: a step changes the weights completely or not at all (a batch without trainable tokens, or with a gradient
+that is not finite, raises DataError before the optimizer moves anything); the result does not depend on the
+micro-batch size beyond rounding; on CPU with one thread the same weights and batches give the same bits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import torch
+
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
+from lachesis.schemas.errors import DataError
+
+__all__ = ["Learner", "StepMetrics", "token_logprobs"]
+
+
+class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer step did. Names follow `train/*` of the logs; see `LossMetrics` for the formulas."""
+
+    step: int
+    """Optimizer steps taken so far, this one included."""
+    loss: float
+    grad_norm: float
+    """L2 norm of the batch's gradient before clipping."""
+    learning_rate: float
+    entropy: float
+    kl: float
+    kl_k1: float
+    clip_fraction: float
+    ratio_mean: float
+    effective_sample_size: float
+    teacher_kl_k1: float | None
+    sequences: int
+    tokens: int
+    """All tokens, padding left out."""
+    trainable_tokens: int
+    seconds: float
+    """Wall time of the step."""
+
+
+class Learner:
+    """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run."""
+
+    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0) -> None:
+        self.model = model
+        self.config = config
+        self.steps = steps
+        self.optimizer = torch.optim.AdamW(
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            weight_decay=config.weight_decay,
+        )
+
+    def step(self, batch: PackedBatch) -> StepMetrics:
+        """Train on `batch` once.
+
+        Raises DataError, with weights and optimizer untouched, when no token is trainable, a token id lies outside
+        the vocabulary, or the gradient is not finite.
+        """
+        started = time.perf_counter()
+        self._check(batch)
+        loss_config = self.config.loss
+        denominator = loss_denominator(batch, loss_config)
+        loss, sums = 0.0, None
+        try:
+            for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
+                logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
+                output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
+                output.loss.backward()  # type: ignore[no-untyped-call]
+                loss += output.loss.item()
+                sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
+            grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
+            if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
+                raise DataError(
+                    f"loss {loss} and gradient norm {grad_norm} of a batch of {batch.sequences} sequences are not "
+                    "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
+                )
+            self.optimizer.step()
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+        return self._metrics(batch, loss, grad_norm, sums, time.perf_counter() - started)
+
+    def _check(self, batch: PackedBatch) -> None:
+        if not batch.trainable_tokens:
+            raise DataError(f"a batch of {batch.sequences} sequences has no trainable token.")
+        vocabulary = self.model.config.vocab_size
+        if int(batch.tokens_BT.max()) >= vocabulary:
+            raise DataError(
+                f"the batch holds token id {int(batch.tokens_BT.max())}, the model knows {vocabulary}; "
+                "rollouts and trainer must use the same tokenizer."
+            )
+
+    def _metrics(
+        self, batch: PackedBatch, loss: float, grad_norm: float, sums: LossSums | None, seconds: float
+    ) -> StepMetrics:
+        assert sums is not None  # noqa: S101 - a batch with trainable tokens has at least one micro-batch
+        metrics = LossMetrics.from_sums(sums)._asdict()
+        return StepMetrics(
+            step=self.steps,
+            loss=loss,
+            grad_norm=grad_norm,
+            learning_rate=self.config.learning_rate,
+            sequences=batch.sequences,
+            tokens=int(batch.lengths_B.sum()),
+            trainable_tokens=batch.trainable_tokens,
+            seconds=seconds,
+            **metrics,
+        )
+
+
+def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropy [B,T] there.
+
+    Position 0 is 0 in both. Rows are padded on the right, so causal attention alone keeps padding out of every real
+    position and no attention mask is needed. Nats, at `temperature`.
+    """
+    logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1].float() / temperature
+    all_BTV = torch.log_softmax(logits_BTV, dim=-1)
+    picked_BT = all_BTV.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
+    with torch.no_grad():
+        entropy_BT = torch.special.entr(all_BTV.exp()).sum(-1)
+    first_B1 = picked_BT.new_zeros(len(tokens_BT), 1)
+    return torch.cat([first_B1, picked_BT], dim=1), torch.cat([first_B1, entropy_BT], dim=1)

@@ -1,0 +1,104 @@
+"""The policy model: made locally, or loaded from a folder or a Hugging Face id.
+
+In: a seed, or a path or id. Out: `Policy` (model in float32 in evaluation mode, tokenizer, tokenizer hash). Saved folders
+are ordinary Hugging Face folders: `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` load
+them, and no custom code travels with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from lachesis.pipeline.training.tokenizer import build_character_tokenizer, tokenizer_hash
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Policy", "build_tiny_policy", "load_model", "save_policy"]
+
+
+class Policy(NamedTuple):
+    """A causal language model with the tokenizer that belongs to it."""
+
+    model: Any
+    """`PreTrainedModel` with a causal head, float32, evaluation mode (no dropout: the learner differentiates exactly
+    what the rollout sampled from)."""
+    tokenizer: Any
+    """`PreTrainedTokenizerFast` with a chat template."""
+    tokenizer_hash: str
+    """SHA-256 in hex of tokenizer and chat template; rollouts carry it."""
+
+
+def build_tiny_policy(
+    seed: int,
+    *,
+    phrases: Iterable[str] = (),
+    width: int = 96,
+    layers: int = 3,
+    heads: int = 4,
+    max_length: int = 128,
+) -> Policy:
+    """Return a randomly initialised character-level Llama with about 0.4 million parameters at the default sizes.
+
+    The global random state of torch is left as it was, so that callers can make a model anywhere.
+    `phrases`: strings that get one token each (see `build_character_tokenizer`).
+    `max_length`: context in tokens (prompt and completion together).
+    """
+    tokenizer = build_character_tokenizer(max_length=max_length, phrases=phrases)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+
+
+def save_policy(policy: Policy, folder: str | Path) -> None:
+    """Write model (safetensors), configuration and tokenizer with its chat template into `folder`."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def load_model(path_or_hf_id: str | Path) -> Policy:
+    """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
+
+    Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
+    end-of-sequence token.
+    """
+    name = str(path_or_hf_id)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model {name!r} could not be loaded: {error}. Give a folder written by save_pretrained, or the id of a "
+            "causal language model on the Hugging Face hub."
+        ) from error
+    missing = [
+        what
+        for what, present in (
+            ("a fast tokenizer", tokenizer.is_fast),
+            ("a chat template", bool(tokenizer.chat_template)),
+            ("an end-of-sequence token", tokenizer.eos_token_id is not None),
+        )
+        if not present
+    ]
+    if missing:
+        raise ConfigError(f"the tokenizer of model {name!r} lacks {', '.join(missing)}; choose an instruct model.")
+    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
