@@ -18,6 +18,7 @@ from lachesis.schemas.ids import is_group_id
 __all__ = [
     "Commit",
     "CurriculumEvent",
+    "DeadKind",
     "DeadLetter",
     "EvalEvent",
     "GroupReward",
@@ -31,6 +32,7 @@ __all__ = [
     "Verdict",
 ]
 
+DeadKind = Literal["data", "poison", "deadline"]
 Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
@@ -193,7 +195,7 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     """
 
     stage: str
-    kind: Literal["data", "poison", "deadline"]
+    kind: DeadKind
     stream: str
     seq: int
     group: str | None

@@ -20,7 +20,12 @@ __all__ = [
     "PolicyRecord",
     "RunRecord",
     "StageHealth",
+    "StageState",
 ]
+
+
+StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
+"""waiting: a dependency is down and being retried; backpressure: no lease, or a stream is full."""
 
 
 class LeaseRequest(Event, frozen=True, kw_only=True):
@@ -117,7 +122,7 @@ class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form."""
 
-    state: Literal["starting", "ok", "waiting", "backpressure", "draining", "failed"] = "ok"
+    state: StageState = "ok"
     handled: int = 0
     emitted: int = 0
     redelivered: int = 0

@@ -1,4 +1,4 @@
-"""The bus as the rest of the tree sees it: an interface with two implementations, `nats.NatsBus` and `memory.MemoryBus`.
+"""The bus as the rest of the tree sees it: an interface, implemented by `NatsBus` and, in memory, by `MemoryBus`.
 
 What every implementation guarantees:
 
@@ -84,7 +84,10 @@ class StreamUsage:
 
 
 class Delivery(Protocol):
-    """A message lent to this replica until it is acknowledged. `attempt` counts deliveries from 1."""
+    """A message lent to this replica until it is acknowledged. `attempt` counts deliveries from 1.
+
+    None of the three answers raises when the connection is down: the message then simply comes again.
+    """
 
     @property
     def message(self) -> Stored: ...

@@ -1,0 +1,111 @@
+"""The commit log of a stateful stage: its outputs, its state and its input cursors in one fenced message each.
+
+A commit is a message on the stage's own output subject, stored only when the subject's last sequence is the one this
+writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
+Every `snapshot_every` commits the whole state goes to the LEDGER stream, naming the commit it covers. A start reads
+the last snapshot and the commits after it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit
+from lachesis.schemas.codec import Event, decode, encode
+
+__all__ = ["CommitLog", "Restored", "StateSnapshot"]
+
+
+class StateSnapshot(Event, frozen=True, kw_only=True):
+    """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream."""
+
+    stage: str
+    index: int
+    covers: int
+    cursors: dict[str, int]
+    state: bytes
+
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a start found: the state of the last snapshot (None: none), the deltas after it, and the cursors."""
+
+    state: bytes | None
+    deltas: list[bytes]
+    cursors: dict[str, int]
+
+
+class CommitLog(Generic[E]):
+    """One writer's view of one output subject. Use `open`."""
+
+    def __init__(self, bus: Bus, *, stream: str, subject: str, state_subject: str, stage: str, term: str) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._subject = subject
+        self._state_subject = state_subject
+        self._stage = stage
+        self._term = term
+        self._last = 0
+        self._last_snapshot = 0
+        self.index = 0
+        self.since_snapshot = 0
+
+    @classmethod
+    async def open(
+        cls,
+        bus: Bus,
+        kind: type[E],
+        commit_of: Callable[[E], Commit],
+        *,
+        subject: str,
+        state_subject: str,
+        stage: str,
+        term: str,
+        stream: str = subjects.EVENTS,
+    ) -> tuple[Self, Restored]:
+        """Return the log, ready to append, and what its earlier writers left."""
+        log = cls(bus, stream=stream, subject=subject, state_subject=state_subject, stage=stage, term=term)
+        stored = await bus.last(subjects.LEDGER, state_subject)
+        snapshot = decode(StateSnapshot, stored.data) if stored else None
+        state, cursors = None, {}
+        if stored and snapshot:
+            state, cursors = snapshot.state, dict(snapshot.cursors)
+            log._last_snapshot = stored.seq
+            log._last, log.index = snapshot.covers, snapshot.index + 1
+        deltas = []
+        last = await bus.last(stream, subject)
+        if last and last.seq > log._last:
+            async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
+                async for message in messages:
+                    commit = commit_of(decode(kind, message.data))
+                    deltas.append(commit.delta)
+                    cursors = dict(commit.cursors)
+                    log._last, log.index = message.seq, commit.index + 1
+        log.since_snapshot = len(deltas)
+        return log, Restored(state, deltas, cursors)
+
+    def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
+        """Return the commit to put into the next event."""
+        return Commit(term=self._term, index=self.index, cursors=cursors, delta=delta)
+
+    async def append(self, event: E) -> int:
+        """Store the next event and return its sequence. Raises `FencedError` when another writer has taken over."""
+        msg_id = f"commit.{self._subject}.{self._term}.{self.index}"
+        self._last = await self._bus.commit(self._subject, encode(event), expected=self._last, msg_id=msg_id)
+        self.index += 1
+        self.since_snapshot += 1
+        return self._last
+
+    async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
+        """Store the whole state as of the last commit. Raises `FencedError`."""
+        event = StateSnapshot(stage=self._stage, index=self.index - 1, covers=self._last, cursors=cursors, state=state)
+        msg_id = f"state.{self._state_subject}.{self._term}.{self.index}"
+        self._last_snapshot = await self._bus.commit(
+            self._state_subject, encode(event), expected=self._last_snapshot, msg_id=msg_id
+        )
+        self.since_snapshot = 0

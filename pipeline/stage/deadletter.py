@@ -1,0 +1,52 @@
+"""Dead letters: what is kept of a message that cannot be handled. The message itself stays where it is stored."""
+
+import time
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadKind, DeadLetter
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["dead_letter", "publish_dead_letter"]
+
+_LONGEST_REASON = 2000
+
+
+def dead_letter(
+    service: Service,
+    message: Stored,
+    kind: DeadKind,
+    error: Exception,
+    *,
+    attempts: int = 1,
+) -> DeadLetter:
+    """Return the dead letter of `message`. The environment is that of its subject, the group that of its plan."""
+    try:
+        group = Plan.unpack(message.headers.get(PLAN_HEADER)).group
+    except SchemaError:
+        group = None
+    return DeadLetter(
+        run=service.run,
+        env=message.subject.rsplit(".", 1)[-1],
+        revision=service.revision,
+        stage=service.name,
+        kind=kind,
+        stream=message.stream,
+        seq=message.seq,
+        group=group,
+        reason=f"{type(error).__name__}: {error}"[:_LONGEST_REASON],
+        place=f"{service.name} {service.instance}",
+        time_ns=time.time_ns(),
+        trace_id=group,
+        attempts=attempts,
+    )
+
+
+async def publish_dead_letter(service: Service, letter: DeadLetter) -> None:
+    """Store a dead letter; a second one for the same message, stage and revision is dropped as a duplicate."""
+    subject = subjects.event("dead", letter.run, letter.revision, letter.env)
+    msg_id = f"dead.{letter.revision}.{letter.stage}.{letter.stream}.{letter.seq}"
+    await service.bus.publish(subject, encode(letter), msg_id=msg_id)

@@ -1,0 +1,103 @@
+"""A service: a named process (or part of one) on the bus, with heartbeats, drain and retries.
+
+Guarantees that a heartbeat leaves once a second while the service lives, and that `draining` is set, once and for
+good, when it is asked to stop; loops end at the next safe point after that.
+"""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import tenacity
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.stage.health import Health
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["Service", "open_service"]
+
+HEARTBEAT_S = 1.0
+
+
+class Service:
+    """What every stage is given. `instance` is unique to this life of the service, so it serves as writer term too."""
+
+    def __init__(self, bus: Bus, name: str, run: str, revision: str = subjects.LIVE) -> None:
+        self.bus = bus
+        self.name = subjects.check_name("service", name)
+        self.run = subjects.check_name("run", run)
+        self.revision = subjects.check_name("revision", revision)
+        self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self.health = Health()
+        self.draining = anyio.Event()
+
+    async def heartbeat(self) -> None:
+        """Broadcast the service's figures now."""
+        beat = Heartbeat(
+            run=self.run,
+            service=self.name,
+            instance=self.instance,
+            pid=os.getpid(),
+            time_ns=time.time_ns(),
+            stage=self.health.report(),
+            metrics=dict(self.health.metrics),
+        )
+        await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
+
+    def drain(self) -> None:
+        """Ask the service to finish what it holds and to end."""
+        self.health.state = "draining"
+        self.draining.set()
+
+    def retrying(self, what: str, *, longest_s: float = 5.0) -> tenacity.AsyncRetrying:
+        """Return an iterator of attempts that retries `InfrastructureError` with backoff until the service drains.
+
+        The last error is raised when it does: the caller gives its work back.
+        """
+
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self.health.state = "waiting"
+            self.health.note = f"{what}: {error}"
+            self.health.retried += 1
+
+        return tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(InfrastructureError),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=longest_s),
+            stop=lambda _: self.draining.is_set(),
+            sleep=self._sleep,
+            before_sleep=before_sleep,
+            after=lambda _: None,
+            reraise=True,
+        )
+
+    async def _sleep(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self.draining.wait()
+
+    def recovered(self) -> None:
+        """Say that work goes on again after retries."""
+        if self.health.state in {"waiting", "starting", "backpressure"}:
+            self.health.state = "ok"
+            self.health.note = None
+
+
+@asynccontextmanager
+async def open_service(bus: Bus, name: str, run: str, revision: str = subjects.LIVE) -> AsyncIterator[Service]:
+    """Yield a service that sends heartbeats until the context ends; one more tells that it drained."""
+    service = Service(bus, name, run, revision)
+
+    async def beat() -> None:
+        while True:
+            await service.heartbeat()
+            await anyio.sleep(HEARTBEAT_S)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat)
+        yield service
+        tasks.cancel_scope.cancel()
