@@ -1,0 +1,195 @@
+"""Loading a configuration: defaults, then the TOML file, then `LACHESIS_*` variables, then `--set a.b=c`.
+
+What goes in: a msgspec struct type and those sources. What comes out: the struct, and for each value the place it came
+from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key.
+"""
+
+import ast
+import difflib
+import inspect
+import itertools
+import textwrap
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
+
+PREFIX = "LACHESIS_"
+"""Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
+
+C = TypeVar("C", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Generic[C]):
+    """A configuration and, by dotted path, the source of every value that is not a default."""
+
+    config: C
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One resolved value, as `lachesis config show` prints it."""
+
+    path: str
+    value: Any
+    origin: str
+    description: str
+
+
+def load(
+    kind: type[C],
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    sets: Iterable[str] = (),
+) -> Loaded[C]:
+    """Return the configuration. Raises `ConfigError` on an unknown key, a wrong type or an unreadable file."""
+    tree: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if file is not None:
+        _Layer(str(file), origins).struct(kind, tree, _read(file))
+    for name, text in sorted((environ or {}).items()):
+        if name.startswith(PREFIX):
+            path = name.removeprefix(PREFIX).lower().split("__")
+            _Layer(f"${name}", origins).struct(kind, tree, _nest(path, _value(text)))
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text!r}: write it as key.path=value")
+        _Layer(f"--set {text}", origins).struct(kind, tree, _nest(key.strip().split("."), _value(value.strip())))
+    try:
+        return Loaded(msgspec.convert(tree, kind), origins)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), origins)) from error
+
+
+def settings(loaded: Loaded[C]) -> list[Setting]:
+    """Return every resolved value with its origin and description, in the order the structs declare them."""
+    rows: list[Setting] = []
+
+    def walk(struct: msgspec.Struct, prefix: str) -> None:
+        descriptions = _descriptions(type(struct))
+        for name in struct.__struct_fields__:
+            path, value = f"{prefix}{name}", getattr(struct, name)
+            if isinstance(value, msgspec.Struct):
+                walk(value, f"{path}.")
+            elif isinstance(value, dict) and value and all(isinstance(v, msgspec.Struct) for v in value.values()):
+                for key, inner in value.items():
+                    walk(inner, f"{path}.{key}.")
+            else:
+                rows.append(
+                    Setting(path, msgspec.to_builtins(value), _origin(path, loaded.origins), descriptions.get(name, ""))
+                )
+
+    walk(loaded.config, "")
+    return rows
+
+
+def _origin(path: str, origins: Mapping[str, str]) -> str:
+    while path:
+        if path in origins:
+            return origins[path]
+        path = path.rpartition(".")[0]
+    return "default"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+
+
+def _value(text: str) -> Any:
+    """Read a value as TOML; what is no TOML value is a string, so that quotes are rarely needed."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nest(path: list[str], value: Any) -> dict[str, Any]:
+    for key in reversed(path):
+        value = {key: value}
+    return value  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One source being laid over the tree; `origins` remembers which values it set."""
+
+    source: str
+    origins: dict[str, str]
+
+    def struct(self, kind: Any, tree: dict[str, Any], new: Mapping[str, Any], prefix: str = "") -> None:
+        hints = _hints(kind)
+        for key, value in new.items():
+            if key not in hints:
+                raise ConfigError(f"{self.source}: unknown setting {prefix + key!r}{_nearest(key, prefix, hints)}")
+            self.value(hints[key], tree, key, value, prefix)
+
+    def value(self, hint: Any, tree: dict[str, Any], key: str, value: Any, prefix: str) -> None:
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and _is_struct(hint):
+            self.struct(hint, tree.setdefault(key, {}), value, f"{path}.")
+        elif isinstance(value, Mapping) and get_origin(hint) is dict:
+            inner = tree.setdefault(key, {})
+            for name, item in value.items():
+                self.value(get_args(hint)[1], inner, name, item, f"{path}.")
+        else:
+            tree[key] = value
+            self.origins[path] = self.source
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Return each field's plain type, without Annotated and None."""
+    found = {}
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) in {Union, types.UnionType}:
+            plain = [arg for arg in get_args(hint) if arg is not type(None)]
+            hint = plain[0] if len(plain) == 1 else hint  # noqa: PLW2901
+        found[name] = hint
+    return found
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Return the text written under each field of a struct, which Python itself does not keep."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    found = {}
+    for field, note in itertools.pairwise(body.body if isinstance(body, ast.ClassDef) else []):
+        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+            continue
+        if isinstance(note, ast.Expr) and isinstance(note.value, ast.Constant) and isinstance(note.value.value, str):
+            found[field.target.id] = " ".join(note.value.value.split())
+    return found
+
+
+def _nearest(key: str, prefix: str, hints: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+    known = ", ".join(sorted(hints))
+    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known here: {known}"
+
+
+def _explain(text: str, origins: Mapping[str, str]) -> str:
+    """Put the dotted path and the source of the value in place of msgspec's `$.a.b`."""
+    message, _, where = text.partition(" - at `$")
+    path = where.strip("`.").replace("[...]", "")
+    if not path:
+        return message
+    return f"{path}: {message[:1].lower()}{message[1:]} (from {_origin(path, origins)})"

@@ -1,0 +1,84 @@
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from lachesis.pipeline.config.load import load, settings
+from lachesis.schemas.errors import ConfigError
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    batch_size: Annotated[int, Meta(ge=1)] = 8
+    """Sequences in
+    a batch."""
+    names: list[str] = []
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    run: str = "demo"
+    batching: Inner = Inner()
+    maybe: Inner | None = None
+    envs: dict[str, Inner] = {}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text('run = "r1"\n[batching]\nbatch_size = 16\n[envs.words]\nbatch_size = 3\n')
+    return path
+
+
+def test_later_sources_win_and_are_remembered(file: Path) -> None:
+    loaded = load(Config, file=file, environ={"LACHESIS_BATCHING__BATCH_SIZE": "32"}, sets=["run=r2"])
+    assert loaded.config == Config(run="r2", batching=Inner(batch_size=32), envs={"words": Inner(batch_size=3)})
+    origins = {row.path: row.origin for row in settings(loaded)}
+    assert origins["run"] == "--set run=r2"
+    assert origins["batching.batch_size"] == "$LACHESIS_BATCHING__BATCH_SIZE"
+    assert origins["envs.words.batch_size"] == str(file)
+    assert origins["batching.names"] == "default"
+
+
+def test_settings_carry_their_descriptions(file: Path) -> None:
+    rows = {row.path: row for row in settings(load(Config, file=file))}
+    assert rows["batching.batch_size"].description == "Sequences in a batch."
+    assert rows["batching.batch_size"].value == 16
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (["batching.batchsize=3"], "did you mean 'batching.batch_size'"),
+        (["envs.words.batch_sise=3"], "did you mean 'envs.words.batch_size'"),
+        (["maybe.batch_sise=3"], "did you mean 'maybe.batch_size'"),
+        (["zzzz=1"], "known here: batching, envs, maybe, run"),
+        (["batching.batch_size=many"], "batching.batch_size: expected `int`, got `str` (from --set"),
+        (["batching.batch_size=0"], "batching.batch_size: expected `int` >= 1"),
+        (["batching"], "write it as key.path=value"),
+    ],
+)
+def test_a_wrong_setting_says_what_where_and_how_to_mend_it(sets: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Config, sets=sets)
+    assert expected in str(caught.value)
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LACHESIS_BATCHING__SIZE"):
+        load(Config, environ={"LACHESIS_BATCHING__SIZE": "1", "OTHER": "x"})
+
+
+def test_values_may_be_lists_or_bare_strings() -> None:
+    loaded = load(Config, sets=['batching.names=["a", "b"]', "run=plain-name"])
+    assert loaded.config.batching.names == ["a", "b"]
+    assert loaded.config.run == "plain-name"
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        load(Config, file=tmp_path / "none.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("run = ")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(Config, file=bad)
