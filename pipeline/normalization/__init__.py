@@ -1,0 +1,1 @@
+"""Online reward normalization: exact, and the same bits whatever the order of delivery."""

@@ -1,0 +1,1 @@
+"""Pure logic of normalization: exact accumulators, immutable snapshots, the state machine of one environment."""

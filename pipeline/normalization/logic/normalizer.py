@@ -1,0 +1,349 @@
+"""The normalizer of one environment: a state machine without clock, tasks or I/O.
+
+In: memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in increasing s, and outcomes (a group's
+scores, or None for a group that will never have any), in any order and any number of times. Out: groups ready to be
+normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
+
+Sequence s lies in window (s-1)//width. A window closes when a later membership is known and every member has an
+outcome; windows close in order. Groups of window k use the snapshot after window k-2. Which snapshot a group gets and
+what is in it are functions of the recorded sequence alone, whatever the order of arrival, redelivery, batching of
+`step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones as sums.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.normalization.logic.accumulator import LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot, bounds_of
+from lachesis.schemas.errors import ConfigError, DataError
+
+__all__ = ["DUPLICATE_WINDOWS", "LAG", "Columns", "EnvNormalizer", "Ready", "Step"]
+
+LAG = 2
+"""Windows between a group and the newest one its snapshot may contain."""
+DUPLICATE_WINDOWS = 16
+"""A group stored twice within so many windows is one member, at its first sequence."""
+STATE_VERSION = 1
+
+Columns = Mapping[str, Sequence[float | None]]
+"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing."""
+
+
+class Ready(NamedTuple):
+    """A group that can be normalized now: `snapshot.normalize(key, values[key])`."""
+
+    group: str
+    seq: int
+    values: Columns
+    snapshot: Snapshot
+
+
+class Step(NamedTuple):
+    """Newly ready groups in sequence order, and the state change to commit with their outputs (None: no change)."""
+
+    ready: list[Ready]
+    delta: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Member:
+    group: str
+    resolved: bool = False
+    values: Columns | None = None
+    source: int = 0
+
+
+@dataclass(slots=True)
+class _Window:
+    members: dict[int, _Member] = field(default_factory=dict)
+    unresolved: int = 0
+    waiting: set[int] = field(default_factory=set)  # has values, not handed out yet
+
+
+class EnvNormalizer:
+    """Statistics and readiness of one environment."""
+
+    def __init__(self, env: str, config: NormalizationConfig) -> None:
+        self.env = env
+        self.config = config
+        self.duplicates = 0
+        """Outcomes and memberships that were repeats of known ones, since this object was made."""
+        self.unknown = 0
+        """Outcomes dropped because no such member exists, since this object was made."""
+        self._weights = decay_weights(config.decay, config.history)
+        self._base = 0  # oldest window not folded
+        self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
+        self._emitted: set[int] = set()  # sequences handed out, in windows not folded
+        self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
+        self._open: dict[int, _Window] = {}
+        self._known: dict[str, int] = {}  # group -> sequence, of open windows
+        self._early: dict[str, dict[int, tuple[Columns | None, int]]] = {}  # outcomes ahead of their membership
+        self._last = 0
+        self._snapshots: dict[int, Snapshot] = {}
+
+    # -- inputs
+
+    def member(self, seq: int, group: str) -> None:
+        """Record that ROLLOUTS sequence `seq` (from 1) holds `group` of this environment.
+
+        A repeat is ignored. Raises DataError if `seq` is new but below one already given: order carries meaning here.
+        """
+        window = self._window(seq)
+        if window < self._base:
+            return
+        known = self._first(group, window)
+        if seq <= self._last:
+            if known is None:
+                raise DataError(f"env {self.env}: {group} at sequence {seq} came after {self._last}; feed in order.")
+            self.duplicates += 1
+            return
+        self._last = seq
+        if known is not None:
+            self.duplicates += 1
+            return
+        opened = self._open.setdefault(window, _Window())
+        opened.members[seq] = _Member(group)
+        opened.unresolved += 1
+        self._known[group] = seq
+        # The outcome may name a later copy of the group; the first to arrive counts, as it does for a known member.
+        for at, (values, source) in self._early.get(group, {}).items():
+            if at >= seq and self._window(at) - window <= DUPLICATE_WINDOWS:
+                self._resolve(seq, values, source)
+                break
+
+    def outcome(self, group: str, seq: int, values: Columns | None, source: int = 0) -> None:
+        """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
+
+        `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
+        `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
+        different lengths, and ConfigError on a key without bounds in mode "minmax".
+        """
+        if values is not None:
+            values = self._checked(group, values)
+        window = self._window(seq)
+        opened = self._open.get(window)
+        if opened is not None and seq in opened.members and opened.members[seq].group == group:
+            member: int | None = seq
+        else:
+            member = self._first(group, window)
+        if member is not None and self._window(member) >= self._base:
+            self._resolve(member, values, source)
+        elif member is not None or window < self._base:
+            self.duplicates += 1  # folded already
+        elif seq > self._last:
+            self._early.setdefault(group, {}).setdefault(seq, (values, source))
+        else:
+            self.unknown += 1
+
+    # -- output
+
+    def step(self) -> Step:
+        """Hand out what became ready and close what can be closed. Commit the delta with the outputs."""
+        ready: list[Ready] = []
+        closed: list[dict[str, Any]] = []
+        before = self._base
+        while True:
+            for window in range(self._base, self._base + LAG):
+                ready.extend(self._hand_out(window))
+            if self._window(self._last) <= self._base:
+                break
+            opened = self._open.get(self._base)
+            if opened is None:  # no member here: go on to the next window that has one
+                self._base = min(self._open, default=self._window(self._last))
+            elif opened.unresolved:
+                break
+            else:
+                closed.append(self._fold(self._base, opened))
+                self._base += 1
+        self._forget()
+        handed = [item.seq for item in ready if self._window(item.seq) >= self._base]
+        if not ready and self._base == before:
+            return Step([], None)
+        delta = {"version": STATE_VERSION, "base": self._base, "closed": closed, "emitted": sorted(handed)}
+        return Step(sorted(ready, key=lambda item: item.seq), delta)
+
+    @property
+    def watermark(self) -> int:
+        """Lowest ROLLOUTS sequence that is not folded: after a restart feed memberships from here on."""
+        return self._base * self.config.window + 1
+
+    def oldest_source(self) -> int | None:
+        """Return the lowest `source` of an outcome that is not folded; None if there is none.
+
+        After a restart feed outcomes from here on, or from after the last one read if this is None.
+        """
+        held = [m.source for window in self._open.values() for m in window.members.values() if m.resolved]
+        held.extend(source for copies in self._early.values() for _, source in copies.values())
+        return min(held, default=None)
+
+    def snapshot(self, through: int | None = None) -> Snapshot:
+        """Return the snapshot after window `through`; by default that of the newest closed window.
+
+        Raises ValueError if that window is not closed yet, or too old to be rebuilt.
+        """
+        if through is None:
+            through = self._base - 1
+        if through >= self._base or (self._base > LAG and through < self._base - 1 - LAG):
+            raise ValueError(f"window {through}: snapshots from {self._base - 1 - LAG} to {self._base - 1} exist.")
+        through = max(through, -1)
+        if through not in self._snapshots:
+            self._snapshots[through] = self._build(through)
+        return self._snapshots[through]
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for monitoring: per key under `reward_norm/`, and how much is waiting."""
+        figures: dict[str, float] = {
+            "reward_norm/open_windows": len(self._open),
+            "reward_norm/unresolved": sum(window.unresolved for window in self._open.values()),
+            "reward_norm/duplicates": self.duplicates,
+            "reward_norm/unknown": self.unknown,
+        }
+        for key, stats in self.snapshot().keys.items():
+            for name, value in zip(
+                ("count", "mean", "std", "min", "max"),
+                (stats.count, stats.mean, stats.std, stats.low, stats.high),
+                strict=True,
+            ):
+                figures[f"reward_norm/{key}/{name}"] = value
+        return figures
+
+    # -- durable state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the folded state (msgpack-able). Inputs from `watermark` on are not in it; they are fed again."""
+        return {
+            "version": STATE_VERSION,
+            "env": self.env,
+            "window": self.config.window,
+            "base": self._base,
+            "ring": {str(w): {k: acc.to_list() for k, acc in keys.items()} for w, keys in self._ring.items()},
+            "recent": [[seq, group] for group, seq in self._folded.items()],
+            "emitted": sorted(self._emitted),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start from a saved state, before any input is fed.
+
+        Raises ConfigError if the state belongs to another environment, window width or state version, RuntimeError if
+        inputs were fed already.
+        """
+        self._require_unfed()
+        for name, mine in (("version", STATE_VERSION), ("env", self.env), ("window", self.config.window)):
+            if state[name] != mine:
+                raise ConfigError(f"normalizer state has {name} {state[name]!r}, this one {mine!r}; start a revision.")
+        self._base = state["base"]
+        for window, keys in state["ring"].items():
+            self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
+        self._folded = {group: seq for seq, group in state["recent"]}
+        self._emitted = set(state["emitted"])
+
+    def apply(self, delta: Mapping[str, Any]) -> None:
+        """Redo one committed delta, in the order of commits and before any input is fed.
+
+        Raises ConfigError on another state version, RuntimeError if inputs were fed already.
+        """
+        if delta["version"] != STATE_VERSION:
+            raise ConfigError(f"normalizer delta has version {delta['version']!r}, this is {STATE_VERSION}.")
+        self._require_unfed()
+        for part in delta["closed"]:
+            self._ring[part["window"]] = {key: Accumulator.from_list(f) for key, f in part["keys"].items()}
+            self._folded.update({group: seq for seq, group in part["members"]})
+        self._base = delta["base"]
+        self._emitted.update(delta["emitted"])
+        self._forget()
+
+    # -- inside
+
+    def _window(self, seq: int) -> int:
+        return (seq - 1) // self.config.window
+
+    def _first(self, group: str, window: int) -> int | None:
+        """Return where `group`, seen in `window`, is a member: there or up to DUPLICATE_WINDOWS before."""
+        for known in (self._known.get(group), self._folded.get(group)):
+            if known is not None and 0 <= window - self._window(known) <= DUPLICATE_WINDOWS:
+                return known
+        return None
+
+    def _require_unfed(self) -> None:
+        if self._last or self._early:
+            raise RuntimeError("a state is rebuilt before inputs are fed; make a new EnvNormalizer.")
+
+    def _checked(self, group: str, values: Columns) -> Columns:
+        checked = {key: tuple(column) for key, column in values.items()}
+        if {len(column) for column in checked.values()} in (set(), {0}) or len(set(map(len, checked.values()))) > 1:
+            raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")
+        for key, column in checked.items():
+            if self.config.mode == "minmax":
+                bounds_of(self.config, key)
+            for i, value in enumerate(column):
+                if value is not None and not (isinstance(value, int | float) and abs(value) <= LIMIT):
+                    raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
+        return checked
+
+    def _resolve(self, seq: int, values: Columns | None, source: int) -> None:
+        window = self._open[self._window(seq)]
+        member = window.members[seq]
+        if member.resolved:
+            self.duplicates += 1
+            return
+        member.resolved, member.values, member.source = True, values, source
+        window.unresolved -= 1
+        if values is not None and seq not in self._emitted:
+            window.waiting.add(seq)
+
+    def _hand_out(self, window: int) -> list[Ready]:
+        opened = self._open.get(window)
+        if opened is None or not opened.waiting:
+            return []
+        snapshot = self.snapshot(max(window - LAG, -1))
+        ready = []
+        for seq in opened.waiting:
+            member = opened.members[seq]
+            if member.values is not None:
+                ready.append(Ready(member.group, seq, member.values, snapshot))
+        self._emitted |= opened.waiting
+        opened.waiting = set()
+        return ready
+
+    def _fold(self, window: int, opened: _Window) -> dict[str, Any]:
+        keys: dict[str, Accumulator] = {}
+        for member in opened.members.values():
+            for key, column in (member.values or {}).items():
+                keys.setdefault(key, Accumulator()).add_group(column)
+        del self._open[window]
+        self._ring[window] = keys
+        members = [[seq, member.group] for seq, member in opened.members.items()]
+        for seq, member in opened.members.items():
+            self._folded[member.group] = seq
+            if self._known[member.group] == seq:
+                del self._known[member.group]
+        fields = {key: acc.to_list() for key, acc in keys.items()}
+        return {"window": window, "keys": fields, "members": members}
+
+    def _forget(self) -> None:
+        """Drop what no future snapshot, duplicate or repeat can refer to."""
+        for group, copies in list(self._early.items()):
+            kept = {at: held for at, held in copies.items() if at > self._last}
+            if len(kept) < len(copies):
+                self._early[group] = kept
+            if not kept:
+                del self._early[group]
+        oldest = self._base - LAG - self.config.history
+        self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
+        self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
+        since = self._base - DUPLICATE_WINDOWS
+        self._folded = {group: seq for group, seq in self._folded.items() if self._window(seq) >= since}
+        self._snapshots = {w: s for w, s in self._snapshots.items() if w >= self._base - 1 - LAG}
+
+    def _build(self, through: int) -> Snapshot:
+        parts: dict[str, list[tuple[int, Accumulator]]] = {}
+        for window, keys in self._ring.items():
+            age = through - window
+            if 0 <= age < self.config.history:
+                for key, acc in keys.items():
+                    parts.setdefault(key, []).append((self._weights[age], acc))
+        folded = {key: fold(part) for key, part in sorted(parts.items())}
+        stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
+        return Snapshot.build(self.env, through, self.config, stats)
