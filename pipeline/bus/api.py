@@ -179,6 +179,12 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Reader]:
         """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up."""
 
+    async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
+        """Delete what lies below sequence `before` on `filters` and return how many messages went.
+
+        The last message of every subject stays, whatever `before` is. A large message's chunks stay and go with it.
+        """
+
     async def lag(self, stream: str, durable: str) -> ConsumerLag:
         """Raises `NotFoundError` when there is no such consumer."""
 
@@ -196,10 +202,16 @@ class Bus(Protocol):
         """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time."""
+        """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time,
+
+        and what the service's handler raised of `DataError` and `InfrastructureError`.
+        """
 
     def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
-        """Answer requests on `subject` while the context is open."""
+        """Answer requests on `subject`, one at a time, while the context is open; replicas share them.
+
+        A `DataError` or `InfrastructureError` of the handler reaches the one who asked; anything else ends the context.
+        """
 
     async def broadcast(self, subject: str, data: bytes) -> None:
         """Send to whoever listens now; nothing is stored, and nothing is raised where nobody listens."""

@@ -1,0 +1,29 @@
+"""Background tasks of one context: they end with it, and an error arrives as itself instead of in a group of one."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import TaskGroup
+
+__all__ = ["background"]
+
+
+@asynccontextmanager
+async def background() -> AsyncIterator[TaskGroup]:
+    """Open a task group that is cancelled when the body is done.
+
+    A task that fails cancels the body. Where the body or a task failed alone, its error is raised bare, so that
+    `except FencedError` around a `with` block means what it says; several errors stay a group.
+    """
+    alone: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        alone = group.exceptions[0]
+    if alone is not None:
+        raise alone

@@ -1,0 +1,125 @@
+"""What is not stored, in memory: requests with one answer, and broadcasts to whoever listens."""
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.routing import matches
+from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError
+
+__all__ = ["Inbox", "Talk"]
+
+
+class Inbox:
+    """Broadcasts that wait for their listener; beyond `limit` the oldest are dropped."""
+
+    def __init__(self, limit: int) -> None:
+        self._unread: deque[Stored] = deque(maxlen=limit)
+        self._arrived = anyio.Event()
+        self._failure: Exception | None = None
+
+    def push(self, message: Stored) -> None:
+        self._unread.append(message)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the listener raise `error` once it has read what is there."""
+        self._failure = error
+        self._arrived.set()
+
+    def __aiter__(self) -> AsyncIterator[Stored]:
+        return self
+
+    async def __anext__(self) -> Stored:
+        await anyio.lowlevel.checkpoint()
+        while not self._unread:
+            if self._failure is not None:
+                raise self._failure
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self._unread.popleft()
+
+
+@dataclass(slots=True)
+class _Question:
+    data: bytes
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    answer: bytes | Exception = b""
+
+
+@dataclass(slots=True)
+class _Service:
+    questions: deque[_Question] = field(default_factory=deque)
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Talk:
+    """Services and listeners by subject."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, list[_Service]] = {}
+        self._listeners: list[tuple[str, Inbox]] = []
+
+    def close(self) -> None:
+        for _, inbox in self._listeners:
+            inbox.fail(BusClosedError("the bus was closed"))
+
+    async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
+        services = self._services.get(subject)
+        if not services:
+            raise InfrastructureError(f"nobody serves {subject}")
+        question = _Question(data)
+        services[0].questions.append(question)
+        services[0].arrived.set()
+        with anyio.move_on_after(timeout_s):
+            await question.answered.wait()
+        if not question.answered.is_set():
+            raise InfrastructureError(f"no answer on {subject} within {timeout_s} s")
+        if isinstance(question.answer, Exception):
+            raise question.answer
+        return question.answer
+
+    @asynccontextmanager
+    async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+        service = _Service()
+        async with background() as tasks:
+            self._services.setdefault(subject, []).append(service)
+            tasks.start_soon(_answer, service, handler)
+            try:
+                yield
+            finally:
+                self._services[subject].remove(service)
+
+    def broadcast(self, subject: str, data: bytes) -> None:
+        message = Stored("", subject, 0, bytes(data), time.time_ns())
+        for pattern, inbox in self._listeners:
+            if matches(pattern, subject):
+                inbox.push(message)
+
+    @asynccontextmanager
+    async def listen(self, subject: str, limit: int) -> AsyncIterator[AsyncIterator[Stored]]:
+        listener = (subject, Inbox(limit))
+        self._listeners.append(listener)
+        try:
+            yield listener[1]
+        finally:
+            self._listeners.remove(listener)
+
+
+async def _answer(service: _Service, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+    while True:
+        while not service.questions:
+            service.arrived = anyio.Event()
+            await service.arrived.wait()
+        question = service.questions.popleft()
+        try:
+            question.answer = await handler(question.data)
+        except (DataError, InfrastructureError) as error:
+            question.answer = error
+        question.answered.set()

@@ -1,0 +1,37 @@
+"""Subjects and filters: which stream takes a subject, and whether a filter covers it. Pure."""
+
+import re
+
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import BUCKETS, STREAMS
+
+__all__ = ["check_key", "matches", "stream_of"]
+
+_KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Return whether `subject` is covered by `pattern`: `*` stands for one token, a final `>` for one or more."""
+    wanted, tokens = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        if len(tokens) < len(wanted):
+            return False
+        wanted = wanted[:-1]
+        tokens = tokens[: len(wanted)]
+    return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
+
+
+def stream_of(subject: str) -> str:
+    """Return the stream that stores `subject`. Raises `ConfigError` where none does."""
+    for stream, patterns in STREAMS.items():
+        if any(matches(pattern, subject) for pattern in patterns):
+            return stream
+    raise ConfigError(f"subject {subject[:120]!r} belongs to no stream; build subjects with lachesis.schemas.subjects")
+
+
+def check_key(bucket: str, key: str) -> None:
+    """Raise `ConfigError` unless `bucket` is one of ours and `key` can be part of a subject."""
+    if bucket not in BUCKETS.values():
+        raise ConfigError(f"bucket {bucket[:80]!r}: there are {', '.join(sorted(BUCKETS.values()))}")
+    if not _KEY.fullmatch(key):
+        raise ConfigError(f"key {key[:80]!r}: use letters, digits, '-', '_', '/', '=' and single dots between them")
