@@ -219,7 +219,7 @@ class EnvNormalizer:
             "window": self.config.window,
             "base": self._base,
             "ring": {str(w): {k: acc.to_list() for k, acc in keys.items()} for w, keys in self._ring.items()},
-            "recent": [[seq, group] for group, seq in self._folded.items()],
+            "recent": sorted([seq, group] for group, seq in self._folded.items()),
             "emitted": sorted(self._emitted),
         }
 
