@@ -37,7 +37,8 @@ OutcomeKind = Literal[
 class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One group of a batch: where its payload lies and what to train it with.
 
-    `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream.
+    `advantages` has one entry per sample (None: the sample is left out); `teacher` is a sequence of the TEACHER stream;
+    `score` is the group's mean score before normalization.
     """
 
     group: str
@@ -48,6 +49,7 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy_step: int
     advantages: list[float | None]
     teacher: int | None = None
+    score: float | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,221 @@
+"""The configuration of a run: one struct, made of the structs that the stages' own folders define."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import LIVE, check_name
+
+__all__ = [
+    "EnvironmentConfig",
+    "EvaluationConfig",
+    "InferenceConfig",
+    "NatsConfig",
+    "RunConfig",
+    "ServicesConfig",
+    "TrainingConfig",
+    "WandbConfig",
+]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the server is."""
+
+    url: str | None = None
+    """Server URLs, separated by commas, of an existing NATS. Default None: `lachesis up` starts an embedded one."""
+    token_file: str | None = None
+    """File that holds the access token. Default None: the server asks for none, or the embedded one's own."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """TCP port of the embedded server on 127.0.0.1. Default 0: any free one."""
+
+
+class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One environment: which tasks, and how rollouts of them are generated."""
+
+    kind: str
+    """A built-in environment ("reasoning_gym") or `module:Class`."""
+    params: dict[str, Any] = {}
+    """Keyword arguments of the environment."""
+    samples: PositiveInt = 8
+    """Samples in a group. Default 8."""
+    max_new_tokens: PositiveInt = 256
+    """Most tokens generated in one turn. Default 256."""
+    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    """Sampling temperature. Default 1."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Nucleus of the sampling distribution. Default 1: all of it."""
+    concurrency: PositiveInt = 8
+    """Groups that one process generates at once. Default 8."""
+    longest_tokens: PositiveInt = 1024
+    """Most tokens of one sequence, prompt included; what a lease reserves bytes for. Default 1024."""
+    timeout_s: Seconds = 120.0
+    """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+
+
+class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Evaluation of named policy versions on held-out tasks; results never enter the ledger."""
+
+    every_steps: PositiveInt = 10
+    """Optimizer steps between evaluations; the first and the last policy are always evaluated. Default 10."""
+    items: PositiveInt = 200
+    """Held-out tasks in an evaluation of the first and the last policy. Default 200."""
+    items_between: PositiveInt = 50
+    """Held-out tasks in the evaluations between. Default 50."""
+    samples: PositiveInt = 4
+    """Samples per task. Default 4."""
+    success: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """A sample succeeds when the environment's own score reaches this. Default 1."""
+
+
+class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One inference server, known to the others by its role: policy, teacher or eval."""
+
+    url: str | None = None
+    """URL of an existing server that speaks vLLM's routes. Default None: the reference server is started."""
+    model: str | None = None
+    """Local folder or Hugging Face id. Default None: the model the run trains."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port of the reference server on 127.0.0.1. Default 0: any free one, found through the bus."""
+    threads: PositiveInt = 1
+    """CPU threads of the reference server. Default 1."""
+    engine: EngineConfig = EngineConfig()
+    """Limits of the reference server."""
+
+
+class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Weights & Biases logging; without a key set WANDB_MODE=offline."""
+
+    project: str | None = None
+    """Project name. Default None: no wandb."""
+    table_rows: Annotated[int, Meta(ge=0)] = 16
+    """Rollouts shown in the sample table at each checkpoint. Default 16."""
+
+
+class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The trainer."""
+
+    name: str = "main"
+    """Name of the trainer and of its ledger."""
+    steps: PositiveInt | None = None
+    """Optimizer steps after which the trainer stops. Default None: it goes on."""
+    learner: LearnerConfig = LearnerConfig()
+    """The optimizer step."""
+    threads: PositiveInt = 1
+    """CPU threads; one thread gives the same bits every time. Default 1."""
+    checkpoint_every: PositiveInt = 10
+    """Optimizer steps between checkpoints. Default 10."""
+    checkpoints_kept: PositiveInt = 3
+    """Newest checkpoints kept. Default 3."""
+    weights_kept: PositiveInt = 8
+    """Newest weights files kept for inference servers. Default 8."""
+    shuffle_advantages: bool = False
+    """A control: advantages are shuffled within each group, so nothing can be learned. Default false."""
+    wandb: WandbConfig = WandbConfig()
+    """Experiment tracking."""
+
+
+class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The teacher stage: logprobs of a second model for every rollout."""
+
+    enabled: bool = False
+    """Whether the run has a teacher. Default false."""
+    top_k: Annotated[int, Meta(ge=0)] = 0
+    """Alternatives recorded at each token besides the sampled one. Default 0."""
+    concurrency: PositiveInt = 4
+    """Groups that one replica scores at once. Default 4."""
+
+
+class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The processes that `lachesis up` starts."""
+
+    scorers: PositiveInt = 1
+    """Replicas of the scorer. Default 1."""
+    teachers: PositiveInt = 1
+    """Replicas of the teacher stage. Default 1."""
+    environments: PositiveInt = 1
+    """Processes for each environment. Default 1."""
+    drain_s: Seconds = 10.0
+    """Seconds a service has to finish what it holds after SIGTERM. Default 10."""
+    ready_s: Seconds = 120.0
+    """Seconds a service has to become ready. Default 120."""
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A run. Times are seconds, sizes bytes, unless a field says otherwise."""
+
+    run: str = "run"
+    """Name of the run: letters, digits, '_' and '-'."""
+    revision: str = LIVE
+    """Revision that the run's annotations are written under. Default live."""
+    folder: str = "runs/run"
+    """Folder of the run: logs, weights, checkpoints, the embedded server's store."""
+    model: str | None = None
+    """The model to train: a local folder or a Hugging Face id."""
+    seed: int = 0
+    """Seed of everything drawn at random."""
+    mode: Literal["train", "observe"] = "train"
+    """observe: no trainer is started; somebody else reads the batches. Default train."""
+    nats: NatsConfig = NatsConfig()
+    """The server."""
+    streams: StreamsConfig = StreamsConfig()
+    """Byte budgets and replication of the streams."""
+    environments: dict[str, EnvironmentConfig] = {}
+    """The environments by name."""
+    evaluation: dict[str, EnvironmentConfig] = {}
+    """Held-out environments by name, evaluated on the schedule of `evaluate`."""
+    evaluate: EvaluationConfig = EvaluationConfig()
+    """The evaluation schedule."""
+    scoring: ScoringConfig = ScoringConfig()
+    """Raters and their aggregation."""
+    normalization: NormalizationConfig = NormalizationConfig()
+    """Reward normalization."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """Advantage estimator."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """What the environments draw."""
+    teacher: TeacherConfig = TeacherConfig()
+    """The teacher stage."""
+    batching: BatchingConfig = BatchingConfig()
+    """Batch formation and the ledger."""
+    flow: FlowConfig = FlowConfig()
+    """Leases."""
+    inference: dict[str, InferenceConfig] = {}
+    """Inference servers by role: policy, teacher, eval."""
+    training: TrainingConfig = TrainingConfig()
+    """The trainer."""
+    services: ServicesConfig = ServicesConfig()
+    """Processes."""
+
+    def __post_init__(self) -> None:
+        check_name("run", self.run)
+        check_name("revision", self.revision)
+        check_name("training.name", self.training.name)
+        for name in (*self.environments, *self.evaluation):
+            check_name("environment", name)
+        for role in self.inference:
+            if role not in {"policy", "teacher", "eval"}:
+                raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    @property
+    def path(self) -> Path:
+        """The run's folder as an absolute path."""
+        return Path(self.folder).absolute()
+
+    def role(self, role: str) -> InferenceConfig:
+        """Return the settings of an inference server."""
+        return self.inference.get(role, InferenceConfig())

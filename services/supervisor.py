@@ -1,0 +1,275 @@
+"""The supervisor (`lachesis up`): starts the server and every service, in order, and keeps them running.
+
+Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell, and stops before them;
+a process that dies comes back after a pause; one that cannot become ready ends the run with the last lines of its log;
+when the supervisor dies, however it dies, its processes notice and drain, so nothing is left behind. Starting it again
+continues the run.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import anyio.abc
+import msgspec
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.streams import ensure_streams
+from lachesis.pipeline.config.run import NatsConfig, RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.services.registry import SERVICES
+
+__all__ = ["Planned", "Supervisor", "plan"]
+
+log = logging.getLogger("lachesis")
+
+SHORTEST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 5.0
+MOST_FAILURES = 8
+"""Starts in a row that end before the service became ready, after which the run ends."""
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One process to run. `finite` ones end by themselves when the run's work is done."""
+
+    name: str
+    service: str
+    part: str
+    phase: int
+    finite: bool = False
+
+
+def plan(config: RunConfig) -> list[Planned]:
+    """Return the processes of a run, in the order in which they start."""
+    train = config.mode == "train"
+    finite = train and config.training.steps is not None
+    rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]
+    rows += [("normalizer", "", 1, False), ("curriculum", "", 1, False)]
+    rows += [("scorer", "", config.services.scorers, False)]
+    if config.teacher.enabled:
+        rows += [("teacher", "", config.services.teachers, False)]
+    if train:
+        rows += [("trainer", "", 1, finite)]
+    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * bool(config.evaluation)
+    rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
+    rows += [("environment", env, config.services.environments, False) for env in config.environments]
+    rows += [("evaluator", "", 1, finite)] * bool(config.evaluation)
+    planned = []
+    for service, part, replicas, ends in rows:
+        for replica in range(replicas):
+            name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
+            planned.append(Planned(name, service, part, SERVICES[service].phase, ends))
+    return sorted(planned, key=lambda process: process.phase)
+
+
+@dataclass(slots=True)
+class _Running:
+    """What the supervisor knows of one planned process."""
+
+    planned: Planned
+    process: anyio.abc.Process | None = None
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    failures: int = 0
+    restarts: int = -1
+    stopping: bool = False
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Supervisor:
+    """Runs one run. `arguments` (--config, --set) are handed to every process as they are."""
+
+    def __init__(self, config: RunConfig, arguments: Sequence[str]) -> None:
+        self.config = config
+        self.arguments = list(arguments)
+        self.logs = config.path / "logs"
+        self.running = [_Running(planned) for planned in plan(config)]
+        self.environ: dict[str, str] = {}
+        self._stop = anyio.Event()
+
+    def stop(self) -> None:
+        """Ask for an ordered stop."""
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Run until told to stop or until every finite service has finished. Raises `StartupError`."""
+        self.config.path.mkdir(parents=True, exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
+        with _only_one(self.config.path):
+            async with self._server() as nats, await connect(nats, name=f"{self.config.run}.supervisor") as bus:
+                await ensure_streams(bus, self.config.streams)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._watch_heartbeats, bus)
+                    await self._up_and_down(tasks)
+                    tasks.cancel_scope.cancel()
+
+    async def _up_and_down(self, tasks: anyio.abc.TaskGroup) -> None:
+        try:
+            with anyio.CancelScope() as starting:
+                tasks.start_soon(self._cancel_on_stop, starting)
+                for phase in sorted({row.planned.phase for row in self.running}):
+                    rows = [row for row in self.running if row.planned.phase == phase]
+                    for row in rows:
+                        tasks.start_soon(self._keep_running, row)
+                    await self._ready(rows)
+                log.info("all %d processes are ready", len(self.running))
+                await self._until_finished()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stop_all()
+
+    async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
+        await self._stop.wait()
+        scope.cancel()
+
+    async def _ready(self, rows: list[_Running]) -> None:
+        with anyio.move_on_after(self.config.services.ready_s):
+            for row in rows:
+                await row.ready.wait()
+            return
+        late = [row.planned.name for row in rows if not row.ready.is_set()]
+        raise StartupError(f"not ready after {self.config.services.ready_s:.0f} s: {', '.join(late)}; see {self.logs}")
+
+    async def _until_finished(self) -> None:
+        finite = [row for row in self.running if row.planned.finite]
+        if not finite:
+            await anyio.sleep_forever()
+        for row in finite:
+            await row.ended.wait()
+        log.info("the run has finished its %s steps", self.config.training.steps)
+
+    async def _keep_running(self, row: _Running) -> None:
+        """Start the process whenever it is not running, until it finishes or is to stop."""
+        try:
+            await self._start_again_and_again(row)
+        finally:
+            row.ended.set()
+
+    async def _start_again_and_again(self, row: _Running) -> None:
+        pause = SHORTEST_PAUSE_S
+        while not row.stopping:
+            row.restarts += 1
+            started = time.monotonic()
+            code = await self._run_once(row)
+            if row.stopping or (row.planned.finite and code == 0):
+                break
+            ready = row.ready.is_set()
+            row.failures = 0 if ready and time.monotonic() - started > LONGEST_PAUSE_S else row.failures + 1
+            log.warning("%s ended with code %s; starting it again in %.1f s", row.planned.name, code, pause)
+            if row.failures >= MOST_FAILURES:
+                raise StartupError(
+                    f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
+                    f"{_tail(self.logs / f'{row.planned.name}.log')}"
+                )
+            with anyio.move_on_after(pause):
+                await self._stop.wait()
+            pause = SHORTEST_PAUSE_S if row.failures <= 1 else min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _run_once(self, row: _Running) -> int:
+        planned = row.planned
+        command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
+        with (self.logs / f"{planned.name}.log").open("ab") as sink:
+            process = await anyio.open_process(
+                [*command, *self.arguments, "--supervised"],
+                stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, **self.environ},
+                start_new_session=True,
+            )
+        row.process = process
+        self._write_pids()
+        with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
+            code = await process.wait()
+        row.process = None
+        return code
+
+    async def _stop_all(self) -> None:
+        for phase in sorted({row.planned.phase for row in self.running}, reverse=True):
+            rows = [row for row in self.running if row.planned.phase == phase and row.restarts >= 0]
+            for row in rows:
+                row.stopping = True
+                _send(row.process, signal.SIGTERM)
+            with anyio.move_on_after(self.config.services.drain_s + 2.0):
+                for row in rows:
+                    await row.ended.wait()
+            for row in rows:
+                if not row.ended.is_set():
+                    log.warning("%s did not drain; killing it", row.planned.name)
+                    _send(row.process, signal.SIGKILL)
+        self._write_pids()
+
+    async def _watch_heartbeats(self, bus: Bus) -> None:
+        async with bus.listen(subjects.heartbeat(self.config.run)) as beats:
+            async for message in beats:
+                try:
+                    beat = decode(Heartbeat, message.data)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                for row in self.running:
+                    if row.process and row.process.pid == beat.pid and beat.stage.state != "starting":
+                        row.ready.set()
+
+    @asynccontextmanager
+    async def _server(self) -> AsyncIterator[NatsConfig]:
+        if self.config.nats.url is not None:
+            yield self.config.nats
+            return
+        store = self.config.path / "nats"
+        async with EmbeddedServer(store, port=self.config.nats.port) as server:
+            nats = NatsConfig(url=server.url, token_file=str(server.token_file))
+            self.environ = {"LACHESIS_NATS__URL": server.url, "LACHESIS_NATS__TOKEN_FILE": str(server.token_file)}
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep_server, server)
+                yield nats
+                tasks.cancel_scope.cancel()
+
+    async def _keep_server(self, server: EmbeddedServer) -> None:
+        while True:
+            code = await server.wait()
+            log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
+            await server.restart()
+            self._write_pids()
+
+    def _write_pids(self) -> None:
+        pids = {row.planned.name: row.process.pid for row in self.running if row.process}
+        partial = self.config.path / ".pids.json.partial"
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode({"supervisor": os.getpid(), **pids})))
+        partial.replace(self.config.path / "pids.json")
+
+
+def _send(process: anyio.abc.Process | None, number: signal.Signals) -> None:
+    if process is not None and process.returncode is None:
+        process.send_signal(number)
+
+
+def _tail(file: Path) -> str:
+    return "\n".join(file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises `StartupError` when another supervisor does."""
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StartupError(
+                f"another supervisor runs in {folder}; stop it, or choose another --set folder="
+            ) from error
+        yield
