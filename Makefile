@@ -1,0 +1,39 @@
+# Two commands: `make demo` runs the pipeline end to end, `make test` runs the tests. Both set everything up first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+
+.PHONY: demo test lint slow bench chaos clean
+
+demo: $(VENV)/.demo
+	$(BIN)/lachesis demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/lachesis schema --check
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# reasoning-gym is installed without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
+$(VENV)/.demo: pyproject.toml constraints.txt deploy/requirements-reasoning-gym.txt | $(VENV)/bin/python
+	$(PIP) -e ".[server,train,plots]"
+	$(PIP) --no-deps -r deploy/requirements-reasoning-gym.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

@@ -1,0 +1,73 @@
+"""Where the inference servers of a run are: each registers its URL under (run, role), whoever needs one looks it up.
+
+Guarantees that a client made by `open_role` follows a server that moved: a call that fails for infrastructure reasons
+is answered by the next look-up, so callers only retry.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.schemas import subjects
+
+__all__ = ["Directory", "open_role", "register"]
+
+_BUCKET = subjects.BUCKETS["inference"]
+
+
+def _key(run: str, role: str) -> str:
+    return f"{run}.{role}"
+
+
+async def register(bus: Bus, run: str, role: str, url: str) -> None:
+    """Say that the server of `role` answers at `url`."""
+    await bus.put(_BUCKET, _key(run, role), url.encode())
+
+
+class Directory:
+    """Hands out a client for the server's present URL; `current` waits for a server to register."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._client: InferenceClient | None = None
+        self._changed = anyio.Event()
+
+    async def current(self) -> InferenceClient:
+        """Return the client of the server that registered last, waiting until one has."""
+        while self._client is None:
+            await self._changed.wait()
+        return self._client
+
+    async def follow(self, bus: Bus, run: str, role: str) -> None:
+        """Keep `current` true to the register. Runs until cancelled."""
+        async with bus.watch(_BUCKET, _key(run, role)) as entries:
+            async for entry in entries:
+                await self.use(entry.value.decode())
+
+    async def use(self, url: str) -> None:
+        """Hand out clients for `url` from now on."""
+        if self._client is not None and self._client.config.url == url:
+            return
+        # Requests under way on the old client end by themselves; it holds no connection once they have.
+        self._client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s))
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()
+
+
+@asynccontextmanager
+async def open_role(
+    bus: Bus, run: str, role: str, *, url: str | None = None, timeout_s: float = 120.0
+) -> AsyncIterator[Directory]:
+    """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus."""
+    directory = Directory(timeout_s)
+    async with anyio.create_task_group() as tasks:
+        if url is not None:
+            await directory.use(url)
+        else:
+            tasks.start_soon(directory.follow, bus, run, role)
+        yield directory
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,93 @@
+"""The reference inference server as a service: load the model, serve HTTP, register the URL, follow the policy.
+
+The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
+"""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import torch
+import uvicorn
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.directory import Directory, register
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.weights.follow import follow_policy
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.errors import ConfigError, StartupError
+
+__all__ = ["run_inference"]
+
+
+async def run_inference(service: Service, config: RunConfig, role: str) -> None:
+    """Serve `role` (policy, teacher or eval) until the service drains."""
+    settings = config.role(role)
+    model = settings.model or config.model
+    if model is None:
+        raise ConfigError(f"inference.{role}.model: not set, and neither is model; name a local folder or a model id")
+    torch.set_num_threads(settings.threads)
+    policy: Policy = await anyio.to_thread.run_sync(partial(load_model, model))
+    version = policy_version(0, role, policy_tensors(policy.model))
+    with (
+        _listen(settings.port) as listener,
+        Engine(
+            policy.model,
+            eos_token_id=policy.tokenizer.eos_token_id,
+            weight_version=str(version),
+            config=settings.engine,
+        ) as engine,
+    ):
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
+        server = _HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+        own = Directory(timeout_s=120.0)
+        await own.use(url)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(server.serve, [listener]))
+            tasks.start_soon(_end_on_drain, service, tasks.cancel_scope)
+            tasks.start_soon(_count, service, engine)
+            if role == "policy":
+                loaded = anyio.Event()
+                tasks.start_soon(follow_policy, service, own, loaded)
+                await loaded.wait()
+            await register(service.bus, service.run, role, url)
+            service.recovered()
+
+
+class _HttpServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave SIGTERM and SIGINT to the service, which drains on them."""
+        yield
+
+
+async def _end_on_drain(service: Service, scope: anyio.CancelScope) -> None:
+    await service.draining.wait()
+    scope.cancel()
+
+
+async def _count(service: Service, engine: Engine) -> None:
+    while True:
+        service.health.in_flight = engine.running
+        service.health.lag = engine.waiting
+        await anyio.sleep(1.0)
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise StartupError(
+            f"port {port} of 127.0.0.1 is taken; set inference.<role>.port to 0 for a free one"
+        ) from error
+    return listener

@@ -1,0 +1,70 @@
+"""The inputs of a stateful stage: several readers merged into bursts, so that one commit covers what came together."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.stage.service import Service
+
+__all__ = ["Source", "open_bursts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What to read: `start` is the first sequence wanted."""
+
+    stream: str
+    filters: Sequence[str]
+    start: int
+    headers_only: bool = False
+
+
+@asynccontextmanager
+async def open_bursts(
+    service: Service, sources: Sequence[Source], *, most: int = 256
+) -> AsyncIterator[AsyncIterator[list[Stored]]]:
+    """Yield an iterator of bursts: whatever the sources have ready, at least one message and at most `most`.
+
+    Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains.
+    """
+    send, receive = anyio.create_memory_object_stream[Stored](most)
+
+    async def feed(source: Source, out: MemoryObjectSendStream[Stored]) -> None:
+        async with (
+            out,
+            service.bus.read(
+                source.stream, source.filters, start=source.start, headers_only=source.headers_only
+            ) as messages,
+        ):
+            async for message in messages:
+                await out.send(message)
+
+    async def end_on_drain(scope: anyio.CancelScope) -> None:
+        await service.draining.wait()
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks, receive:
+        readers = anyio.create_task_group()
+        async with readers:
+            for source in sources:
+                readers.start_soon(feed, source, send.clone())
+            send.close()
+            tasks.start_soon(end_on_drain, readers.cancel_scope)
+            yield _bursts(receive, most)
+            tasks.cancel_scope.cancel()
+            readers.cancel_scope.cancel()
+
+
+async def _bursts(receive: MemoryObjectReceiveStream[Stored], most: int) -> AsyncIterator[list[Stored]]:
+    async for first in receive:
+        burst = [first]
+        while len(burst) < most:
+            try:
+                burst.append(receive.receive_nowait())
+            except (anyio.WouldBlock, anyio.EndOfStream):
+                break
+        yield burst

@@ -1,0 +1,78 @@
+"""The figures of one optimizer step, under the names that logs, plots and wandb share. Pure: no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.learner import StepMetrics
+from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.ledger import GroupRef
+
+__all__ = ["latencies", "step_figures"]
+
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def step_figures(step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int) -> dict[str, float]:
+    """Return `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*` of one step.
+
+    Lengths and probabilities are over trainable tokens; staleness is in optimizer steps; what has no value is left out.
+    """
+    trainable = batch.mask_BT.numpy()
+    advantages = batch.advantages_BT.numpy()[trainable]
+    rollout_logprobs = batch.logprobs_BT.numpy()[trainable]
+    lengths = trainable.sum(1)
+    staleness = [number - ref.policy_step for ref in groups]
+    figures = {
+        "train/step": float(number + 1),
+        "train/loss": step.loss,
+        "train/grad_norm": step.grad_norm,
+        "train/entropy": step.entropy,
+        "train/kl": step.kl,
+        "train/clip_fraction": step.clip_fraction,
+        "train/learning_rate": step.learning_rate,
+        "train/ratio_mean": step.ratio_mean,
+        "train/effective_sample_size": step.effective_sample_size,
+        "train/seconds": step.seconds,
+        "train/sequences": float(step.sequences),
+        "train/tokens": float(step.tokens),
+        "logprobs/mean": float(rollout_logprobs.mean()),
+        "logprobs/diff": step.kl_k1,
+        "advantages/mean": float(advantages.mean()),
+        "advantages/std": float(advantages.std()),
+        "tokens/response_length/mean": float(lengths.mean()),
+        "tokens/response_length/max": float(lengths.max()),
+        "staleness/mean": float(np.mean(staleness)),
+        "staleness/max": float(max(staleness)),
+    }
+    scores = [ref.score for ref in groups if ref.score is not None]
+    if scores:
+        figures["reward/mean"] = float(np.mean(scores))
+    if step.teacher_kl_k1 is not None:
+        figures["teacher/kl"] = step.teacher_kl_k1
+    return figures
+
+
+def latencies(
+    stamps: Mapping[str, Sequence[Stamp]], started_ns: Mapping[str, int], trained_ns: int
+) -> dict[str, float]:
+    """Return exact p50, p95, p99 in seconds over the batch's groups: wait and process time by stage, and end to end.
+
+    `started_ns` is when the environment took each group up, `trained_ns` when the step that used them was done.
+    """
+    waits: defaultdict[str, list[float]] = defaultdict(list)
+    for group_stamps in stamps.values():
+        for stamp in group_stamps:
+            waits[f"latency/{stamp.stage}/wait"].append((stamp.start_ns - stamp.stored_ns) / 1e9)
+            waits[f"latency/{stamp.stage}/proc"].append((stamp.end_ns - stamp.start_ns) / 1e9)
+    waits["latency/e2e"].extend((trained_ns - started) / 1e9 for started in started_ns.values())
+    return {
+        f"{name}/{label}": float(np.quantile(values, q))
+        for name, values in waits.items()
+        if values
+        for label, q in _QUANTILES.items()
+    }

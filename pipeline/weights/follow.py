@@ -1,0 +1,42 @@
+"""Following the policy: newer policy records are loaded into an inference server, of several only the newest.
+
+Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it.
+"""
+
+import logging
+
+import anyio
+
+from lachesis.pipeline.inference.directory import Directory
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+__all__ = ["follow_policy"]
+
+log = logging.getLogger("lachesis")
+
+
+async def follow_policy(service: Service, directory: Directory, loaded: anyio.Event) -> None:
+    """Load each new policy record into the directory's server until cancelled; set `loaded` after the first."""
+    async with service.bus.watch(subjects.BUCKETS["policy"], service.run) as entries:
+        async for entry in entries:
+            record = decode(PolicyRecord, entry.value)
+            try:
+                async for attempt in service.retrying(f"load weights {record.version}"):
+                    with attempt:
+                        client = await directory.current()
+                        await client.update_weights(record.weights, record.version)
+            except InfrastructureError:
+                return  # draining
+            except DataError as error:
+                # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
+                # own version, and a newer record follows.
+                log.warning("policy %s was refused: %s", record.version, error)
+                service.health.note = f"policy {record.version} was refused: {error}"
+                continue
+            service.recovered()
+            loaded.set()
+            service.health.metrics["policy/step"] = record.policy_version.step
