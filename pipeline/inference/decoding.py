@@ -1,9 +1,9 @@
 """Decoding a changing set of sequences with one key-value cache.
 
-In: token sequences. Out: next-token logits [rows, V] after each of them. Rows join by being read in (`prefill`), leave
-by `keep`, advance together by `advance`. Rows of different lengths are aligned at their right end: padding stands on the
-left and is masked, positions are counted from each row's first real token, so that logits agree with those of the
-sequence alone up to rounding (1e-5 in float32).
+In: token sequences. Out: next-token logits [rows, V] after each of them. Rows join by being read in (`prefill`),
+leave by `keep`, advance together by `advance`. Rows of different lengths are aligned at their right end: padding stands
+on the left and is masked, positions are counted from each row's first real token, so that logits agree with those of
+the sequence alone up to rounding (1e-5 in float32).
 
 For decoder-only models with full attention and rotary or learned positions. Nothing here knows requests or sampling.
 """

@@ -1,10 +1,10 @@
 """The engine: one thread owns the model, batches all requests and decodes them together.
 
-In: `submit` (prompt token ids and sampling parameters), from any thread. Out: a future of `GenerationResult`. Guarantees:
+In: `submit` (prompt token ids, sampling parameters), from any thread. Out: a future of `GenerationResult`. Guarantees:
 
 - Requests join and leave at token boundaries; the samples of one request share the reading of its prompt.
-- Every token's logprob is that of the weights it was sampled with, and spans name those weights exactly. New weights take
-  effect between two tokens; rows in flight are then read in again, so no cache of old weights is ever mixed in.
+- Every token's logprob is that of the weights it was sampled with, and spans name those weights exactly. New weights
+  take effect between two tokens; rows in flight are then read in again: no cache of old weights is ever mixed in.
 - The queue is bounded. A cancelled future's work is dropped at the next token.
 - If the model itself fails, every future gets InfrastructureError, and so does every later `submit`.
 """
@@ -23,7 +23,13 @@ import torch
 
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch, prompt_logits
-from lachesis.pipeline.inference.protocol import FinishReason, PauseMode, PromptLogprob, SamplingParams, WeightVersionSpan
+from lachesis.pipeline.inference.protocol import (
+    FinishReason,
+    PauseMode,
+    PromptLogprob,
+    SamplingParams,
+    WeightVersionSpan,
+)
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
 from lachesis.pipeline.weights.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
@@ -82,7 +88,9 @@ class _Row:
 class Engine:
     """A context manager: entering starts the thread, leaving ends it and fails what is unfinished."""
 
-    def __init__(self, model: Any, *, eos_token_id: int, weight_version: str, config: EngineConfig | None = None) -> None:
+    def __init__(
+        self, model: Any, *, eos_token_id: int, weight_version: str, config: EngineConfig | None = None
+    ) -> None:
         self.config = config or EngineConfig()
         self.max_model_len: int = self.config.max_model_len or model.config.max_position_embeddings
         self._model = model
@@ -140,8 +148,8 @@ class Engine:
     def submit(self, prompt: list[int], params: SamplingParams) -> Future[GenerationResult]:
         """Queue a request. Cancel the future to drop its work.
 
-        Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when the
-        engine does not run.
+        Raises DataError when it can never be served, EngineFullError when the queue is full, InfrastructureError when
+        the engine does not run.
         """
         limit = self._limit(prompt, params)
         request = _Request(prompt, params, limit, Future())
@@ -186,7 +194,9 @@ class Engine:
         if not 0 <= min(prompt) <= max(prompt) < vocabulary:
             raise DataError(f"token_ids must lie in 0..{vocabulary - 1}, the model's vocabulary.")
         if params.n > self.config.max_running_sequences:
-            raise DataError(f"n is {params.n}, the server decodes at most {self.config.max_running_sequences} together.")
+            raise DataError(
+                f"n is {params.n}, the server decodes at most {self.config.max_running_sequences} together."
+            )
         room = self.max_model_len - len(prompt)
         if (params.max_tokens or 1) > room:
             raise DataError(
@@ -323,13 +333,16 @@ class Engine:
             self._batch.prefill([row.request.prompt + row.tokens for row in self._rows], [1] * len(self._rows))
 
     def _score_prompt(self, prompt: list[int], top_k: int) -> PromptLogprobs:
-        logprobs_TV = torch.log_softmax(prompt_logits(self._model, prompt), dim=-1)
+        """For each position the given token's logprob and those of the `top_k` likeliest; None at the first."""
+        logprobs_TV = torch.log_softmax(prompt_logits(self._model, prompt)[:-1], dim=-1)
+        given_T1 = logprobs_TV.gather(1, torch.tensor(prompt[1:], dtype=torch.long)[:, None])
+        ranks = ((logprobs_TV > given_T1).sum(1) + 1).tolist()
+        given = given_T1[:, 0].tolist()
         scores: PromptLogprobs = [None]
         for position, token in enumerate(prompt[1:]):
-            logprobs_V = logprobs_TV[position]
-            value = logprobs_V[token]
-            entry = {str(other): PromptLogprob(logprob=lp, rank=rank) for rank, (other, lp) in enumerate(_top(logprobs_V, top_k), 1)}
-            entry.setdefault(str(token), PromptLogprob(logprob=value.item(), rank=int((logprobs_V > value).sum()) + 1))
+            top = _top(logprobs_TV[position], top_k) if top_k else []
+            entry = {str(other): PromptLogprob(logprob=value, rank=rank) for rank, (other, value) in enumerate(top, 1)}
+            entry.setdefault(str(token), PromptLogprob(logprob=given[position], rank=ranks[position]))
             scores.append(entry)
         return scores
 

@@ -1,7 +1,7 @@
 """What crosses the HTTP line of an inference server: vLLM's field names, as msgspec structs.
 
-The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, `--enable-scale-out`), of
-`/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict (an unknown sampling parameter is an
+The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, with
+`--enable-scale-out`), of `/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict (an unknown sampling parameter is an
 error here, because ignoring it would change what is sampled); responses are lenient, because real vLLM sends more.
 No torch here: clients import it.
 """
@@ -73,7 +73,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LogprobEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One token with its logprob (nats, at the sampling temperature): `token_id` in mode tokens, `token` in mode text."""
+    """One token with its logprob (nats, at the sampling temperature): `token_id` in mode tokens, else `token`."""
 
     logprob: float
     token_id: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -152,21 +153,28 @@ def _problem(sequence: TrainingSequence) -> str | None:
     length, mask_T = len(sequence.tokens), sequence.loss_mask
     if length == 0:
         return "has no tokens"
-    columns = {"loss_mask": mask_T, "logprobs": sequence.logprobs, "teacher_logprobs": sequence.teacher_logprobs}
-    if isinstance(sequence.advantage, np.ndarray):
-        columns["advantage"] = sequence.advantage
+    columns = {
+        "loss_mask": mask_T,
+        "logprobs": sequence.logprobs,
+        "teacher_logprobs": sequence.teacher_logprobs,
+        "advantage": sequence.advantage,
+    }
     for name, values_T in columns.items():
-        if values_T is not None and values_T.shape != (length,):
+        if isinstance(values_T, np.ndarray) and values_T.shape != (length,):
             return f"has {length} tokens but {name} of shape {values_T.shape}"
     if mask_T[0]:
         return "has a true loss mask at position 0, which no token precedes"
     if sequence.tokens.min() < 0:
         return "has a negative token id"
-    for name in ("logprobs", "teacher_logprobs", "advantage"):
-        values_T = getattr(sequence, name)
-        under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array(values_T or 0.0)
-        if not np.isfinite(under_mask).all():
-            return f"has {name} that are not finite"
-        if name != "advantage" and under_mask.size and under_mask.max() > LOGPROB_SLACK:
-            return f"has {name} above 0, which no log-probability is"
+    return next(filter(None, (_bad_values(name, values_T, mask_T) for name, values_T in columns.items())), None)
+
+
+def _bad_values(name: str, values_T: NDArray[Any] | float | None, mask_T: NDArray[np.bool_]) -> str | None:
+    if values_T is None:
+        return None
+    under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array([values_T])
+    if not np.isfinite(under_mask).all():
+        return f"has {name} that are not finite"
+    if name.endswith("logprobs") and under_mask.size and under_mask.max() > LOGPROB_SLACK:
+        return f"has {name} above 0, which no log-probability is"
     return None

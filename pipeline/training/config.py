@@ -22,7 +22,7 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     clip_high: Positive = 0.28
     """Upper clip distance (clip-higher, DAPO): the ratio is clipped at 1 + clip_high. Default 0.28."""
     dual_clip: Positive | None = 3.0
-    """For negative advantages the surrogate is at least dual_clip * advantage; above 1, None turns it off. Default 3."""
+    """For negative advantages the surrogate is at least dual_clip * advantage. Above 1; None: off. Default 3."""
     anchor: Literal["rollout", "proximal"] = "rollout"
     """What the ratio is taken against. rollout: the logprobs the rollout was sampled with. proximal: the trainer's own
     policy at the start of the step, the rollout's distance being corrected by `tis_cap` (decoupled loss)."""

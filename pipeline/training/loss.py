@@ -101,8 +101,9 @@ def grpo_loss(
 ) -> LossOutput:
     """Return the loss of a (micro-)batch and its statistics.
 
-    `logprobs_BT`: float32 with gradient, of the current policy, at the sampling temperature. `entropy_BT`: float32, of the
-    current policy. Both are read under the batch's mask alone. `denominator`: `loss_denominator` of the whole batch.
+    `logprobs_BT`: float32 with gradient, of the current policy, at the sampling temperature. `entropy_BT`: float32,
+    of the current policy. Both are read under the batch's mask alone. `denominator`: `loss_denominator` of the whole
+    batch.
     A batch without trainable tokens gives a loss of 0 with gradient 0.
     """
     mask_BT = batch.mask_BT

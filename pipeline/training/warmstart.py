@@ -63,7 +63,9 @@ def _encode(policy: Policy, prompt: str, answer: str) -> tuple[list[int], int]:
     answer_ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     limit = policy.model.config.max_position_embeddings
     if len(prompt_ids) + len(answer_ids) > limit:
-        raise DataError(f"a warm-start pair has {len(prompt_ids) + len(answer_ids)} tokens, the model's context {limit}.")
+        raise DataError(
+            f"a warm-start pair has {len(prompt_ids) + len(answer_ids)} tokens, the model's context {limit}."
+        )
     return [*prompt_ids, *answer_ids], len(prompt_ids)
 
 

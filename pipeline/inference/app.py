@@ -1,0 +1,302 @@
+"""The HTTP face of the engine: a Starlette application that speaks vLLM's routes and fields.
+
+Guarantees: a request that can never succeed gets 4xx, a full queue 503 with Retry-After, a failed engine 503; the work
+of a client that hangs up is dropped; weights are read from one configured folder alone. There is no authentication:
+bind it to loopback, or put it behind something that has.
+
+    GET  /health  /v1/models  /is_paused  /weight_info
+    POST /tokenize  /detokenize  /inference/v1/generate
+    POST /pause?mode=abort|wait|keep  /resume  /reset_prefix_cache
+    POST /start_weight_update  /update_weights  /finish_weight_update
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import anyio
+import anyio.to_thread
+import jinja2
+import msgspec
+import torch
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from lachesis.pipeline.inference.engine import Engine, EngineFullError, SampleResult
+from lachesis.pipeline.inference.protocol import (
+    Choice,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerateRequest,
+    GenerateResponse,
+    LogprobEntry,
+    Logprobs,
+    PauseMode,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.weights.files import read_weights
+from lachesis.pipeline.weights.tensors import policy_tensors
+from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["build_app"]
+
+RETRY_AFTER_SECONDS = 1
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder: str | Path) -> Starlette:
+    """Return the application over a running engine that owns `policy.model`.
+
+    `weights_folder`: the only folder that weight updates may name files in.
+    """
+    server = _Server(policy, engine, model_name, Path(weights_folder).resolve())
+    get: dict[str, Handler] = {
+        "/health": server.health,
+        "/v1/models": server.models,
+        "/is_paused": server.is_paused,
+        "/weight_info": server.weight_info,
+    }
+    post: dict[str, Handler] = {
+        "/tokenize": server.tokenize,
+        "/detokenize": server.detokenize,
+        "/inference/v1/generate": server.generate,
+        "/pause": server.pause,
+        "/resume": server.resume,
+        "/reset_prefix_cache": server.reset_prefix_cache,
+        "/start_weight_update": server.start_weight_update,
+        "/update_weights": server.update_weights,
+        "/finish_weight_update": server.finish_weight_update,
+    }
+    routes = [Route(path, _answer(handler), methods=["GET"]) for path, handler in get.items()]
+    routes += [Route(path, _answer(handler), methods=["POST"]) for path, handler in post.items()]
+    return Starlette(routes=routes)
+
+
+class _UpdateInfo(msgspec.Struct, frozen=True):
+    path: str
+    version: str
+
+
+class _UpdateRequest(msgspec.Struct, frozen=True):
+    update_info: _UpdateInfo
+
+
+class _FinishRequest(msgspec.Struct, frozen=True):
+    weight_version: str | None = None
+
+
+class _Server:
+    def __init__(self, policy: Policy, engine: Engine, model_name: str, weights_folder: Path) -> None:
+        self._policy = policy
+        self._engine = engine
+        self._model_name = model_name
+        self._weights_folder = weights_folder
+        self._updating = False
+        self._staged: tuple[dict[str, torch.Tensor], str] | None = None
+
+    async def health(self, _: Request) -> dict[str, Any]:
+        self._engine.check_alive()
+        return {}
+
+    async def models(self, _: Request) -> dict[str, Any]:
+        model = {
+            "id": self._model_name,
+            "object": "model",
+            "owned_by": "lachesis",
+            "root": self._model_name,
+            "max_model_len": self._engine.max_model_len,
+            "tokenizer_hash": self._policy.tokenizer_hash,
+        }
+        return {"object": "list", "data": [model]}
+
+    async def tokenize(self, request: Request) -> TokenizeResponse:
+        body = msgspec.json.decode(await request.body(), type=TokenizeRequest)
+        tokenizer = self._policy.tokenizer
+        if body.messages is not None:
+            tokens = _chat_tokens(tokenizer, body)
+        else:
+            tokens = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
+
+    async def detokenize(self, request: Request) -> DetokenizeResponse:
+        body = msgspec.json.decode(await request.body(), type=DetokenizeRequest)
+        if any(token >= self._policy.model.config.vocab_size for token in body.tokens):
+            raise DataError(f"tokens must lie below {self._policy.model.config.vocab_size}, the model's vocabulary.")
+        return DetokenizeResponse(prompt=self._policy.tokenizer.decode(body.tokens))
+
+    async def generate(self, request: Request) -> GenerateResponse:
+        body = msgspec.json.decode(await request.body(), type=GenerateRequest)
+        if body.stream:
+            raise DataError("stream is not supported by the reference server; leave it out.")
+        future = self._engine.submit(body.token_ids, body.sampling_params)
+        result = await _unless_disconnected(request, future)
+        return GenerateResponse(
+            request_id=body.request_id or uuid.uuid4().hex,
+            choices=[self._choice(index, sample, body) for index, sample in enumerate(result.samples)],
+            prompt_logprobs=result.prompt_logprobs,
+            output_mode=body.output_mode,
+        )
+
+    def _choice(self, index: int, sample: SampleResult, body: GenerateRequest) -> Choice:
+        text_mode, tokenizer = body.output_mode == "text", self._policy.tokenizer
+
+        def entry(token: int, logprob: float) -> LogprobEntry:
+            if text_mode:
+                return LogprobEntry(logprob=logprob, token=tokenizer.decode([token]))
+            return LogprobEntry(logprob=logprob, token_id=token)
+
+        content = None
+        if body.sampling_params.logprobs is not None:
+            content = [entry(*pair) for pair in zip(sample.token_ids, sample.logprobs, strict=True)]
+            for position, top in enumerate(sample.top_logprobs):
+                content[position] = msgspec.structs.replace(
+                    content[position], top_logprobs=[entry(*pair) for pair in top]
+                )
+        return Choice(
+            index=index,
+            token_ids=sample.token_ids,
+            finish_reason=sample.finish_reason,
+            stop_reason=sample.stop_reason,
+            logprobs=None if content is None else Logprobs(content=content),
+            weight_versions=sample.weight_versions,
+            text=tokenizer.decode(sample.token_ids, skip_special_tokens=True) if text_mode else None,
+        )
+
+    async def pause(self, request: Request) -> dict[str, Any]:
+        mode: Any = request.query_params.get("mode", "abort")
+        if mode not in get_args(PauseMode):
+            raise DataError(f"mode is {mode!r}; it must be one of {', '.join(get_args(PauseMode))}.")
+        await _completed(self._engine.pause(mode))
+        return {"status": "paused"}
+
+    async def resume(self, _: Request) -> dict[str, Any]:
+        await _completed(self._engine.resume())
+        return {"status": "resumed"}
+
+    async def is_paused(self, _: Request) -> dict[str, Any]:
+        return {"is_paused": self._engine.is_paused}
+
+    async def reset_prefix_cache(self, _: Request) -> dict[str, Any]:
+        return {}  # nothing outlives a request here; the route exists for the flow's sake
+
+    async def weight_info(self, _: Request) -> dict[str, Any]:
+        return {"weight_version": self._engine.weight_version}
+
+    async def start_weight_update(self, _: Request) -> dict[str, Any]:
+        self._updating, self._staged = True, None
+        return {"message": "Weight update started"}
+
+    async def update_weights(self, request: Request) -> dict[str, Any]:
+        info = msgspec.json.decode(await request.body(), type=_UpdateRequest).update_info
+        if not self._updating:
+            raise DataError("no weight update was started; call /start_weight_update first.")
+        self._staged = (await anyio.to_thread.run_sync(self._read_weights, info), info.version)
+        return {"message": "Weights updated"}
+
+    def _read_weights(self, info: _UpdateInfo) -> dict[str, torch.Tensor]:
+        path = Path(info.path).resolve()
+        if not path.is_relative_to(self._weights_folder):
+            raise DataError(f"weights are read from {self._weights_folder} alone, not from {path}.")
+        return read_weights(path, PolicyVersion.parse(info.version), policy_tensors(self._policy.model))
+
+    async def finish_weight_update(self, request: Request) -> dict[str, Any]:
+        """Make the staged weights those of the next token, under their version."""
+        body = msgspec.json.decode(await request.body() or b"{}", type=_FinishRequest)
+        if self._staged is None:
+            raise DataError("no weights were sent; call /start_weight_update and /update_weights first.")
+        tensors, version = self._staged
+        if body.weight_version not in {None, version}:
+            raise DataError(f"weight_version is {body.weight_version!r}, but the weights sent are {version!r}.")
+        await _completed(self._engine.load_weights(tensors, version))
+        self._updating, self._staged = False, None
+        return {"message": "Weight update finished"}
+
+
+def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
+    try:
+        tokens: list[int] = tokenizer.apply_chat_template(
+            body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            add_special_tokens=bool(body.add_special_tokens),
+            return_dict=False,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        raise DataError(f"messages do not fit the chat template: {error}") from error
+    return tokens
+
+
+def _answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Turn a handler's value into JSON, and its errors into vLLM's error bodies."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return _json(await handler(request))
+        except EngineFullError as error:
+            return _error(503, "ServiceUnavailableError", error, {"Retry-After": str(RETRY_AFTER_SECONDS)})
+        except InfrastructureError as error:
+            return _error(503, "ServiceUnavailableError", error)
+        except NotFoundError as error:
+            return _error(404, "NotFoundError", error)
+        except (DataError, msgspec.MsgspecError, RecursionError) as error:
+            return _error(400, "BadRequestError", error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
+
+    return endpoint
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def _error(status: int, kind: str, error: Exception, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": {"message": str(error), "type": kind, "param": None, "code": status}}, status, headers)
+
+
+async def _unless_disconnected(request: Request, future: Future[T]) -> T:
+    """As `_completed`; the future is also cancelled when the client hangs up."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        future.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await _done(future)
+        tasks.cancel_scope.cancel()
+    return _result(future)
+
+
+async def _completed(future: Future[T]) -> T:
+    """Wait for a future of the engine's thread and return its result or raise its error."""
+    await _done(future)
+    return _result(future)
+
+
+async def _done(future: Future[Any]) -> None:
+    """Wait until the future is done; cancel it when this task is cancelled."""
+    done = anyio.Event()
+    loop = asyncio.get_running_loop()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
+    try:
+        await done.wait()
+    finally:
+        future.cancel()  # no effect on a future that is done
+
+
+def _result(future: Future[T]) -> T:
+    if future.cancelled():
+        raise ClientDisconnect
+    return future.result()

@@ -1,0 +1,233 @@
+"""Client of an inference server (the reference server or real vLLM), without torch.
+
+In: token ids or chat messages. Out: samples with token ids, logprobs and the weights each token came from. Guarantees:
+token ids are never made from text that was generated; every sample has one finite logprob for each token, and version
+spans that cover it; errors are sorted into InfrastructureError (timeout, connection, 5xx, 429: retry) and DataError
+(other 4xx, or an answer that breaks these guarantees: do not retry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.protocol import (
+    Choice,
+    DetokenizeResponse,
+    GenerateRequest,
+    GenerateResponse,
+    PauseMode,
+    SamplingParams,
+    TokenizeRequest,
+    TokenizeResponse,
+    WeightVersionSpan,
+)
+from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+
+__all__ = ["Capabilities", "Generation", "InferenceClient"]
+
+T = TypeVar("T")
+MAX_QUOTED = 300
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample."""
+
+    token_ids: NDArray[np.int32]
+    """int32 [N], the stop token included."""
+    logprobs: NDArray[np.float32]
+    """float32 [N], nats, at the sampling temperature, of the weights that sampled the token."""
+    text: str
+    """Without special tokens."""
+    finish_reason: str
+    """stop, length or abort."""
+    weight_versions: list[WeightVersionSpan]
+    """Contiguous from 0 to N. Empty for an empty sample."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What `probe` found."""
+
+    model: str
+    """Served model name."""
+    max_model_len: int
+    """Prompt and completion together, tokens."""
+    weight_version: str
+    """Weights the probe's token came from."""
+    tokenizer_hash: str | None
+    """None from servers that do not report it (real vLLM): hash the model's tokenizer files yourself."""
+
+
+class InferenceClient:
+    """An async context manager over one server. One instance serves any number of tasks."""
+
+    def __init__(self, config: ClientConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.config = config
+        self._http = httpx.AsyncClient(
+            base_url=config.url,
+            timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
+            limits=httpx.Limits(max_connections=config.max_connections),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
+    ) -> list[Generation]:
+        """Sample `n` completions of one prompt. `sampling`: its `n` and `logprobs` are set here."""
+        params = msgspec.structs.replace(sampling or SamplingParams(), n=n, logprobs=0, prompt_logprobs=None)
+        response = await self._generate(list(prompt_ids), params, "text")
+        if len(response.choices) != n:
+            raise DataError(f"{self._where} answered {len(response.choices)} samples where {n} were asked for.")
+        return [self._generation(choice) for choice in sorted(response.choices, key=lambda choice: choice.index)]
+
+    async def prompt_logprobs(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return float32 [T]: the logprob of each given token given those before it, nats, at temperature 1; 0 at 0."""
+        token_ids = list(token_ids)
+        params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+        response = await self._generate(token_ids, params, "tokens")
+        entries = response.prompt_logprobs
+        if entries is None or len(entries) != len(token_ids):
+            raise DataError(f"{self._where} sent no prompt logprobs, or not one for each of {len(token_ids)} tokens.")
+        logprobs = np.zeros(len(token_ids), np.float32)
+        for position, (token, entry) in enumerate(zip(token_ids[1:], entries[1:], strict=True), 1):
+            if entry is None or str(token) not in entry:
+                raise DataError(f"{self._where} sent no prompt logprob for token {token} at position {position}.")
+            logprobs[position] = entry[str(token)].logprob
+        return logprobs
+
+    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the token ids of chat messages under the server's chat template."""
+        request = TokenizeRequest(messages=list(messages), add_generation_prompt=add_generation_prompt)
+        return (await self._post("/tokenize", request, TokenizeResponse)).tokens
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return (await self._post("/detokenize", {"tokens": [int(t) for t in token_ids]}, DetokenizeResponse)).prompt
+
+    async def ready(self) -> bool:
+        """Return whether the server answers and is healthy."""
+        try:
+            await self._request("GET", "/health")
+        except (InfrastructureError, DataError):
+            return False
+        return True
+
+    async def weight_version(self) -> str:
+        """Return the name of the weights that sample the next token."""
+        return (await self._json("GET", "/weight_info", dict[str, str]))["weight_version"]
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop generation until `resume`."""
+        await self._request("POST", "/pause", params={"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._request("POST", "/resume")
+
+    async def update_weights(self, path: str, version: str) -> None:
+        """Load a weights file that the server can reach, with generation paused meanwhile.
+
+        Samples in flight go on under the new weights, their spans saying so. Generation is resumed whatever happens.
+        """
+        await self.pause("keep")
+        try:
+            await self._request("POST", "/start_weight_update")
+            await self._request("POST", "/update_weights", json={"update_info": {"path": path, "version": version}})
+            await self._request("POST", "/finish_weight_update", json={"weight_version": version})
+            await self._request("POST", "/reset_prefix_cache")
+        finally:
+            await self.resume()
+
+    async def probe(self) -> Capabilities:
+        """Find out whether the server can serve a trainer, by generating one token.
+
+        Raises StartupError saying what is missing (a generic OpenAI-compatible server has no token ids),
+        InfrastructureError when the server cannot be reached.
+        """
+        advice = (
+            "Training needs token ids in and out, logprobs and weight versions: use `lachesis run inference`, or vLLM "
+            "started with --enable-scale-out --logprobs-mode processed_logprobs."
+        )
+        try:
+            models = await self._json("GET", "/v1/models", dict[str, Any])
+            model = models["data"][0]
+            tokens = await self.tokenize([{"role": "user", "content": "a"}])
+            sample = (await self.generate(tokens, 1, SamplingParams(max_tokens=1)))[0]
+            version = sample.weight_versions[-1].version
+            await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
+        except (DataError, LookupError, TypeError) as error:
+            raise StartupError(f"{self._where} cannot serve a trainer: {error} {advice}") from error
+        return Capabilities(
+            model=model["id"],
+            max_model_len=model["max_model_len"],
+            weight_version=version,
+            tokenizer_hash=model.get("tokenizer_hash"),
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"inference server {self.config.url}"
+
+    async def _generate(self, token_ids: list[int], params: SamplingParams, mode: Any) -> GenerateResponse:
+        request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)
+        return await self._post("/inference/v1/generate", request, GenerateResponse)
+
+    def _generation(self, choice: Choice) -> Generation:
+        tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
+        if tokens is None or content is None or choice.text is None:
+            raise DataError(f"{self._where} left out token ids, logprobs or text of a sample.")
+        logprobs = np.array([entry.logprob for entry in content], np.float32)
+        if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
+            raise DataError(f"{self._where} sent {len(logprobs)} logprobs, finite or not, for {len(tokens)} tokens.")
+        spans = choice.weight_versions or []
+        edges = [0, *(span.end for span in spans)]
+        if edges[-1] != len(tokens) or [span.start for span in spans] != edges[:-1]:
+            raise DataError(
+                f"{self._where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
+            )
+        return Generation(
+            token_ids=np.array(tokens, np.int32),
+            logprobs=logprobs,
+            text=choice.text,
+            finish_reason=choice.finish_reason or "stop",
+            weight_versions=spans,
+        )
+
+    async def _post(self, path: str, body: Any, kind: type[T]) -> T:
+        return await self._json("POST", path, kind, content=msgspec.json.encode(body))
+
+    async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
+        response = await self._request(method, path, **arguments)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise DataError(f"{self._where} answered {path} with something else than expected: {error}") from error
+
+    async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers = {"Content-Type": "application/json"} if "content" in arguments else None
+        try:
+            response = await self._http.request(method, path, headers=headers, **arguments)
+        except httpx.TransportError as error:
+            raise InfrastructureError(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+        if response.is_success:
+            return response
+        text = f"{self._where} answered {path} with {response.status_code}: {response.text[:MAX_QUOTED]}"
+        if response.status_code >= 500 or response.status_code in {408, 429}:
+            raise InfrastructureError(text)
+        raise DataError(text)

@@ -1,0 +1,206 @@
+"""Checkpoints: everything a trainer needs to go on bit for bit, written so that a crash at any point loses nothing.
+
+    <folder>/step-00000012/            an ordinary Hugging Face folder (config, model.safetensors, tokenizer) and
+                 optimizer.safetensors AdamW's state and torch's random state
+                 trainer.json          `TrainerState`
+    <folder>/latest                    the name of the newest complete checkpoint
+
+Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
+replaced); `load_checkpoint` refuses weights whose digest is not that of the recorded policy version; no pickle.
+One process writes a folder at a time; the fenced ledger sees to that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import Policy, load_model, save_policy
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.errors import CheckpointError, ConfigError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["Checkpoint", "TrainerState", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+
+POINTER, PARTIAL = "latest", ".partial-"
+RANDOM_STATE = "random_state"
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint knows besides tensors."""
+
+    step: int
+    """Optimizer steps taken."""
+    lineage: str
+    """The training attempt these weights belong to."""
+    policy_version: str
+    """Name of the weights, `<step>-<lineage>-<digest>`."""
+    ledger_position: int
+    """Stream sequence of the last ledger entry whose batch is in the weights; 0 before the first."""
+    chain_hash: str
+    """Hash of that entry; empty before the first."""
+    unreported: list[int] = []
+    """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
+
+
+class Checkpoint(NamedTuple):
+    """A loaded checkpoint, ready for the next step."""
+
+    policy: Policy
+    learner: Learner
+    state: TrainerState
+    path: Path
+
+
+def save_checkpoint(
+    folder: str | Path,
+    policy: Policy,
+    learner: Learner,
+    *,
+    lineage: str,
+    ledger_position: int,
+    chain_hash: str,
+    unreported: list[int],
+    keep: int = 3,
+) -> TrainerState:
+    """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
+
+    The newest `keep` checkpoints stay, older ones and leftovers of crashed writers are removed.
+    """
+    if learner.model is not policy.model:
+        raise ValueError("the learner trains another model than the policy's.")
+    if keep < 1:
+        raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    version = policy_version(learner.steps, lineage, policy_tensors(policy.model))
+    state = TrainerState(
+        step=learner.steps,
+        lineage=lineage,
+        policy_version=str(version),
+        ledger_position=ledger_position,
+        chain_hash=chain_hash,
+        unreported=unreported,
+    )
+    name = _free_name(folder, learner.steps)
+    partial = folder / f"{PARTIAL}{name}"
+    shutil.rmtree(partial, ignore_errors=True)
+    save_policy(policy, partial)
+    save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
+    (partial / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    for path in [*partial.rglob("*"), partial]:
+        _sync(path)
+    partial.rename(folder / name)
+    _sync(folder)
+    _point(folder, name)
+    _prune(folder, keep, name)
+    return state
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """Return the newest complete checkpoint of `folder`, or None when nothing was ever completed there.
+
+    Raises CheckpointError when the pointer names a folder that is gone.
+    """
+    folder = Path(folder)
+    try:
+        name = (folder / POINTER).read_text().strip()
+    except FileNotFoundError:
+        return None
+    path = folder / name
+    if not name or Path(name).name != name or not path.is_dir():
+        raise CheckpointError(
+            f"{folder / POINTER} names {name!r}, which is not there. Write the name of another checkpoint of that "
+            "folder into it, or remove it to start anew."
+        )
+    return path
+
+
+def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
+    """Load a checkpoint folder and set torch's random state to the recorded one.
+
+    Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
+    """
+    path = Path(path)
+    try:
+        state = msgspec.json.decode((path / "trainer.json").read_bytes(), type=TrainerState)
+        tensors = load_file(path / "optimizer.safetensors")
+        policy = load_model(path)
+    except (OSError, msgspec.MsgspecError, SafetensorError, ConfigError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
+    found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
+    if PolicyVersion.parse(state.policy_version) != found:
+        raise CheckpointError(f"checkpoint {path} holds weights {found}, but records {state.policy_version}.")
+    learner = Learner(policy.model, config, steps=state.step)
+    _restore_optimizer(learner, tensors, path)
+    return Checkpoint(policy, learner, state, path)
+
+
+def _optimizer_tensors(learner: Learner) -> dict[str, torch.Tensor]:
+    """AdamW's state as `<parameter>/<entry>`, and torch's random state."""
+    tensors = {RANDOM_STATE: torch.get_rng_state()}
+    for name, parameter in learner.model.named_parameters():
+        for entry, value in learner.optimizer.state.get(parameter, {}).items():
+            tensors[f"{name}/{entry}"] = value.contiguous()
+    return tensors
+
+
+def _restore_optimizer(learner: Learner, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    names = {name: parameter for name, parameter in learner.model.named_parameters() if parameter.requires_grad}
+    entries: dict[str, dict[str, torch.Tensor]] = {name: {} for name in names}
+    random_state = tensors.pop(RANDOM_STATE, None)
+    for key, value in tensors.items():
+        name, _, entry = key.rpartition("/")
+        if name not in entries:
+            raise CheckpointError(f"checkpoint {path}: optimizer state for {name!r}, which the model does not have.")
+        entries[name][entry] = value
+    incomplete = [name for name, found in entries.items() if found.keys() != {"step", "exp_avg", "exp_avg_sq"}]
+    if random_state is None or (learner.steps and incomplete):
+        raise CheckpointError(f"checkpoint {path}: optimizer state lacks {(incomplete or [RANDOM_STATE])[:5]}.")
+    for name, parameter in names.items():
+        if entries[name]:
+            learner.optimizer.state[parameter] = entries[name]
+    torch.set_rng_state(random_state)
+
+
+def _free_name(folder: Path, step: int) -> str:
+    """A folder name not in use: a step saved again (after a crash, say) never touches what `latest` may name."""
+    base = f"step-{step:08d}"
+    names = [base, *(f"{base}-{number}" for number in range(1, len(list(folder.iterdir())) + 1))]
+    return next(name for name in names if not (folder / name).exists())
+
+
+def _point(folder: Path, name: str) -> None:
+    pointer = folder / f"{PARTIAL}{POINTER}"
+    pointer.write_text(name + "\n")
+    _sync(pointer)
+    pointer.replace(folder / POINTER)
+    _sync(folder)
+
+
+def _prune(folder: Path, keep: int, newest: str) -> None:
+    complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
+    older = [path for path in complete if path.name != newest]
+    for path in [*older[: max(0, len(older) - (keep - 1))], *folder.glob(f"{PARTIAL}*")]:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _sync(path: Path) -> None:
+    """Make a file or directory durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
