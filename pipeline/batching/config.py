@@ -1,0 +1,39 @@
+"""Configuration of batch formation and the ledger. The defaults are those of the demo."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["BatchingConfig"]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a batch is, and which groups may be in it."""
+
+    batch_size: PositiveInt = 128
+    """Sequences in a batch, exactly; groups are never split. Default 128."""
+    token_budget: PositiveInt | None = None
+    """Most tokens in a batch, prompts included. Default None: no bound."""
+    max_staleness: Annotated[int, Meta(ge=0)] = 2
+    """Most optimizer steps between the oldest policy that made a group and the step that trains it. Default 2."""
+    teacher: Literal["off", "optional", "required"] = "off"
+    """off: the teacher's logprobs are not waited for. optional: waited for until `teacher_deadline_s`, then the group is
+    trained without. required: a group without them is unscorable. Default off."""
+    teacher_deadline_s: Seconds | None = 60.0
+    """Seconds after a rollout was stored from which the teacher's logprobs count as missing. Default 60; None: never."""
+    score_deadline_s: Seconds | None = None
+    """Seconds after a rollout was stored from which an unscored group is given up as dead. Default None: an outage of
+    the raters stalls the run instead of costing rollouts."""
+    mix: dict[str, float] = {}
+    """Weight of each environment in a batch, relative; one not named weighs 1. A silent environment's share goes to the
+    others. Default empty: the oldest groups first, wherever they come from."""
+
+    def __post_init__(self) -> None:
+        for env, weight in self.mix.items():
+            if not 0 < weight < float("inf"):
+                raise ConfigError(f"batching.mix.{env} is {weight}; a weight must be positive and finite.")

@@ -1,0 +1,1 @@
+"""Backpressure: the governor's leases, which bound what is generated, stored and not yet trained."""
