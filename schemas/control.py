@@ -1,4 +1,4 @@
-"""Control messages: leases, policy records, curriculum snapshots, run records and heartbeats."""
+"""Control messages: leases, policy records, curriculum snapshots, run records, state snapshots and heartbeats."""
 
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ __all__ = [
     "RunRecord",
     "StageHealth",
     "StageState",
+    "StateSnapshot",
 ]
 
 
@@ -104,6 +105,16 @@ class RunRecord(Event, frozen=True, kw_only=True):
     envs: list[str]
     trainer: str
     config: dict[str, Any] = {}
+
+
+class StateSnapshot(Event, frozen=True, kw_only=True):
+    """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream."""
+
+    stage: str
+    index: int
+    covers: int
+    cursors: dict[str, int]
+    state: bytes
 
 
 class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):

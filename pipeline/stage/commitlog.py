@@ -14,19 +14,9 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event, decode, encode
+from lachesis.schemas.control import StateSnapshot
 
-__all__ = ["CommitLog", "Restored", "StateSnapshot"]
-
-
-class StateSnapshot(Event, frozen=True, kw_only=True):
-    """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream."""
-
-    stage: str
-    index: int
-    covers: int
-    cursors: dict[str, int]
-    state: bytes
-
+__all__ = ["CommitLog", "Restored"]
 
 E = TypeVar("E", bound=Event)
 
