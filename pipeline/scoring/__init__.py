@@ -1,0 +1,1 @@
+"""Scoring: raters, ensembles of them, and how far they agree."""

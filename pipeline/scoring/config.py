@@ -1,0 +1,75 @@
+"""Configuration of scoring: which raters judge an environment and how their ratings become one score."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
+
+Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "borda"]
+
+
+class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rater of an scoring."""
+
+    rater: str
+    """A built-in rater's name ("exact_match"), or "module:name" of a rater of your own."""
+    name: str = ""
+    """What ratings, metrics and errors call it, unique in the scoring. Default: the rater's own name."""
+    params: dict[str, Any] = {}
+    """Keyword arguments for the rater."""
+    weight: float = 1.0
+    """Relative weight, for aggregation "weighted" only. Default 1."""
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest rating, for a rater that declares none itself, found by a calibration pass."""
+    timeout_s: float = 10.0
+    """Seconds for one sample (for one group if the rater takes whole groups), retries included. Default 10."""
+    concurrency: int = 8
+    """Calls of this rater under way at once in one process. Default 8."""
+    retries: int = 3
+    """Further attempts after an infrastructure failure; any other failure is final. Default 3."""
+    backoff_s: float = 0.1
+    """Seconds before the first further attempt, doubled before each one after it. Default 0.1."""
+
+    def __post_init__(self) -> None:
+        where = f"rater {self.name or self.rater!r}"
+        if not 0 < self.timeout_s < float("inf"):
+            raise ConfigError(f"{where}: timeout_s is {self.timeout_s}; give a positive number of seconds.")
+        if self.concurrency < 1:
+            raise ConfigError(f"{where}: concurrency is {self.concurrency}; it must be at least 1.")
+        if self.retries < 0 or not self.backoff_s >= 0:
+            raise ConfigError(f"{where}: retries ({self.retries}) and backoff_s ({self.backoff_s}) cannot be negative.")
+        if not 0 < self.weight < float("inf"):
+            raise ConfigError(f"{where}: weight is {self.weight}; it must be positive. Leave the rater out instead.")
+
+
+class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Several raters and the rule that joins them."""
+
+    raters: list[RaterConfig] = []
+    """The scoring. Raters should differ in kind: no rule sees an error they share."""
+    aggregation: Aggregation | None = None
+    """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
+    majority (of ratings above `threshold`; a tie is unscorable), borda (mean centred rank within the group).
+    Default: uwo for three or more raters, min for two."""
+    quorum: int | None = None
+    """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
+    rise when one is missing."""
+    penalty: float = 0.5
+    """Lambda of uwo and lcb. Default 0.5."""
+    trim: float = 0.25
+    """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
+    threshold: float = 0.5
+    """Calibrated rating above which a rater's vote is yes, for majority. Default 0.5."""
+
+    def __post_init__(self) -> None:
+        if self.quorum is not None and not 1 <= self.quorum <= max(1, len(self.raters)):
+            raise ConfigError(f"scoring.quorum is {self.quorum}; it must lie between 1 and {len(self.raters)} raters.")
+        if not 0 <= self.penalty < float("inf"):
+            raise ConfigError(f"scoring.penalty is {self.penalty}; it cannot be negative.")
+        if not 0 <= self.trim < 0.5:
+            raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")
+        if not 0 <= self.threshold <= 1:
+            raise ConfigError(f"scoring.threshold is {self.threshold}; calibrated ratings lie between 0 and 1.")

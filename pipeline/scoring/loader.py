@@ -1,0 +1,97 @@
+"""From configuration to raters: built-in names and "module:name" references.
+
+In: RaterConfig. Out: a `Member`: the rater with its parameters bound, under its name, with its bounds known. Raises
+ConfigError that says what to change; nothing is rated before all members of an ensemble have loaded.
+"""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.logic.aggregate import EnsembleMember
+from lachesis.pipeline.scoring.rater import FunctionRater, Rater, check_bounds
+from lachesis.pipeline.scoring.raters import BUILTIN
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Member", "load_member", "load_members"]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A rater in its place in an ensemble."""
+
+    name: str
+    rater: Rater
+    bounds: tuple[float, float]
+    config: RaterConfig
+
+    def describe(self) -> EnsembleMember:
+        """Return what identifies this member in an `Ensemble` and its digest."""
+        return EnsembleMember(
+            name=self.name,
+            reference=self.config.rater,
+            version=self.rater.version,
+            bounds=self.bounds,
+            weight=self.config.weight,
+            params=self.config.params,
+        )
+
+
+def load_members(configs: Sequence[RaterConfig]) -> list[Member]:
+    """Load the raters of an ensemble. Raises ConfigError, also if two have the same name."""
+    members = [load_member(config) for config in configs]
+    names = [member.name for member in members]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two raters of the ensemble are called {name!r}; give one of them a `name`.")
+    return members
+
+
+def load_member(config: RaterConfig) -> Member:
+    """Load one rater. Raises ConfigError if it is unknown, refuses its parameters or has no bounds."""
+    rater = _make(_find(config.rater), config)
+    name = config.name or rater.name or type(rater).__name__
+    check_bounds(rater.bounds, name)
+    check_bounds(config.bounds, name)
+    if rater.bounds is not None and config.bounds is not None and tuple(rater.bounds) != tuple(config.bounds):
+        raise ConfigError(f"rater {name!r} declares bounds {rater.bounds}; remove `bounds` {config.bounds}.")
+    bounds = rater.bounds or config.bounds
+    if bounds is None:
+        raise ConfigError(
+            f"rater {name!r} has no bounds, so its scale cannot be joined with others'. Declare them "
+            f"(@rater(bounds=(low, high))), or run a calibration pass over recorded samples and set `bounds`."
+        )
+    return Member(name, rater, (float(bounds[0]), float(bounds[1])), config)
+
+
+def _find(reference: str) -> object:
+    path = BUILTIN.get(reference, reference)
+    module_name, colon, name = path.partition(":")
+    if not colon:
+        raise ConfigError(f"unknown rater {reference!r}; give module:name, or one of {', '.join(sorted(BUILTIN))}.")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"rater {reference!r}: cannot import {module_name!r}: {error}.") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"rater {reference!r}: module {module_name!r} has no {name!r}.")
+    found: object = getattr(module, name)
+    return found
+
+
+def _make(found: object, config: RaterConfig) -> Rater:
+    if isinstance(found, FunctionRater):
+        return found.with_params(config.params)
+    if isinstance(found, type) and issubclass(found, Rater):
+        try:
+            return found(**config.params)
+        except TypeError as error:
+            raise ConfigError(f"rater {config.rater!r}, params {sorted(config.params)}: {error}.") from error
+    if isinstance(found, Rater):
+        if config.params:
+            raise ConfigError(f"rater {config.rater!r} is a finished object; it takes no params.")
+        return found
+    if callable(found) and not isinstance(found, type):
+        return FunctionRater(found).with_params(config.params)
+    raise ConfigError(f"rater {config.rater!r} is a {type(found).__name__}; give a function or a Rater.")

@@ -1,0 +1,1 @@
+"""Pure logic of scoring: aggregation of ratings and the reliability of raters."""

@@ -1,0 +1,184 @@
+"""From the ratings of a group to its scores.
+
+In: per rater one `Rating` a sample. Out: one score a sample or None (unscorable), the calibrated ratings, statuses and
+the disagreement between raters. A missing rating is left out, never taken for 0; a sample with fewer ratings than the
+quorum is unscorable. Pure: the same ratings give the same bits.
+"""
+
+import hashlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lachesis.pipeline.scoring.config import Aggregation, ScoringConfig
+from lachesis.pipeline.scoring.rater import Rating
+from lachesis.schemas.errors import ConfigError, DataError
+
+__all__ = ["Ensemble", "EnsembleMember", "Scores"]
+
+
+class EnsembleMember(msgspec.Struct, frozen=True, kw_only=True):
+    """What identifies a rater in an ensemble; `reference` is its built-in name or module:name."""
+
+    name: str
+    reference: str
+    version: str
+    bounds: tuple[float, float]
+    weight: float = 1.0
+    params: dict[str, Any] = {}
+
+
+class Scores(NamedTuple):
+    """Scores of one group. Lists have one entry a sample; None is missing.
+
+    `ratings` are calibrated to [0, 1]. `statuses` holds only raters of which a rating is missing. `disagreement` is the
+    (mean, maximum) over samples with two or more ratings of the population standard deviation between raters.
+    """
+
+    scores: list[float | None]
+    ratings: dict[str, list[float | None]]
+    statuses: dict[str, list[str]]
+    disagreement: tuple[float, float] | None
+    unscorable: list[int]
+    """Samples below the quorum, or without a majority."""
+
+
+class Ensemble:
+    """Calibration, quorum and aggregation of some raters. `digest` names all that the scores depend on."""
+
+    def __init__(self, members: Sequence[EnsembleMember], config: ScoringConfig) -> None:
+        """Raises ConfigError without members, with two of one name or with a rule that needs more of them."""
+        names = [member.name for member in members]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
+        self.members = tuple(members)
+        self.aggregation: Aggregation = config.aggregation or ("uwo" if len(names) >= 3 else "min")
+        if config.quorum is not None:
+            self.quorum = config.quorum
+        else:
+            self.quorum = len(names) if self.aggregation == "min" else min(len(names), max(2, (len(names) + 1) // 2))
+        if self.quorum > len(names):
+            raise ConfigError(f"scoring.quorum is {self.quorum}, but there are {len(names)} raters.")
+        self._config = config
+        content = (1, self.members, self.aggregation, self.quorum, config.penalty, config.trim, config.threshold)
+        self.digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=12).hexdigest()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Rater name -> version."""
+        return {member.name: member.version for member in self.members}
+
+    def score(self, ratings: Mapping[str, Sequence[Rating]]) -> Scores:
+        """Aggregate the ratings of one group. Raises DataError on a rater too many or too few, or unequal lengths."""
+        names = [member.name for member in self.members]
+        if set(ratings) != set(names):
+            raise DataError(f"ratings are of {sorted(ratings)}, the ensemble is {names}.")
+        n = len(ratings[names[0]])
+        if any(len(ratings[name]) != n for name in names):
+            raise DataError(f"raters rated different numbers of samples: { {k: len(r) for k, r in ratings.items()} }.")
+        calibrated = {
+            member.name: [_calibrate(r, member.bounds) for r in ratings[member.name]] for member in self.members
+        }
+        columns = list(calibrated.values())
+        if self.aggregation == "borda":
+            columns = [_centred_ranks(column) for column in columns]
+        scores = [self._sample([column[i] for column in columns]) for i in range(n)]
+        spreads = [_std(x) for x in (_present(c) for c in zip(*calibrated.values(), strict=True)) if len(x) > 1]
+        return Scores(
+            scores=scores,
+            ratings=calibrated,
+            statuses={
+                name: [rating.status for rating in ratings[name]]
+                for name in names
+                if any(rating.value is None for rating in ratings[name])
+            },
+            disagreement=(math.fsum(spreads) / len(spreads), max(spreads)) if spreads else None,
+            unscorable=[i for i, score in enumerate(scores) if score is None],
+        )
+
+    def _sample(self, column: Sequence[float | None]) -> float | None:
+        present = _present(column)
+        if len(present) < self.quorum:
+            return None
+        if self.aggregation == "weighted":
+            weights = [m.weight for m, x in zip(self.members, column, strict=True) if x is not None]
+            return math.fsum(w * x for w, x in zip(weights, present, strict=True)) / math.fsum(weights)
+        return _RULES[self.aggregation](present, self._config)
+
+
+def _calibrate(rating: Rating, bounds: tuple[float, float]) -> float | None:
+    low, high = bounds
+    return None if rating.value is None else (rating.value - low) / (high - low)
+
+
+def _present(column: Sequence[float | None]) -> list[float]:
+    return [x for x in column if x is not None]
+
+
+def _centred_ranks(column: Sequence[float | None]) -> list[float | None]:
+    """Mid-ranks among the samples rated, moved and scaled to [-0.5, 0.5]; comparable inside a group alone."""
+    values = sorted(_present(column))
+    n = len(values)
+    if n < 2:
+        return [None if x is None else 0.0 for x in column]
+    rank: dict[float, float] = {}
+    for value in set(values):
+        first = values.index(value)
+        rank[value] = first + (values.count(value) - 1) / 2
+    return [None if x is None else rank[x] / (n - 1) - 0.5 for x in column]
+
+
+def _mean(x: list[float], _: ScoringConfig) -> float:
+    return math.fsum(x) / len(x)
+
+
+def _median(x: list[float], _: ScoringConfig) -> float:
+    return statistics.median(x)
+
+
+def _trimmed(x: list[float], config: ScoringConfig) -> float:
+    drop = math.floor(config.trim * len(x))
+    kept = sorted(x)[drop : len(x) - drop]
+    return math.fsum(kept) / len(kept)
+
+
+def _min(x: list[float], _: ScoringConfig) -> float:
+    return min(x)
+
+
+def _variance(x: list[float]) -> float:
+    mean = math.fsum(x) / len(x)
+    return math.fsum((v - mean) ** 2 for v in x) / len(x)
+
+
+def _std(x: list[float]) -> float:
+    return math.sqrt(_variance(x))
+
+
+def _uwo(x: list[float], config: ScoringConfig) -> float:
+    """Uncertainty-weighted optimisation (Coste et al. 2023, arXiv:2310.02743): mean - penalty * population variance."""
+    return math.fsum(x) / len(x) - config.penalty * _variance(x)
+
+
+def _lcb(x: list[float], config: ScoringConfig) -> float:
+    return math.fsum(x) / len(x) - config.penalty * _std(x)
+
+
+def _majority(x: list[float], config: ScoringConfig) -> float | None:
+    yes = sum(v > config.threshold for v in x)
+    return None if 2 * yes == len(x) else float(2 * yes > len(x))
+
+
+_RULES: dict[str, Callable[[list[float], ScoringConfig], float | None]] = {
+    "mean": _mean,
+    "median": _median,
+    "trimmed": _trimmed,
+    "min": _min,
+    "uwo": _uwo,
+    "lcb": _lcb,
+    "majority": _majority,
+    "borda": _mean,  # of the centred ranks
+}

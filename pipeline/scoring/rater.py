@@ -1,0 +1,196 @@
+"""What a rater is: the face that people write against.
+
+In: a `Sample`. Out: a number, or None to abstain. A rater is a function under `@rater` or a subclass of `Rater`, sync
+or async, over one sample or over a whole group. It declares its bounds, so that raters of different scales can be
+joined, and a version, which is part of the ensemble's digest. It raises InfrastructureError when what it depends on is
+down (that is retried); any other exception makes this one rating missing. A missing rating is None, never 0.
+
+    @rater(bounds=(0.0, 1.0), version="1")
+    def brevity(sample: Sample, *, limit: int = 100) -> float:
+        return min(1.0, limit / max(sample.token_count, 1))
+"""
+
+import inspect
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, overload
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "to_rating"]
+
+RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sample to be rated. `task` holds what the environment recorded for raters, the reference under "answer"."""
+
+    prompt: str
+    completion: str
+    messages: Sequence[Mapping[str, Any]] = ()
+    task: Mapping[str, Any] = field(default_factory=dict)
+    token_count: int = 0
+    finish_reason: str = "stop"
+    item: str = ""
+    env: str = ""
+
+
+class Rating(NamedTuple):
+    """A raw rating, or None with the reason: `status`, and in words `detail`."""
+
+    value: float | None
+    status: RatingStatus = "ok"
+    detail: str = ""
+
+
+Rated = float | None | Awaitable[float | None]
+RatedGroup = Sequence[float | None] | Awaitable[Sequence[float | None]]
+
+
+class Rater:
+    """Base class of raters: override `rate`, or `rate_group` to rate all samples of a group in one call."""
+
+    name: str = ""
+    version: str = "1"
+    bounds: tuple[float, float] | None = None
+    """Lowest and highest rating; None if they are not known before a calibration pass."""
+    inline: bool = False
+    """Call a sync rater on the event loop: only for one that is sure to finish within about 100 us, since no timeout
+    can reach it. Otherwise it runs in a worker thread."""
+
+    def rate(self, sample: Sample) -> Rated:
+        """Return the rating of one sample, None to abstain. May be `async def`."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither rate nor rate_group")
+
+    def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
+        """Return one rating a sample, in their order. May be `async def`."""
+        raise NotImplementedError(f"{type(self).__name__} does not rate groups")
+
+    @property
+    def rates_groups(self) -> bool:
+        """Whether `rate_group` is the method to call."""
+        return type(self).rate_group is not Rater.rate_group
+
+
+class FunctionRater(Rater):
+    """A rater made of a function; calling it calls the function."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str = "",
+        version: str = "1",
+        bounds: tuple[float, float] | None = None,
+        inline: bool = False,
+        group: bool = False,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.function = function
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.version = version
+        self.bounds = bounds
+        self.inline = inline
+        self.group = group
+        self.params = dict(params or {})
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **{**self.params, **kwargs})
+
+    def rate(self, sample: Sample) -> Rated:
+        """Call the function on one sample."""
+        result: Rated = self(sample)
+        return result
+
+    def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
+        """Call the function on a whole group."""
+        result: RatedGroup = self(samples)
+        return result
+
+    @property
+    def rates_groups(self) -> bool:
+        """Whether the function takes a whole group."""
+        return self.group
+
+    def with_params(self, params: Mapping[str, Any]) -> "FunctionRater":
+        """Return a copy with keyword arguments bound. Raises ConfigError if the function does not take them."""
+        try:
+            inspect.signature(self.function).bind(None, **params)
+        except TypeError as error:
+            raise ConfigError(f"rater {self.name!r}, params {sorted(params)}: {error}.") from error
+        return FunctionRater(
+            self.function,
+            name=self.name,
+            version=self.version,
+            bounds=self.bounds,
+            inline=self.inline,
+            group=self.group,
+            params={**self.params, **params},
+        )
+
+
+@overload
+def rater(function: Callable[..., Any], /) -> FunctionRater: ...
+@overload
+def rater(
+    *,
+    bounds: tuple[float, float] | None = None,
+    version: str = "1",
+    name: str = "",
+    inline: bool = False,
+    group: bool = False,
+) -> Callable[[Callable[..., Any]], FunctionRater]: ...
+
+
+def rater(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    bounds: tuple[float, float] | None = None,
+    version: str = "1",
+    name: str = "",
+    inline: bool = False,
+    group: bool = False,
+) -> FunctionRater | Callable[[Callable[..., Any]], FunctionRater]:
+    """Make a rater of a function: its first argument is the sample (with `group`, the list of samples).
+
+    Further keyword arguments are its parameters. Raises ConfigError if the bounds are not two finite rising numbers.
+    """
+    check_bounds(bounds, name or getattr(function, "__name__", "rater"))
+
+    def wrap(inner: Callable[..., Any]) -> FunctionRater:
+        return FunctionRater(inner, name=name, version=version, bounds=bounds, inline=inline, group=group)
+
+    return wrap if function is None else wrap(function)
+
+
+def check_bounds(bounds: tuple[float, float] | None, name: str) -> None:
+    """Raise ConfigError unless `bounds` is None or (low, high), finite, low < high."""
+    if bounds is None:
+        return
+    if len(bounds) != 2 or not (bounds[0] < bounds[1] and math.isfinite(bounds[1] - bounds[0])):
+        raise ConfigError(f"rater {name!r}: bounds {bounds} must be two finite numbers, the lower one first.")
+
+
+def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
+    """Judge what a rater returned: a finite number within its bounds, or None with the reason."""
+    if value is None:
+        return Rating(None, "abstain")
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        return Rating(None, "error", f"returned {value!r:.80}, which is not a number")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several numbers, say
+        return Rating(None, "error", f"returned {value!r:.80}: {error}")
+    if not math.isfinite(number):
+        return Rating(None, "nonfinite", f"returned {number}")
+    if bounds is not None:
+        low, high = bounds
+        slack = 1e-6 * (high - low)
+        if not low - slack <= number <= high + slack:
+            return Rating(None, "error", f"returned {number}, outside its declared bounds [{low}, {high}]")
+        number = min(max(number, low), high)
+    return Rating(number)

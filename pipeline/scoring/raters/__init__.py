@@ -1,0 +1,17 @@
+"""Built-in raters, one a module; each loads only when an ensemble names it."""
+
+__all__ = ["BUILTIN"]
+
+_HERE = "lachesis.pipeline.scoring.raters"
+
+BUILTIN = {
+    "exact_match": f"{_HERE}.exact_match:exact_match",
+    "format": f"{_HERE}.format:well_formed",
+    "json_valid": f"{_HERE}.json_valid:json_valid",
+    "length": f"{_HERE}.length:length",
+    "numeric": f"{_HERE}.numeric:numeric",
+    "reasoning_gym": f"{_HERE}.reasoning_gym:ReasoningGymRater",
+    "repetition": f"{_HERE}.repetition:repetition",
+    "similarity": f"{_HERE}.similarity:similarity",
+}
+"""Names for configuration -> module:name."""

@@ -1,0 +1,22 @@
+"""Rates 1 if the answer equals the reference, else 0."""
+
+from lachesis.pipeline.scoring.rater import Sample, rater
+from lachesis.pipeline.scoring.raters.answer import given, reference
+
+__all__ = ["exact_match"]
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def exact_match(sample: Sample, *, pattern: str | None = None, ignore_case: bool = False) -> float | None:
+    """Compare the answer with the reference, both stripped of surrounding white space.
+
+    `pattern` finds the answer in the completion (default: all of it). Abstains if the task has no answer.
+    """
+    expected, answer = reference(sample), given(sample, pattern)
+    if expected is None:
+        return None
+    if answer is None:
+        return 0.0
+    if ignore_case:
+        expected, answer = expected.casefold(), answer.casefold()
+    return float(answer == expected)

@@ -1,0 +1,17 @@
+"""Rates 1 if the completion has the wanted form and ended by itself, else 0."""
+
+from lachesis.pipeline.scoring.rater import Sample, rater
+from lachesis.pipeline.scoring.raters.answer import compiled
+
+__all__ = ["well_formed"]
+
+
+@rater(bounds=(0.0, 1.0), name="format")
+def well_formed(sample: Sample, *, pattern: str = r"\s*\S.*", finished: bool = True) -> float:
+    """Match the whole completion against `pattern`; with `finished`, its finish reason must be "stop" as well.
+
+    The pattern is trusted: one that backtracks exponentially stops the process, thread or not.
+    """
+    if finished and sample.finish_reason != "stop":
+        return 0.0
+    return float(compiled(pattern).fullmatch(sample.completion) is not None)

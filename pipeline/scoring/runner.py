@@ -1,0 +1,134 @@
+"""Runs the raters of an ensemble over one group.
+
+In: the group's samples. Out: per rater one `Rating` a sample, always: a rater that hangs, raises or answers nonsense
+costs its own ratings and nobody else's. Infrastructure failures are retried with exponential backoff; then, as after a
+timeout, the rating is missing and its status says why.
+
+A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
+While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
+so that the number of threads stays bounded. What may hang for good, or holds the interpreter lock, needs a process of
+its own.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from lachesis.pipeline.scoring.loader import Member
+from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, to_rating
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["EnsembleRunner"]
+
+
+class EnsembleRunner:
+    """Rates groups with the members of one ensemble. One a process; groups may be rated concurrently."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._calls = [_MemberCalls(member) for member in members]
+
+    async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
+        """Return rater name -> one rating a sample."""
+        results: dict[str, list[Rating]] = {
+            calls.member.name: [Rating(None, "error")] * len(samples) for calls in self._calls
+        }
+        async with anyio.create_task_group() as tasks:
+            for calls in self._calls:
+                column = results[calls.member.name]
+                if calls.member.rater.rates_groups:
+                    tasks.start_soon(calls.rate_group, samples, column)
+                else:
+                    for i, sample in enumerate(samples):
+                        tasks.start_soon(calls.rate_one, sample, column, i)
+        return results
+
+
+class _HungError(Exception):
+    """Raised when no more threads are spent on a rater because its earlier calls hang."""
+
+
+class _MemberCalls:
+    """Calls of one rater: its concurrency limit, timeout, retries and abandoned threads."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        rater = member.rater
+        self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
+        declared = rater.function if isinstance(rater, FunctionRater) else self._function
+        self._on_loop = rater.inline or inspect.iscoroutinefunction(declared)
+        self._slots = anyio.Semaphore(member.config.concurrency)
+        self._threads = anyio.CapacityLimiter(member.config.concurrency)
+        self._lock = threading.Lock()
+        self._abandoned = 0
+
+    async def rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
+        """Rate one sample into column[i]."""
+        column[i] = await self._guarded(sample, lambda value: to_rating(value, self.member.bounds))
+
+    async def rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
+        """Rate a whole group into `column`."""
+
+        def judge(values: Any) -> Rating:
+            if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+                return Rating(None, "error", f"returned {values!r:.80} for a group of {len(samples)}")
+            if len(values) != len(samples):
+                return Rating(None, "error", f"returned {len(values)} ratings for {len(samples)} samples")
+            column[:] = [to_rating(value, self.member.bounds) for value in values]
+            return Rating(0.0)
+
+        outcome = await self._guarded(list(samples), judge)
+        if outcome.status != "ok":
+            column[:] = [outcome] * len(samples)
+
+    async def _guarded(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
+        """Call within a slot and the time limit, and turn every failure of the rater into a missing rating."""
+        config = self.member.config
+        failure = ""
+        async with self._slots:
+            with anyio.move_on_after(config.timeout_s):
+                for attempt in range(config.retries + 1):
+                    if attempt:
+                        await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
+                    try:
+                        return judge(await self._call(argument))
+                    except InfrastructureError as error:
+                        failure = f"{type(error).__name__}: {error}"
+                    except _HungError as error:
+                        return Rating(None, "timeout", str(error))
+                    # The rater is foreign code: whatever it raises is its own failure, on this sample alone.
+                    except (Exception, SystemExit) as error:  # noqa: BLE001
+                        return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
+                return Rating(None, "error", f"{failure} (gave up after {config.retries + 1} attempts)"[:500])
+            return Rating(None, "timeout", f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
+
+    async def _call(self, argument: Any) -> Any:
+        result = self._function(argument) if self._on_loop else await self._in_thread(argument)
+        return await result if inspect.isawaitable(result) else result
+
+    async def _in_thread(self, argument: Any) -> Any:
+        if self._abandoned >= self.member.config.concurrency:
+            raise _HungError(f"{self._abandoned} earlier calls that timed out are still running")
+        finished = abandoned = False
+
+        def work() -> Any:
+            nonlocal finished
+            try:
+                return self._function(argument)
+            finally:
+                with self._lock:
+                    finished = True
+                    if abandoned:
+                        self._abandoned -= 1
+
+        try:
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
+        except anyio.get_cancelled_exc_class():
+            with self._lock:
+                if not finished:
+                    abandoned = True
+                    self._abandoned += 1
+            raise

@@ -1,0 +1,164 @@
+"""The scorer: rollout groups in, scores out, through the stateless stage runtime.
+
+Each environment is judged by its own ensemble, or by the run's. A group whose environment is judged by none is scored
+by the rewards the environment itself gave; one without either is a dead letter, for nobody could ever score it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.scoring.loader import load_members
+from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
+from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.plan import Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["EnvironmentScorer", "run_scorer", "samples_of"]
+
+_OWN_REWARDS = "environment"
+"""Ensemble id of groups that their environment scored."""
+
+
+async def run_scorer(service: Service, config: RunConfig) -> None:
+    """Run one replica of the scorer until the service drains. Raises `ConfigError` when a rater cannot be loaded."""
+    shared = EnvironmentScorer(config.scoring, None)
+    scorers = {
+        env: EnvironmentScorer(settings.scoring or config.scoring, settings)
+        for env, settings in config.environments.items()
+    }
+
+    async def handle(rollout: Rollout) -> GroupScore:
+        return await scorers.get(rollout.group.env, shared).score(rollout.group, rollout.seq)
+
+    def event(env: str, groups: list[GroupScore]) -> ScoreEvent:
+        scorer = scorers.get(env, shared)
+        return ScoreEvent(
+            run=service.run,
+            env=env,
+            revision=service.revision,
+            ensemble=scorer.digest,
+            raters=scorer.versions,
+            groups=groups,
+        )
+
+    def stamp(item: GroupScore, times: Stamp) -> GroupScore:
+        return msgspec.structs.replace(item, stamps=[times])
+
+    await run_stateless(
+        service,
+        StatelessStage(
+            kind="score", handle=handle, event=event, stamp=stamp, concurrency=config.scoring.groups_at_once
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    runner: EnsembleRunner
+    ensemble: Ensemble
+
+
+class EnvironmentScorer:
+    """Scores the groups of one environment. `settings` None: success is read from the score itself."""
+
+    def __init__(self, scoring: ScoringConfig, settings: EnvironmentConfig | None) -> None:
+        members = load_members(scoring.raters)
+        self._judges = None
+        if members:
+            described = [member.describe() for member in members]
+            self._judges = _Judges(EnsembleRunner(members), Ensemble(described, scoring))
+        self._success_rater = settings.success_rater if settings else None
+        self._success_threshold = settings.success_threshold if settings else 1.0
+        self.digest = self._judges.ensemble.digest if self._judges else _OWN_REWARDS
+        self.versions = self._judges.ensemble.versions if self._judges else {}
+
+    async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
+        """Return the scores of `group`, stored at `seq`. Raises `DataError` when nothing can score it."""
+        if self._judges is not None:
+            samples = samples_of(group)
+            scores = self._judges.ensemble.score(await self._judges.runner.rate_group(samples))
+        else:
+            scores = _own_rewards(group)
+        return GroupScore(
+            group=group.id,
+            seq=seq,
+            item=group.item,
+            policy_step=Plan.of(group).policy_step,
+            scores=scores.scores,
+            ratings=scores.ratings,
+            lengths=_lengths(group),
+            skill=group.skill,
+            statuses=scores.statuses,
+            disagreement=scores.disagreement,
+            success=self._success(scores),
+        )
+
+    def _success(self, scores: Scores) -> float | None:
+        """Return the share of samples that succeeded, among those with the rating that tells; None without any."""
+        told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
+        values = [value >= self._success_threshold for value in told or [] if value is not None]
+        return float(np.mean(values)) if values else None
+
+
+def samples_of(group: RolloutGroup) -> list[Sample]:
+    """Return what raters see of each sample: the last assistant message as completion, all before it as prompt."""
+    lengths, reasons = _lengths(group), _finish_reasons(group)
+    samples = []
+    for i, conversation in enumerate(group.messages):
+        last = max((k for k, message in enumerate(conversation) if message.role == "assistant"), default=None)
+        if last is None:
+            raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
+        samples.append(
+            Sample(
+                prompt="\n".join(message.content for message in conversation[:last]),
+                completion=conversation[last].content,
+                messages=[msgspec.to_builtins(message) for message in conversation],
+                task=group.task,
+                token_count=lengths[i],
+                finish_reason=reasons[i],
+                item=group.item,
+                env=group.env,
+            )
+        )
+    if not samples:
+        raise DataError("messages: empty, so raters have nothing to read")
+    return samples
+
+
+def _lengths(group: RolloutGroup) -> list[int]:
+    """Generated tokens by sample."""
+    totals = [0] * group.sequences.n_samples
+    for sequence, sample in zip(group.sequences, _sample_index(group), strict=True):
+        totals[sample] += int(sequence.loss_mask.sum())
+    return totals
+
+
+def _finish_reasons(group: RolloutGroup) -> dict[int, str]:
+    """Why each sample's last sequence ended."""
+    return dict(zip(_sample_index(group), group.sequences.finish_reasons, strict=True))
+
+
+def _sample_index(group: RolloutGroup) -> list[int]:
+    return group.sequences.sample_index or list(range(len(group.sequences)))
+
+
+def _own_rewards(group: RolloutGroup) -> Scores:
+    components: Mapping[str, list[float | None]] = group.sequences.rewards
+    if not components:
+        raise DataError(f"env {group.env} gave no rewards and no raters are configured; set scoring.raters")
+    scores: list[float | None] = []
+    for values in zip(*components.values(), strict=True):
+        present = [value for value in values if value is not None]
+        scores.append(sum(present) if len(present) == len(values) else None)
+    unscorable = [i for i, score in enumerate(scores) if score is None]
+    return Scores(scores, dict(components), {}, None, unscorable)

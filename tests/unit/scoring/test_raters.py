@@ -1,0 +1,133 @@
+"""The built-in raters, on good and hostile answers."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.loader import load_member
+from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.raters import BUILTIN
+from lachesis.pipeline.scoring.raters.numeric import last_number
+from lachesis.pipeline.scoring.raters.similarity import levenshtein
+from lachesis.schemas.errors import ConfigError, DataError
+
+
+def rate(name, completion, answer=None, *, tokens=5, finish="stop", **params):
+    task = {} if answer is None else {"answer": answer}
+    sample = Sample(prompt="q", completion=completion, task=task, token_count=tokens, finish_reason=finish)
+    return load_member(RaterConfig(rater=name, params=params)).rater.rate(sample)
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_every_builtin_loads_with_bounds_and_a_version(name):
+    member = load_member(RaterConfig(rater=name))
+    assert member.name == name
+    assert member.bounds == (0.0, 1.0)
+    assert member.describe().version
+
+
+@pytest.mark.parametrize("name", ["exact_match", "similarity", "numeric"])
+def test_no_reference_means_abstain(name):
+    assert rate(name, "42") is None
+
+
+def test_exact_match():
+    assert rate("exact_match", " olleh\n", "olleh") == 1.0
+    assert rate("exact_match", "Olleh", "olleh") == 0.0
+    assert rate("exact_match", "Olleh", "olleh", ignore_case=True) == 1.0
+    assert rate("exact_match", "<a>x</a> <a>7</a>", 7, pattern="<a>(.*?)</a>") == 1.0
+    assert rate("exact_match", "7", 7, pattern="<a>(.*?)</a>") == 0.0
+    assert rate("exact_match", "", "x") == 0.0
+
+
+def test_similarity():
+    assert rate("similarity", "abcd", "abcd") == 1.0
+    assert rate("similarity", "abxd", "abcd") == 0.75
+    assert rate("similarity", "", "abcd") == 0.0
+    assert rate("similarity", "", "") == 1.0
+
+
+def slow_levenshtein(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        above, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (x != y))
+    return row[-1]
+
+
+@given(st.text("abc", max_size=80), st.text("abcd", max_size=80))
+def test_levenshtein_against_the_table(a, b):
+    assert levenshtein(a, b) == levenshtein(b, a) == slow_levenshtein(a, b)
+
+
+def test_a_long_completion_is_cheap():
+    start = time.process_time()
+    assert levenshtein("ab" * 50_000, "ba" * 20) > 0
+    assert time.process_time() - start < 5
+
+
+def test_format_wants_the_form_and_a_finished_completion():
+    assert rate("format", "anything") == 1.0
+    assert rate("format", "  \n") == 0.0
+    assert rate("format", "anything", finish="length") == 0.0
+    assert rate("format", "anything", finish="length", finished=False) == 1.0
+    assert rate("format", "<think>x\ny</think>z", pattern="<think>.*</think>.+") == 1.0
+    assert rate("format", "say <think>x</think>z", pattern="<think>.*</think>.+") == 0.0
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        rate("format", "x", pattern="(")
+
+
+def test_length_ramps_outside_its_limits():
+    limits = {"shortest": 10, "longest": 20, "ramp": 10}
+    assert [rate("length", "x", tokens=t, **limits) for t in (0, 5, 10, 20, 25, 30, 99)] == [0, 0.5, 1, 1, 0.5, 0, 0]
+
+
+def test_repetition():
+    assert rate("repetition", "") == 0.0
+    assert rate("repetition", "two words") == 1.0
+    assert rate("repetition", "a b c d") == 1.0
+    assert rate("repetition", "a " * 100) == pytest.approx(1 / 98)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("so 1,234.5.", 1234.5), ("3/4", 0.75), ("-2e3", -2000.0), ("x=.5", 0.5), ("no", None), ("1/0", None),
+     ("1e9999", None), ("", None), ("9" * 5000, None), ("4 / 8 apples", 0.5)],
+)  # fmt: skip
+def test_last_number(text, value):
+    assert last_number(text) == value
+
+
+def test_numeric():
+    assert rate("numeric", "the answer is 42.0", "42") == 1.0
+    assert rate("numeric", "42 or 43", 42) == 0.0
+    assert rate("numeric", "none", 42) == 0.0
+    assert rate("numeric", "41.9", 42, abs_tol=0.2) == 1.0
+    assert rate("numeric", "1" + "," * 100_000, 2) == 0.0
+
+
+def test_json_valid():
+    assert rate("json_valid", '{"a": 1}') == 1.0
+    assert rate("json_valid", '{"a": 1}', required=["a"]) == 1.0
+    assert rate("json_valid", '{"a": 1}', required=["b"]) == 0.0
+    assert rate("json_valid", "[1]", required=["b"]) == 0.0
+    for bad in ("", "{", "NaN", '{"a": Infinity}', "[" * 200_000, "9" * 10_000):
+        assert rate("json_valid", bad) == 0.0
+    assert rate("json_valid", "text ```json\n[1]\n```", pattern="```json(.*?)```") == 1.0
+
+
+def test_reasoning_gym_scores_with_the_datasets_own_scorer():
+    gym = pytest.importorskip("reasoning_gym")
+    entry = gym.create_dataset("spell_backward", size=1, seed=1)[0]
+    rater = load_member(RaterConfig(rater="reasoning_gym")).rater
+    right = Sample(prompt=entry["question"], completion=entry["answer"], task=entry)
+    assert rater.rate(right) == 1.0
+    assert rater.rate(Sample(prompt="q", completion="zzz", task=entry)) < 1.0
+    with pytest.raises(DataError, match="source_dataset is missing"):
+        rater.rate(Sample(prompt="q", completion="zzz", task={"answer": "x"}))
+    with pytest.raises(ConfigError, match="no_such_dataset"):
+        load_member(RaterConfig(rater="reasoning_gym", params={"dataset": "no_such_dataset"}))

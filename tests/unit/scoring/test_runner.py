@@ -1,0 +1,203 @@
+"""The runner: every failure of a rater costs its own ratings and nobody else's."""
+
+import sys
+import threading
+import time
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.loader import Member
+from lachesis.pipeline.scoring.rater import FunctionRater, Sample
+from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.schemas.errors import InfrastructureError
+
+SAMPLES = [Sample(prompt="p", completion=str(i), item=str(i)) for i in range(4)]
+
+
+def member(function, name="r", group=False, inline=False, **config):
+    made = FunctionRater(function, bounds=(0.0, 10.0), group=group, inline=inline)
+    config = {"timeout_s": 2.0, "backoff_s": 0.001, **config}
+    return Member(name, made, (0.0, 10.0), RaterConfig(rater="m:r", **config))
+
+
+async def run(*members, samples=SAMPLES):
+    return await EnsembleRunner(members).rate_group(samples)
+
+
+def number(sample):
+    return float(sample.completion)
+
+
+def coroutine(sample):
+    return number_async(sample)
+
+
+async def number_async(sample):
+    await anyio.lowlevel.checkpoint()
+    return float(sample.completion)
+
+
+@pytest.fixture
+def gate():
+    """Released at the end of the test, so that an abandoned thread does not outlive it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_sync_async_inline_and_group_raters_agree():
+    members = [
+        member(number, "thread"),
+        member(number, "inline", inline=True),
+        member(number_async, "async"),
+        member(coroutine, "coroutine from a thread"),
+        member(lambda samples: [number(s) for s in samples], "group", group=True),
+    ]
+    results = await run(*members)
+    assert {name: [r.value for r in column] for name, column in results.items()} == {
+        m.name: [0.0, 1.0, 2.0, 3.0] for m in members
+    }
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), RuntimeError("x"), SystemExit(3), TimeoutError("inner"), StopIteration()]
+)
+async def test_a_rater_that_raises_on_one_sample_costs_that_rating_alone(error):
+    calls = []
+
+    def fails(sample):
+        calls.append(sample)
+        if sample.item == "2":
+            raise error
+        return 1.0
+
+    results = await run(member(fails), member(number, "other"))
+    assert [r.status for r in results["r"]] == ["ok", "ok", "error", "ok"]
+    assert results["r"][2].value is None
+    assert [r.status for r in results["other"]] == ["ok"] * 4
+    assert len(calls) == 4, "only infrastructure failures are retried"
+
+
+async def test_infrastructure_failures_are_retried_and_then_missing():
+    attempts = {s.item: 0 for s in SAMPLES}
+
+    async def flaky(sample):
+        attempts[sample.item] += 1
+        if attempts[sample.item] <= int(sample.item):
+            raise InfrastructureError("judge is down")
+        return 1.0
+
+    results = await run(member(flaky, retries=2))
+    assert [r.status for r in results["r"]] == ["ok", "ok", "ok", "error"]
+    assert "judge is down" in results["r"][3].detail
+    assert "3 attempts" in results["r"][3].detail
+    assert list(attempts.values()) == [1, 2, 3, 3]
+
+
+async def test_a_hanging_sync_rater_times_out_alone(gate):
+    def hangs(sample):
+        if sample.item == "1":
+            gate.wait(30)
+        return 1.0
+
+    results = await run(member(hangs, timeout_s=1.0), member(number, "other"))
+    assert [r.status for r in results["r"]] == ["ok", "timeout", "ok", "ok"]
+    assert [r.status for r in results["other"]] == ["ok"] * 4
+
+
+async def test_a_hanging_async_rater_times_out():
+    async def hangs(sample):
+        await anyio.sleep_forever()
+
+    results = await run(member(hangs, timeout_s=0.05, concurrency=2))
+    assert [r.status for r in results["r"]] == ["timeout"] * 4
+    assert results["r"][0].value is None
+
+
+async def test_abandoned_threads_are_bounded_and_the_rater_recovers(gate):
+    started = []
+
+    def hangs(sample):
+        started.append(sample)
+        gate.wait(30)
+        return 1.0
+
+    runner = EnsembleRunner([member(hangs, timeout_s=0.1, concurrency=2)])
+    for _ in range(3):
+        results = await runner.rate_group(SAMPLES)
+        assert [r.status for r in results["r"]] == ["timeout"] * 4
+    assert len(started) == 2
+    assert "still running" in results["r"][0].detail
+    gate.set()
+    with anyio.fail_after(10):
+        while {r.status for r in (await runner.rate_group(SAMPLES))["r"]} != {"ok"}:
+            pass
+
+
+async def test_an_outage_that_outlasts_the_time_limit_is_a_timeout_that_names_it():
+    async def down(sample):
+        raise InfrastructureError("503")
+
+    results = await run(member(down, timeout_s=0.05, retries=50, backoff_s=0.01))
+    assert results["r"][0].status == "timeout"
+    assert "503" in results["r"][0].detail
+
+
+async def test_concurrency_is_limited_and_waiting_is_not_part_of_the_time_limit():
+    running = most = 0
+
+    async def counted(sample):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await anyio.sleep(0.25)
+        running -= 1
+        return 1.0
+
+    samples = [Sample(prompt="", completion="") for _ in range(12)]
+    results = await run(member(counted, concurrency=2, timeout_s=1.0), samples=samples)
+    assert most == 2
+    assert {r.status for r in results["r"]} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [([1.0, 2.0], "2 ratings for 4"), ([1.0] * 5, "5 ratings for 4"), (1.0, "for a group of 4"),
+     ("1234", "for a group"), (None, "for a group"), (iter([1.0] * 4), "for a group")],
+)  # fmt: skip
+async def test_a_group_rater_that_answers_the_wrong_shape_rates_nothing(answer, says):
+    results = await run(member(lambda _: answer, group=True))
+    assert {r.status for r in results["r"]} == {"error"}
+    assert all(says in r.detail for r in results["r"])
+
+
+async def test_a_group_rater_may_miss_single_samples():
+    results = await run(member(lambda _: [1.0, None, float("nan"), 99.0], group=True))
+    assert [r.status for r in results["r"]] == ["ok", "abstain", "nonfinite", "error"]
+
+
+async def test_cancelling_from_outside_stops_the_group(gate):
+    runner = EnsembleRunner([member(lambda _: gate.wait(30), timeout_s=60.0)])
+    start = time.monotonic()
+    with anyio.move_on_after(0.1) as scope:
+        await runner.rate_group(SAMPLES)
+    assert scope.cancelled_caught
+    assert time.monotonic() - start < 10
+
+
+async def test_an_empty_group():
+    assert await run(member(number), samples=[]) == {"r": []}
+
+
+def test_importing_the_runner_loads_no_optional_package():
+    import subprocess
+
+    code = (
+        "import sys, lachesis.pipeline.scoring.runner;"
+        "print([name for name in ('torch', 'reasoning_gym') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
