@@ -63,6 +63,12 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Groups that one process generates at once. Default 8."""
     longest_tokens: PositiveInt = 1024
     """Most tokens of one sequence, prompt included; what a lease reserves bytes for. Default 1024."""
+    success_rater: str | None = None
+    """Rater whose calibrated rating tells whether a sample succeeded. Default None: the score itself."""
+    success_threshold: float = 1.0
+    """A sample succeeds when that value reaches this. Default 1."""
+    scoring: ScoringConfig | None = None
+    """Raters of this environment alone. Default None: those of the run."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
 
@@ -134,8 +140,6 @@ class TeacherConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     enabled: bool = False
     """Whether the run has a teacher. Default false."""
-    top_k: Annotated[int, Meta(ge=0)] = 0
-    """Alternatives recorded at each token besides the sampled one. Default 0."""
     concurrency: PositiveInt = 4
     """Groups that one replica scores at once. Default 4."""
 

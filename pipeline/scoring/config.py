@@ -1,13 +1,14 @@
 """Configuration of scoring: which raters judge an environment and how their ratings become one score."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
 
+PositiveInt = Annotated[int, Meta(ge=1)]
 Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "borda"]
 
 
@@ -49,7 +50,10 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Several raters and the rule that joins them."""
 
     raters: list[RaterConfig] = []
-    """The scoring. Raters should differ in kind: no rule sees an error they share."""
+    """The raters, which should differ in kind: no rule sees an error they share. Default empty: groups are scored by
+    the rewards their environment gave."""
+    groups_at_once: PositiveInt = 16
+    """Groups that one replica of the scorer rates at once. Default 16."""
     aggregation: Aggregation | None = None
     """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
     majority (of ratings above `threshold`; a tie is unscorable), borda (mean centred rank within the group).

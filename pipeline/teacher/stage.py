@@ -1,0 +1,106 @@
+"""The teacher stage: rollout groups in, the arrays to TEACHER and a pointer to them to EVENTS.
+
+A sequence that the teacher's server refuses stays missing and leaves the others in place; a server that is down is
+waited for. A teacher of another tokenizer is refused for the whole group, since its logprobs belong to other tokens.
+"""
+
+import anyio
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.directory import Directory, open_role
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.pipeline.teacher.logic import group_logprobs
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["run_teacher"]
+
+
+async def run_teacher(service: Service, config: RunConfig) -> None:
+    """Run one replica of the teacher stage until the service drains."""
+    async with open_role(service.bus, config.run, "teacher", url=config.role("teacher").url) as directory:
+        client = await directory.current()
+        async for attempt in service.retrying("probe the teacher"):
+            with attempt:
+                capabilities = await client.probe()
+        teacher = _Teacher(service, directory, capabilities.model, capabilities.tokenizer_hash)
+        await run_stateless(
+            service,
+            StatelessStage(
+                kind="teacher",
+                handle=teacher.handle,
+                event=teacher.event,
+                stamp=_stamped,
+                concurrency=config.teacher.concurrency,
+            ),
+        )
+
+
+class _Teacher:
+    def __init__(self, service: Service, directory: Directory, name: str, tokenizer_hash: str | None) -> None:
+        self.service = service
+        self.directory = directory
+        self.name = name
+        self.tokenizer_hash = tokenizer_hash
+
+    def event(self, env: str, groups: list[TeacherPointer]) -> TeacherEvent:
+        return TeacherEvent(
+            run=self.service.run, env=env, revision=self.service.revision, teacher=self.name, groups=groups
+        )
+
+    async def handle(self, rollout: Rollout) -> TeacherPointer:
+        """Store the group's teacher logprobs and return where they are."""
+        group = rollout.group
+        if self.tokenizer_hash not in {None, group.tokenizer_hash}:
+            reason = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
+            return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=reason)
+        answers, reason = await self._ask(group)
+        logprobs, missing = group_logprobs(group, answers)
+        arrays = TeacherLogprobs(
+            run=group.run,
+            env=group.env,
+            group=group.id,
+            teacher=self.name,
+            tokenizer_hash=group.tokenizer_hash,
+            temperature=1.0,
+            logprobs=logprobs,
+            missing=missing,
+        )
+        subject = subjects.logprobs(group.run, self.service.revision, group.env)
+        msg_id = f"logprobs.{self.service.revision}.{group.id}"
+        ack = await self.service.bus.publish_large(subject, encode(arrays), msg_id=msg_id)
+        return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
+
+    async def _ask(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:
+        """Return each sequence's logprobs, None where the server refused it, and the last refusal."""
+        client = await self.directory.current()
+        answers: list[NDArray[np.float32] | None] = [None] * len(group.sequences)
+        reason: str | None = None
+        down: InfrastructureError | None = None
+
+        async def ask(i: int, tokens: NDArray[np.int32]) -> None:
+            nonlocal reason, down
+            try:
+                answers[i] = await client.prompt_logprobs(tokens.tolist())
+            except DataError as error:
+                reason = str(error)
+            except InfrastructureError as error:  # raised below, alone: a task group would wrap it
+                down = error
+
+        async with anyio.create_task_group() as tasks:
+            for i, sequence in enumerate(group.sequences):
+                tasks.start_soon(ask, i, sequence.tokens)
+        if down is not None:
+            raise down
+        return answers, reason
+
+
+def _stamped(item: TeacherPointer, times: Stamp) -> TeacherPointer:
+    return msgspec.structs.replace(item, stamps=[times])

@@ -1,0 +1,138 @@
+"""The feed: a trainer's side of the ledger. Batches in, policy records and reports of durable progress out.
+
+What `lachesis.batches` and the trainer service share. A position is the number of ledger entries consumed and the
+digest of the last of them; following verifies the chain from there on. Reports and policy records are fenced: of two
+trainers under one name the later one wins and the other is told (`FencedError`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.training.batch import PackedBatch, pack
+from lachesis.pipeline.training.sequences import shuffled, training_sequences
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Stamp, TeacherLogprobs
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, TrainReport, Void
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["BatchFeed", "FedBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class FedBatch:
+    """One batch with its payloads; `failure` says why they could not be fetched, in which case it cannot be trained."""
+
+    entry: LedgerEntry
+    batch: Batch
+    groups: list[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]]
+    failure: DataError | None
+    fetched_ns: int
+
+    @property
+    def started_ns(self) -> dict[str, int]:
+        """When the environment took each group up, Unix ns."""
+        return {ref.group: group.started_ns for ref, group, _ in self.groups}
+
+    def pack(self, tokenizer_hash: str, *, pad_id: int = 0, shuffle_seed: int | None = None) -> PackedBatch:
+        """Return the tensors. Raises `DataError` when a group cannot be used. `shuffle_seed`: see `shuffled`."""
+        if self.failure is not None:
+            raise self.failure
+        sequences = []
+        for ref, group, teacher in self.groups:
+            used = ref if shuffle_seed is None else shuffled(ref, shuffle_seed)
+            sequences += training_sequences(used, group, teacher, tokenizer_hash=tokenizer_hash)
+        return pack(sequences, pad_id=pad_id)
+
+    def stamps(self, start_ns: int, end_ns: int) -> Mapping[str, list[Stamp]]:
+        """Return each group's stage stamps, the trainer's own included."""
+        own = Stamp("trainer", self.entry.written_ns, start_ns, end_ns)
+        return {ref.group: [*self.entry.stamps.get(ref.group, []), own] for ref in self.batch.groups}
+
+
+class BatchFeed:
+    """Use `open`; then `batches`, `advance` past each batch taken into the weights, and `report_trained`."""
+
+    def __init__(self, bus: Bus, run: str, trainer: str, term: str) -> None:
+        self._bus = bus
+        self._run = run
+        self._trainer = trainer
+        self._term = term
+        self._report_subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
+        self._report_seq = 0
+        self._policy_revision = 0
+        self.report: TrainReport | None = None
+        self.position = 0
+        self.chain = GENESIS
+
+    @classmethod
+    async def open(cls, bus: Bus, run: str, trainer: str, *, term: str) -> Self:
+        """Return the feed, positioned after the last reported batch."""
+        feed = cls(bus, run, trainer, term)
+        stored = await bus.last(subjects.LEDGER, feed._report_subject)
+        if stored is not None:
+            feed._report_seq = stored.seq
+            feed.report = decode(TrainReport, stored.data)
+            feed.seek(feed.report.ledger_index + 1, feed.report.chain)
+        policy = await bus.value(subjects.BUCKETS["policy"], run)
+        feed._policy_revision = policy.revision if policy else 0
+        return feed
+
+    def seek(self, position: int, chain: str) -> None:
+        """Go on after `position` ledger entries, the last of which has the digest `chain`."""
+        self.position, self.chain = position, chain
+
+    def advance(self, fed: FedBatch) -> None:
+        """Say that the batch is in the weights (or void)."""
+        self.seek(fed.entry.index + 1, fed.entry.digest())
+
+    async def batches(self) -> AsyncIterator[FedBatch]:
+        """Yield the batches from the position on, for ever. Raises `LedgerError` where the chain does not hold."""
+        async for entry in follow_ledger(self._bus, self._run, self._trainer, self.position, self.chain):
+            if entry.batch is None:
+                continue
+            failure, groups = None, []
+            try:
+                groups = await fetch_batch(self._bus, entry.batch)
+            except DataError as error:
+                failure = error
+            yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())
+
+    async def publish_policy(self, record: PolicyRecord) -> None:
+        """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
+        self._policy_revision = await self._bus.put(
+            subjects.BUCKETS["policy"], self._run, encode(record), revision=self._policy_revision
+        )
+
+    async def report_trained(
+        self, *, policy_version: str, step: int, lineage: str, checkpoint: str, voids: list[Void]
+    ) -> None:
+        """Report everything up to the position as trained and durable. Raises `FencedError`."""
+        self.report = TrainReport(
+            run=self._run,
+            trainer=self._trainer,
+            lineage=lineage,
+            term=self._term,
+            step=step,
+            ledger_index=self.position - 1,
+            chain=self.chain,
+            next_batch=step,
+            policy_version=policy_version,
+            checkpoint=checkpoint,
+            voids=voids,
+            written_ns=time.time_ns(),
+        )
+        self._report_seq = await self._bus.commit(
+            self._report_subject,
+            encode(self.report),
+            expected=self._report_seq,
+            msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
+        )

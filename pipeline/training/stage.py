@@ -1,0 +1,216 @@
+"""The trainer as a service: batches in ledger order, one optimizer step each, weights out, checkpoints between.
+
+Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the
+checkpoint holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint
+that contains it is on disk; a trainer that starts again goes on from its newest checkpoint under a new lineage, so two
+different weights never share a policy version. A batch that cannot be trained is reported void and its step counted.
+"""
+
+import logging
+import os
+import time
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import torch
+from anyio.streams.memory import MemoryObjectSendStream
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.metrics import latencies, step_figures
+from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.tracking import Tracking
+from lachesis.pipeline.weights.files import prune_weights, write_weights
+from lachesis.pipeline.weights.follow import follow_policy
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import CheckpointError, ConfigError, DataError
+from lachesis.schemas.ledger import GENESIS, Void
+
+__all__ = ["run_trainer"]
+
+log = logging.getLogger("lachesis")
+
+
+async def run_trainer(service: Service, config: RunConfig) -> None:
+    """Train until the service drains or `training.steps` steps are done."""
+    torch.set_num_threads(config.training.threads)
+    torch.use_deterministic_algorithms(mode=True)
+    trainer = await _Trainer.restored(service, config)
+    policy_url = config.role("policy").url
+    async with anyio.create_task_group() as tasks:
+        if policy_url is not None:
+            tasks.start_soon(_push_weights, service, config, policy_url)
+        await trainer.publish_policy()
+        service.recovered()
+        await trainer.train()
+        tasks.cancel_scope.cancel()
+
+
+async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
+    """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
+    async with open_role(service.bus, config.run, "policy", url=url) as directory:
+        await follow_policy(service, directory, anyio.Event())
+
+
+class _Trainer:
+    def __init__(self, service: Service, config: RunConfig, policy: Policy, learner: Learner, feed: BatchFeed) -> None:
+        self.service = service
+        self.config = config
+        self.policy = policy
+        self.learner = learner
+        self.feed = feed
+        self.lineage = os.urandom(3).hex()
+        self.voids: list[Void] = []
+        self.tracking = Tracking(config)
+        self.checkpointed = learner.steps
+
+    @classmethod
+    async def restored(cls, service: Service, config: RunConfig) -> "_Trainer":
+        """Return a trainer at the newest checkpoint, or at the beginning.
+
+        Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint.
+        """
+        settings = config.training
+        feed = await BatchFeed.open(service.bus, config.run, settings.name, term=service.instance)
+        path = latest_checkpoint(config.path / "checkpoints")
+        if path is not None:
+            checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, settings.learner))
+            policy, learner = checkpoint.policy, checkpoint.learner
+            feed.seek(checkpoint.state.ledger_position, checkpoint.state.chain_hash or GENESIS)
+            log.info("resumed from %s at step %d", path.name, learner.steps)
+        elif config.model is None:
+            raise ConfigError("model: not set; name a local folder or a Hugging Face id")
+        else:
+            policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
+            learner = Learner(policy.model, settings.learner)
+        if feed.report is not None and feed.report.step > learner.steps:
+            raise CheckpointError(
+                f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
+                f"the newest checkpoint in {config.path / 'checkpoints'} is of step {learner.steps}; restore the "
+                "folder, or start a new run"
+            )
+        return cls(service, config, policy, learner, feed)
+
+    async def train(self) -> None:
+        """Take batches, one ahead, until there is nothing more to do."""
+        send, receive = anyio.create_memory_object_stream[FedBatch](1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._prefetch, send)
+            async with receive:
+                while not self._finished() and not self.service.draining.is_set():
+                    batch = await self._next(receive)
+                    if batch is None:
+                        break
+                    await self._step(batch)
+            tasks.cancel_scope.cancel()
+        if self.learner.steps > self.checkpointed:
+            await self._checkpoint()
+        self.tracking.close()
+
+    def _finished(self) -> bool:
+        return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
+
+    async def _prefetch(self, send: MemoryObjectSendStream[FedBatch]) -> None:
+        async with send:
+            async for batch in self.feed.batches():
+                await send.send(batch)
+
+    async def _next(self, receive: anyio.streams.memory.MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:
+        """Wait for a batch or for the drain."""
+        found: FedBatch | None = None
+
+        async def receive_one() -> None:
+            nonlocal found
+            found = await receive.receive()
+            tasks.cancel_scope.cancel()
+
+        async def end_on_drain() -> None:
+            await self.service.draining.wait()
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive_one)
+            tasks.start_soon(end_on_drain)
+        return found
+
+    async def _step(self, batch: FedBatch) -> None:
+        number = batch.batch.number
+        if number != self.learner.steps:
+            raise CheckpointError(f"batch {number} follows step {self.learner.steps}: checkpoint and ledger disagree")
+        start_ns = time.time_ns()
+        figures: dict[str, float] = {}
+        try:
+            packed = batch.pack(
+                self.policy.tokenizer_hash,
+                pad_id=self.policy.tokenizer.pad_token_id or 0,
+                shuffle_seed=self.config.seed if self.config.training.shuffle_advantages else None,
+            )
+            metrics = await anyio.to_thread.run_sync(self.learner.step, packed)
+            figures = step_figures(metrics, packed, batch.batch.groups, number)
+        except DataError as error:
+            log.warning("batch %d is void: %s", number, error)
+            self.voids.append(Void(number, str(error)))
+            self.learner.steps = number + 1
+        self.feed.advance(batch)
+        await self.publish_policy()
+        figures |= latencies(batch.stamps(start_ns, time.time_ns()), batch.started_ns, time.time_ns())
+        self._show(figures)
+        due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
+        if due or self._finished():
+            await self._checkpoint()
+
+    def _show(self, figures: dict[str, float]) -> None:
+        health = self.service.health
+        health.handled += 1
+        health.metrics = figures
+        self.tracking.log(figures)
+
+    async def publish_policy(self) -> None:
+        """Write the weights and tell the run about them; inference servers follow."""
+        tensors = policy_tensors(self.policy.model)
+        version = policy_version(self.learner.steps, self.lineage, tensors)
+        folder = self.config.path / "weights"
+        path = await anyio.to_thread.run_sync(partial(write_weights, tensors, folder, version))
+        record = PolicyRecord(
+            run=self.config.run,
+            version=str(version),
+            weights=str(path),
+            tokenizer_hash=self.policy.tokenizer_hash,
+            written_ns=time.time_ns(),
+        )
+        await self.feed.publish_policy(record)
+        prune_weights(folder, keep=self.config.training.weights_kept)
+
+    async def _checkpoint(self) -> None:
+        """Make the present step durable, then report it."""
+        settings = self.config.training
+        folder = self.config.path / "checkpoints"
+        state = await anyio.to_thread.run_sync(
+            partial(
+                save_checkpoint,
+                folder,
+                self.policy,
+                self.learner,
+                lineage=self.lineage,
+                ledger_position=self.feed.position,
+                chain_hash=self.feed.chain,
+                unreported=list(range(self.checkpointed, self.learner.steps)),
+                keep=settings.checkpoints_kept,
+            )
+        )
+        path = latest_checkpoint(folder)
+        await self.feed.report_trained(
+            policy_version=state.policy_version,
+            step=self.learner.steps,
+            lineage=self.lineage,
+            checkpoint=str(path),
+            voids=self.voids,
+        )
+        self.voids = []
+        self.checkpointed = self.learner.steps

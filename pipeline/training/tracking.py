@@ -1,0 +1,73 @@
+"""Where the figures of a step go: a JSON-lines file in the run's folder, and wandb when a project is set.
+
+A run that resumes appends to the file and goes on under the same wandb id.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import StartupError
+
+__all__ = ["METRICS_FILE", "Tracking"]
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Tracking:
+    """An open log of figures."""
+
+    def __init__(self, config: RunConfig) -> None:
+        config.path.mkdir(parents=True, exist_ok=True)
+        self._file = (config.path / METRICS_FILE).open("ab", buffering=0)
+        self._wandb = _open_wandb(config) if config.training.wandb.project else None
+        self._rows = config.training.wandb.table_rows
+        self._step = 0
+
+    def log(self, figures: dict[str, float]) -> None:
+        """Write one step's figures; `train/step` is the step axis."""
+        self._step = int(figures.get("train/step", self._step))
+        self._file.write(msgspec.json.encode(figures) + b"\n")
+        if self._wandb is not None:
+            self._wandb.log(figures)
+
+    def samples(self, rows: list[tuple[str, str, str, float | None]]) -> None:
+        """Log a table of (item, prompt, completion, reward), of which a bounded number is shown."""
+        if self._wandb is not None and self._rows:
+            import wandb
+
+            columns = ["item", "prompt", "completion", "reward"]
+            table = wandb.Table(columns=columns, data=[list(row) for row in rows[: self._rows]])
+            self._wandb.log({"samples": table, "train/step": self._step})
+
+    def close(self) -> None:
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _open_wandb(config: RunConfig) -> Any:
+    try:
+        import wandb
+    except ModuleNotFoundError as error:
+        raise StartupError("training.wandb.project is set: pip install 'lachesis-rl[wandb]'") from error
+    if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") is None:
+        os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
+    run_id = re.sub(r"[^A-Za-z0-9_-]", "-", config.run)
+    run = wandb.init(
+        project=config.training.wandb.project,
+        id=run_id,
+        name=config.run,
+        resume="allow",
+        dir=Path(config.path),
+        config=msgspec.to_builtins(config),
+    )
+    run.define_metric("train/step")
+    run.define_metric("*", step_metric="train/step")
+    return run
