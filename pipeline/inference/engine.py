@@ -131,7 +131,8 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests that have no place yet."""
-        return len(self._waiting)
+        with self._changed:
+            return sum(not request.future.cancelled() for request in self._waiting)
 
     @property
     def running(self) -> int:
@@ -157,6 +158,7 @@ class Engine:
         request.rows = [_Row(request, random.Random(f"{seed}/{index}")) for index in range(params.n)]
         with self._changed:
             self.check_alive()
+            self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
             if len(self._waiting) >= self.config.max_waiting_requests:
                 raise EngineFullError(f"{len(self._waiting)} requests are waiting already; try again a little later.")
             self._waiting.append(request)

@@ -1,0 +1,292 @@
+"""The control for the pipeline: the same model, task, reward and hyper-parameters trained by a plain GRPO loop in one
+process, without bus, services or files.
+
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60 --shuffle-advantages   # must not learn
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60 --staleness 3          # trains on old rollouts
+
+Prints the held-out pass rate (reasoning-gym's own scorer, 200 prompts) at temperature 1 with 4 samples a prompt, and
+greedy, before and after, then one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import numpy as np
+import reasoning_gym
+import torch
+
+from lachesis.pipeline.inference.engine import Engine, GenerationResult
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.training.batch import TrainingSequence, pack
+from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
+from lachesis.pipeline.training.learner import Learner, StepMetrics
+from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.warmstart import warm_start
+
+HELD_OUT_SEED, WARM_START_SEED, TRAINING_SEED = 1_000_000, 2_000_000, 3_000_000
+MAX_NEW_TOKENS = 12
+
+
+def items(seed: int, size: int, *, forbidden: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
+    """Distinct items of the task whose prompt hash is not forbidden."""
+    dataset = reasoning_gym.create_dataset("spell_backward", seed=seed, size=size, min_word_len=3, max_word_len=5)
+    distinct = {prompt_hash(item): item for item in dataset}
+    return [item for key, item in distinct.items() if key not in forbidden]
+
+
+def prompt_hash(item: dict[str, Any]) -> str:
+    return hashlib.sha256(item["question"].encode()).hexdigest()
+
+
+def edit_distance(a: str, b: str) -> int:
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        previous, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (x != y))
+    return row[-1]
+
+
+def passed(item: dict[str, Any], text: str) -> bool:
+    return item["answer"].lower() == text.lower()
+
+
+def reward(item: dict[str, Any], text: str, finished: bool) -> float:
+    """Three raters (exact, similar, well-formed) aggregated as mean - variance / 2 (UWO)."""
+    answer = item["answer"]
+    ratings = np.array(
+        [
+            float(passed(item, text)),
+            1 - edit_distance(text.lower(), answer.lower()) / max(len(text), len(answer)),
+            float(finished and text.isalpha()),
+        ]
+    )
+    return float(ratings.mean() - 0.5 * ratings.var())
+
+
+def imperfect(answer: str, share: float, draw: random.Random) -> str:
+    """With probability `share`, the answer with two neighbouring letters exchanged: a demonstration with a slip."""
+    if draw.random() >= share:
+        return answer
+    at = draw.randrange(len(answer) - 1)
+    return answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :]
+
+
+class Player:
+    """Policy, engine and prompts."""
+
+    def __init__(self, policy: Policy, engine: Engine) -> None:
+        self.policy, self.engine = policy, engine
+
+    def generate(self, batch: list[dict[str, Any]], n: int, temperature: float, seed: int) -> list[GenerationResult]:
+        futures = []
+        for index, item in enumerate(batch):
+            params = SamplingParams(
+                n=n, temperature=temperature, max_tokens=MAX_NEW_TOKENS, seed=seed * 100_003 + index
+            )
+            futures.append(self.engine.submit(self.prompt(item), params))
+        return [future.result() for future in futures]
+
+    def prompt(self, item: dict[str, Any]) -> list[int]:
+        messages = [{"role": "user", "content": item["question"]}]
+        ids: list[int] = self.policy.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
+        return ids
+
+    def text(self, token_ids: list[int]) -> str:
+        decoded: str = self.policy.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return decoded
+
+    def pass_rate(self, batch: list[dict[str, Any]], n: int, temperature: float) -> float:
+        results = self.generate(batch, n, temperature, seed=7)
+        hits = [
+            passed(item, self.text(sample.token_ids))
+            for item, result in zip(batch, results, strict=True)
+            for sample in result.samples
+        ]
+        return float(np.mean(hits))
+
+    def rollouts(
+        self, batch: list[dict[str, Any]], n: int, seed: int, step: int
+    ) -> list[list[tuple[float, TrainingSequence]]]:
+        """One list for each prompt: (reward, sequence whose advantage is still to be set)."""
+        groups = []
+        for item, result in zip(batch, self.generate(batch, n, 1.0, seed), strict=True):
+            prompt = self.prompt(item)
+            group = []
+            for sample in result.samples:
+                pad = np.zeros(len(prompt), np.float32)
+                sequence = TrainingSequence(
+                    tokens=np.array(prompt + sample.token_ids, np.int32),
+                    loss_mask=np.array([False] * len(prompt) + [True] * len(sample.token_ids)),
+                    logprobs=np.concatenate([pad, np.array(sample.logprobs, np.float32)]),
+                    advantage=0.0,
+                    group_id=prompt_hash(item),
+                    policy_step=step,
+                )
+                group.append((reward(item, self.text(sample.token_ids), sample.finish_reason == "stop"), sequence))
+            groups.append(group)
+        return groups
+
+
+def with_advantages(
+    groups: list[list[tuple[float, TrainingSequence]]], *, divide: bool, shuffle: random.Random | None
+) -> list[TrainingSequence]:
+    """Centre (and divide) within each group; groups without variance are left out."""
+    sequences = []
+    for group in groups:
+        rewards = np.array([value for value, _ in group], np.float64)
+        if np.ptp(rewards) <= 1e-6 * max(1.0, float(np.abs(rewards).max())):
+            continue
+        advantages = (rewards - rewards.mean()).tolist()
+        if divide:
+            advantages = [value / max(rewards.std(ddof=1), 1e-3) for value in advantages]
+        if shuffle is not None:
+            shuffle.shuffle(advantages)
+        for advantage, (_, sequence) in zip(advantages, group, strict=True):
+            sequences.append(
+                TrainingSequence(
+                    tokens=sequence.tokens,
+                    loss_mask=sequence.loss_mask,
+                    logprobs=sequence.logprobs,
+                    advantage=advantage,
+                    group_id=sequence.group_id,
+                    policy_step=sequence.policy_step,
+                )
+            )
+    return sequences
+
+
+def main() -> None:
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    draw = random.Random(arguments.seed)
+    held_out = items(HELD_OUT_SEED, 400)[:200]
+    hidden = frozenset(map(prompt_hash, held_out))
+    warm_items = items(WARM_START_SEED, arguments.warm_items, forbidden=hidden)
+    training = items(TRAINING_SEED + 100_000 * arguments.seed, 4000, forbidden=hidden)
+    assert len(held_out) == 200
+    assert not hidden & {prompt_hash(item) for item in warm_items + training}
+
+    policy = build_tiny_policy(
+        arguments.seed, phrases=[os.path.commonprefix([item["question"] for item in warm_items])]
+    )
+    started = time.perf_counter()
+    warm = WarmStartConfig(
+        seed=arguments.seed,
+        **{k: v for k, v in (("steps", arguments.warm_steps), ("learning_rate", arguments.warm_lr)) if v},
+    )
+    losses = warm_start(policy, [(item["question"], imperfect(item["answer"], arguments.warm_slips, draw)) for item in warm_items], warm)
+    warm_seconds = time.perf_counter() - started
+
+    loss = LossConfig(anchor=arguments.anchor)
+    config = LearnerConfig(loss=loss) if arguments.lr is None else LearnerConfig(loss=loss, learning_rate=arguments.lr)
+    learner = Learner(policy.model, config)
+    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="in-process") as engine:
+        player = Player(policy, engine)
+        before, greedy_before = player.pass_rate(held_out, 4, 1.0), player.pass_rate(held_out, 1, 0.0)
+        print(
+            f"warm start {warm_seconds:.1f} s, loss {losses[-1]:.3f}: sampled {before:.3f}, greedy {greedy_before:.3f}",
+            flush=True,
+        )
+        started = time.perf_counter()
+        rollout_seconds = train(arguments, draw, training, player, learner, held_out)
+        seconds = time.perf_counter() - started
+        after, greedy_after = player.pass_rate(held_out, 4, 1.0), player.pass_rate(held_out, 1, 0.0)
+    print(
+        f"after {learner.steps} steps in {seconds:.1f} s: sampled {after:.3f} ({100 * (after - before):+.1f} points), greedy {greedy_after:.3f}"
+    )
+    print(
+        json.dumps(
+            {
+                "seed": arguments.seed,
+                "steps": learner.steps,
+                "shuffled": arguments.shuffle_advantages,
+                "staleness": arguments.staleness,
+                "anchor": arguments.anchor,
+                "before": before,
+                "after": after,
+                "greedy_before": greedy_before,
+                "greedy_after": greedy_after,
+                "warm_seconds": round(warm_seconds, 1),
+                "seconds": round(seconds, 1),
+                "rollout_seconds": round(rollout_seconds, 1),
+            }
+        )
+    )
+
+
+def train(
+    arguments: argparse.Namespace,
+    draw: random.Random,
+    training: list[dict[str, Any]],
+    player: Player,
+    learner: Learner,
+    held_out: list[dict[str, Any]],
+) -> float:
+    """Run the steps; return the seconds spent on rollouts."""
+    shuffle = random.Random(arguments.seed) if arguments.shuffle_advantages else None
+    queue: deque[list[TrainingSequence]] = deque()
+    rollout_seconds = 0.0
+    round_number = 0
+    while learner.steps < arguments.steps:
+        started = time.perf_counter()
+        batch = draw.sample(training, arguments.prompts)
+        groups = player.rollouts(batch, arguments.samples, 1000 * arguments.seed + round_number, learner.steps)
+        queue.append(with_advantages(groups, divide=arguments.divide_by_std, shuffle=shuffle))
+        rollout_seconds += time.perf_counter() - started
+        round_number += 1
+        if len(queue) <= arguments.staleness:
+            continue
+        metrics = learner.step(pack(queue.popleft()))
+        mean = float(np.mean([value for group in groups for value, _ in group]))
+        if learner.steps % arguments.every == 0:
+            report(metrics, mean, player.pass_rate(held_out, 1, 1.0))
+    return rollout_seconds
+
+
+def report(metrics: StepMetrics, mean_reward: float, rate: float) -> None:
+    values = {key: round(value, 3) for key, value in msgspec.to_builtins(metrics).items() if value is not None}
+    kept = ("step", "loss", "grad_norm", "entropy", "kl", "clip_fraction", "sequences", "seconds")
+    print(f"reward {mean_reward:.3f} held-out {rate:.3f}", {key: values[key] for key in kept}, flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--prompts", type=int, default=16, help="groups a step")
+    parser.add_argument("--samples", type=int, default=8, help="samples a group")
+    parser.add_argument("--staleness", type=int, default=0, help="train on rollouts this many policy versions old")
+    parser.add_argument(
+        "--shuffle-advantages", action="store_true", help="control: shuffle advantages within each group"
+    )
+    parser.add_argument(
+        "--divide-by-std", action="store_true", help="divide advantages by the group's standard deviation"
+    )
+    parser.add_argument("--anchor", choices=["rollout", "proximal"], default=LossConfig().anchor)
+    parser.add_argument("--lr", type=float, default=None, help="learning rate of GRPO; default: LearnerConfig's")
+    parser.add_argument("--warm-steps", type=int, default=None, help="default: WarmStartConfig's")
+    parser.add_argument("--warm-lr", type=float, default=None, help="default: WarmStartConfig's")
+    parser.add_argument(
+        "--warm-items", type=int, default=2000, help="items drawn for the warm start, before removing repeats"
+    )
+    parser.add_argument("--warm-slips", type=float, default=0.5, help="share of warm-start answers with a slip")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--every", type=int, default=10, help="steps between progress lines")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

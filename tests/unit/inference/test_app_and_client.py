@@ -1,0 +1,332 @@
+"""Server and client over HTTP: the fields of vLLM, weight updates, errors, hang-ups, capability probe."""
+
+import socket
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import anyio
+import httpx
+import numpy as np
+import pytest
+import torch
+import uvicorn
+
+from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.training.learner import token_logprobs
+from lachesis.pipeline.training.model import build_tiny_policy
+from lachesis.pipeline.weights.files import write_weights
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+
+URL = "http://test"
+HI = [{"role": "user", "content": "hi there"}]
+
+
+@pytest.fixture
+def app(policy, start_engine, tmp_path):
+    """The application over a running engine; `app.state.engine` is that engine."""
+    with start_engine(max_waiting_requests=3) as engine:
+        application = build_app(policy, engine, model_name="tiny", weights_folder=tmp_path / "weights")
+        application.state.engine = engine
+        yield application
+
+
+@pytest.fixture
+def open_client(app):
+    return partial(InferenceClient, ClientConfig(url=URL), transport=httpx.ASGITransport(app))
+
+
+@pytest.fixture
+def raw(app):
+    """A plain HTTP client, to look at what travels."""
+    return partial(httpx.AsyncClient, base_url=URL, transport=httpx.ASGITransport(app))
+
+
+def alone(policy, prompt, tokens):
+    with torch.no_grad():
+        values, _ = token_logprobs(policy.model, torch.tensor([[*prompt, *tokens]]), 1.0)
+    return values[0, len(prompt) :].numpy()
+
+
+async def test_generate_returns_ids_logprobs_text_and_spans(open_client, policy):
+    async with open_client() as client:
+        prompt = await client.tokenize(HI)
+        assert prompt == policy.tokenizer.apply_chat_template(HI, add_generation_prompt=True, return_dict=False)
+        samples = await client.generate(prompt, 5, SamplingParams(max_tokens=7, seed=1))
+        assert await client.weight_version() == samples[0].weight_versions[0].version
+    assert len(samples) == 5
+    for sample in samples:
+        assert sample.token_ids.dtype == np.int32
+        assert sample.logprobs.dtype == np.float32
+        assert sample.logprobs == pytest.approx(alone(policy, prompt, sample.token_ids), abs=1e-5)
+        assert sample.text == policy.tokenizer.decode(sample.token_ids, skip_special_tokens=True)
+        assert sample.finish_reason in {"stop", "length"}
+        assert [(s.start, s.end) for s in sample.weight_versions] == [(0, len(sample.token_ids))]
+
+
+async def test_prompt_logprobs_equal_a_forward_pass(open_client, policy):
+    tokens = [1, 9, 8, 7, 30, 31]
+    async with open_client() as client:
+        values = await client.prompt_logprobs(tokens)
+        single = await client.prompt_logprobs([1])
+    assert values.dtype == np.float32
+    assert values[0] == 0
+    assert values[1:] == pytest.approx(alone(policy, tokens[:1], tokens[1:]), abs=1e-5)
+    assert single.tolist() == [0]
+
+
+async def test_detokenize_and_readiness(open_client):
+    async with open_client() as client:
+        assert await client.ready()
+        assert await client.detokenize(await client.tokenize(HI)) == "<|bos|>hi there<|sep|>"
+
+
+async def test_wire_fields_are_those_of_vllm(raw):
+    async with raw() as http:
+        body = {"token_ids": [1, 5], "sampling_params": {"n": 2, "max_tokens": 3, "logprobs": 2, "ignore_eos": True}}
+        answer = (await http.post("/inference/v1/generate", json=body)).json()
+        choice = answer["choices"][1]
+        assert (choice["index"], choice["finish_reason"], len(choice["token_ids"])) == (1, "length", 3)
+        assert choice["weight_versions"] == [{"version": "0-first-000000000000", "start": 0, "end": 3}]
+        entry = choice["logprobs"]["content"][0]
+        assert entry["token_id"] == choice["token_ids"][0]
+        assert len(entry["top_logprobs"]) == 2
+        body["sampling_params"] = {"max_tokens": 1, "prompt_logprobs": 1}
+        scores = (await http.post("/inference/v1/generate", json=body)).json()["prompt_logprobs"]
+        assert scores[0] is None
+        assert scores[1]["5"]["logprob"] < 0
+        models = (await http.get("/v1/models")).json()["data"]
+        assert (models[0]["id"], models[0]["max_model_len"]) == ("tiny", 96)
+        counted = (await http.post("/tokenize", json={"prompt": "abc"})).json()
+        assert (counted["count"], len(counted["tokens"]), counted["max_model_len"]) == (3, 3, 96)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/inference/v1/generate", b"{"),
+        ("/inference/v1/generate", b'{"token_ids": [], "sampling_params": {}}'),
+        ("/inference/v1/generate", b'{"token_ids": [-1], "sampling_params": {}}'),
+        ("/inference/v1/generate", b'{"token_ids": [100000], "sampling_params": {}}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"temprature": 1}}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"n": 0}}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"top_p": 0}}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"max_tokens": 96}}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {}, "stream": true}'),
+        ("/tokenize", b"{}"),
+        ("/tokenize", b'{"messages": [{"role": "user"}]}'),
+        ("/tokenize", b'{"messages": [7]}'),
+        ("/tokenize", b'{"messages": [], "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        ("/detokenize", b'{"tokens": [-1]}'),
+        ("/detokenize", b'{"tokens": [99999999999]}'),
+        ("/pause?mode=nap", b""),
+        ("/update_weights", b'{"update_info": {"path": "x", "version": "1-a-b"}}'),
+        ("/finish_weight_update", b"{}"),
+    ],
+)
+async def test_bad_requests_get_400_and_the_server_goes_on(raw, path, body):
+    async with raw() as http:
+        answer = await http.post(path, content=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
+        assert (await http.get("/health")).status_code == 200
+
+
+async def test_weight_update_changes_weights_and_version_and_resumes(open_client, policy, tmp_path):
+    other = build_tiny_policy(5, width=32, layers=2, max_length=96)
+    tensors = policy_tensors(other.model)
+    version = policy_version(3, "x", tensors)
+    path = write_weights(tensors, tmp_path / "weights", version)
+    async with open_client() as client:
+        await client.update_weights(str(path), str(version))
+        assert await client.weight_version() == str(version)
+        sample = (await client.generate([1, 5, 6], 1, SamplingParams(max_tokens=5)))[0]
+    assert sample.weight_versions[0].version == str(version)
+    assert sample.logprobs == pytest.approx(alone(other, [1, 5, 6], sample.token_ids), abs=1e-5)
+
+
+async def test_refused_weights_leave_version_and_service_as_they_were(open_client, policy, tmp_path):
+    tensors = policy_tensors(policy.model)
+    version = policy_version(3, "x", tensors)
+    outside = write_weights(tensors, tmp_path / "elsewhere", version)
+    few = {"lm_head.weight": torch.zeros(2, 2)}
+    small = policy_version(4, "x", few)
+    incomplete = write_weights(few, tmp_path / "weights", small)
+    sneaky = tmp_path / "weights" / ".." / "elsewhere" / outside.name
+    async with open_client() as client:
+        before = await client.weight_version()
+        for path, name, text in [
+            (outside, version, "alone"),
+            (sneaky, version, "alone"),
+            (incomplete, small, "missing"),
+            (tmp_path / "weights" / "gone.safetensors", version, "404"),
+            (incomplete, "nonsense", "policy version"),
+        ]:
+            with pytest.raises(DataError, match=text):
+                await client.update_weights(str(path), str(name))
+        assert await client.weight_version() == before
+        assert await client.generate([1], 1, SamplingParams(max_tokens=2))
+
+
+async def test_full_queue_is_503_with_retry_after_and_infrastructure_to_the_client(app, raw, open_client):
+    body = {"token_ids": [1], "sampling_params": {"max_tokens": 2}}
+    async with raw() as http, open_client() as client, anyio.create_task_group() as tasks:
+        await client.pause("keep")
+        for _ in range(3):
+            tasks.start_soon(partial(http.post, "/inference/v1/generate", json=body))
+        with anyio.fail_after(10):
+            while app.state.engine.waiting < 3:
+                await anyio.lowlevel.checkpoint()
+        refused = await http.post("/inference/v1/generate", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        with pytest.raises(InfrastructureError, match="503"):
+            await client.generate([1], 1)
+        await client.resume()
+
+
+async def test_failed_engine_is_unhealthy(app, raw, open_client, policy):
+    with torch.no_grad():
+        policy.model.model.embed_tokens.weight.fill_(torch.nan)
+    async with open_client() as client, raw() as http:
+        with pytest.raises(InfrastructureError):
+            await client.generate([1], 1)
+        assert (await http.get("/health")).status_code == 503
+        assert not await client.ready()
+
+
+async def test_probe_tells_what_the_server_is(open_client, policy):
+    async with open_client() as client:
+        found = await client.probe()
+    assert (found.model, found.max_model_len) == ("tiny", 96)
+    assert found.tokenizer_hash == policy.tokenizer_hash
+    assert found.weight_version == "0-first-000000000000"
+
+
+def answering(routes):
+    """A client of a server that answers fixed (status, JSON) pairs by path, 404 elsewhere."""
+
+    def answer(request):
+        status, body = routes.get(request.url.path, (404, {"detail": "Not Found"}))
+        return httpx.Response(status, json=body)
+
+    return InferenceClient(ClientConfig(url=URL), transport=httpx.MockTransport(answer))
+
+
+MODELS = (200, {"data": [{"id": "m", "max_model_len": 8}]})
+TOKENS = (200, {"count": 1, "max_model_len": 8, "tokens": [1]})
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        {"/v1/models": MODELS},
+        {"/v1/models": (200, {"data": []})},
+        {"/v1/models": MODELS, "/tokenize": TOKENS},
+        {
+            "/v1/models": MODELS,
+            "/tokenize": TOKENS,
+            "/inference/v1/generate": (200, {"choices": [{"index": 0, "text": "a"}]}),
+        },
+    ],
+)
+async def test_generic_openai_server_is_refused_with_advice(routes):
+    async with answering(routes) as client:
+        with pytest.raises(StartupError, match=r"cannot serve a trainer.*--enable-scale-out"):
+            await client.probe()
+
+
+def choice(**changes):
+    values = {
+        "index": 0,
+        "token_ids": [5, 6],
+        "text": "ab",
+        "finish_reason": "stop",
+        "logprobs": {"content": [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -2.0}]},
+        "weight_versions": [{"version": "v", "start": 0, "end": 2}],
+    }
+    return {**values, **changes}
+
+
+@pytest.mark.parametrize(
+    ("choices", "text"),
+    [
+        ([], "0 samples where 1"),
+        ([choice(token_ids=None)], "left out"),
+        ([choice(logprobs=None)], "left out"),
+        ([choice(logprobs={"content": [{"token": "a", "logprob": -1.0}]})], "1 logprobs"),
+        ([choice(weight_versions=None)], "do not cover"),
+        ([choice(weight_versions=[{"version": "v", "start": 0, "end": 1}])], "do not cover"),
+        ([choice(weight_versions=[{"version": "v", "start": 1, "end": 2}])], "do not cover"),
+        ("nonsense", "something else"),
+    ],
+)
+async def test_answers_that_break_the_contract_are_data_errors(choices, text):
+    async with answering({"/inference/v1/generate": (200, {"choices": choices})}) as client:
+        with pytest.raises(DataError, match=text):
+            await client.generate([1], 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, DataError),
+        (404, DataError),
+        (408, InfrastructureError),
+        (429, InfrastructureError),
+        (500, InfrastructureError),
+    ],
+)
+async def test_status_codes_are_sorted_into_retry_and_not(status, kind):
+    async with answering({"/tokenize": (status, {})}) as client:
+        with pytest.raises(kind, match=str(status)):
+            await client.tokenize(HI)
+
+
+async def test_refused_connection_and_timeout_are_infrastructure(free_tcp_port):
+    async with InferenceClient(ClientConfig(url=f"http://127.0.0.1:{free_tcp_port}")) as client:
+        with pytest.raises(InfrastructureError, match="ConnectError"):
+            await client.generate([1], 1)
+        assert not await client.ready()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with InferenceClient(ClientConfig(url=url, timeout=0.1)) as client:
+            with pytest.raises(InfrastructureError, match="ReadTimeout"):
+                await client.generate([1], 1)
+
+
+async def test_hanging_up_drops_the_work(app):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        async with InferenceClient(ClientConfig(url=f"http://127.0.0.1:{listener.getsockname()[1]}")) as client:
+            with anyio.fail_after(10):
+                while not await client.ready():
+                    await anyio.lowlevel.checkpoint()
+            await client.pause("keep")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.generate, [1], 1)
+                with anyio.fail_after(10):
+                    while app.state.engine.waiting == 0:
+                        await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+            with anyio.fail_after(10):
+                while app.state.engine.waiting:
+                    await anyio.lowlevel.checkpoint()
+            await client.resume()
+            assert await client.generate([1], 1, SamplingParams(max_tokens=2))
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def test_client_needs_no_torch():
+    code = "import sys; import lachesis.pipeline.inference.client; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,188 @@
+"""Checkpoints: resume to the bit, survive a crash at every point, refuse what is damaged."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lachesis.pipeline.training import checkpoint as module
+from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
+from lachesis.schemas.errors import CheckpointError
+from lachesis.schemas.ids import PolicyVersion
+
+CONFIG = LearnerConfig()
+
+
+def save(folder, policy, learner, **changes):
+    values = {"lineage": "a", "ledger_position": 41, "chain_hash": "ff", "unreported": [3, 4]}
+    return save_checkpoint(folder, policy, learner, **{**values, **changes})
+
+
+@pytest.fixture
+def train(small_policy, batch):
+    """Take one step for each seed, on batches that do not depend on the policy that is trained."""
+
+    def run(learner, seeds):
+        for seed in seeds:
+            learner.step(batch(small_policy(99), seed))
+
+    return run
+
+
+def test_five_steps_save_load_five_steps_equal_ten_to_the_bit(tmp_path, small_policy, train):
+    straight = small_policy()
+    learner = Learner(straight.model, CONFIG)
+    train(learner, range(10))
+
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    train(learner, range(5))
+    state = save(tmp_path, policy, learner)
+    random_state = torch.get_rng_state()
+    torch.rand(7)
+
+    resumed = load_checkpoint(latest_checkpoint(tmp_path), CONFIG)
+    assert resumed.state == state
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert resumed.learner.steps == 5
+    train(resumed.learner, range(5, 10))
+    assert resumed.learner.steps == 10
+    digests = [weights_digest(policy_tensors(p.model)) for p in (straight, resumed.policy)]
+    assert digests[0] == digests[1]
+    assert weights_digest(policy_tensors(policy.model)) != digests[0]
+
+
+def test_folder_is_an_ordinary_model_folder_with_the_recorded_state(tmp_path, small_policy, train):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    train(learner, [0])
+    state = save(tmp_path, policy, learner)
+    path = latest_checkpoint(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    assert torch.equal(model.lm_head.weight, policy.model.lm_head.weight)
+    assert AutoTokenizer.from_pretrained(path).chat_template == policy.tokenizer.chat_template
+    assert not list(path.rglob("*.pt")) + list(path.rglob("*.bin"))
+    digest = weights_digest(policy_tensors(policy.model))
+    assert PolicyVersion.parse(state.policy_version) == PolicyVersion(1, "a", digest[:12])
+    assert (state.ledger_position, state.chain_hash, state.unreported) == (41, "ff", [3, 4])
+
+
+def test_checkpoint_before_the_first_step_resumes(tmp_path, small_policy):
+    policy = small_policy()
+    save(tmp_path, policy, Learner(policy.model, CONFIG))
+    assert load_checkpoint(latest_checkpoint(tmp_path), CONFIG).learner.steps == 0
+
+
+@pytest.mark.parametrize("fails_at", ["save_policy", "save_file", "_sync", "_point", "_prune"])
+def test_a_crash_at_any_point_leaves_a_loadable_latest_and_the_next_save_mends(
+    tmp_path, monkeypatch, fails_at, small_policy, train
+):
+    class CrashError(BaseException):
+        pass
+
+    def crash(*_args, **_kwargs):
+        raise CrashError
+
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    save(tmp_path, policy, learner)
+    train(learner, [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(module, fails_at, crash)
+        with pytest.raises(CrashError):
+            save(tmp_path, policy, learner)
+    found = load_checkpoint(latest_checkpoint(tmp_path), CONFIG)
+    assert found.state.step == (1 if fails_at == "_prune" else 0)
+
+    save(tmp_path, policy, learner, chain_hash="after")
+    assert load_checkpoint(latest_checkpoint(tmp_path), CONFIG).state.chain_hash == "after"
+    assert not list(tmp_path.glob(".partial-*"))
+
+
+def test_half_written_folders_are_never_the_latest(tmp_path, small_policy):
+    policy = small_policy()
+    save(tmp_path, policy, Learner(policy.model, CONFIG))
+    (tmp_path / ".partial-step-00000009").mkdir()
+    (tmp_path / ".partial-step-00000009" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".partial-latest").write_text("step-000")
+    assert latest_checkpoint(tmp_path).name == "step-00000000"
+
+
+def test_the_newest_k_stay(tmp_path, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    for step in range(5):
+        learner.steps = step
+        save(tmp_path, policy, learner, keep=2)
+        assert latest_checkpoint(tmp_path).name == f"step-{step:08d}"
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+
+
+@pytest.mark.parametrize("saves", [1, 2, 3, 4])
+def test_fewer_than_keep_are_all_kept(tmp_path, saves, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    for step in range(saves):
+        learner.steps = step
+        save(tmp_path, policy, learner, keep=5)
+    assert len(list(tmp_path.glob("step-*"))) == saves
+
+
+def test_same_step_saved_again_replaces_the_pointer_not_the_folder(tmp_path, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    save(tmp_path, policy, learner, chain_hash="one")
+    first = latest_checkpoint(tmp_path)
+    save(tmp_path, policy, learner, chain_hash="two")
+    assert latest_checkpoint(tmp_path) != first
+    assert load_checkpoint(first, CONFIG).state.chain_hash == "one"
+    assert load_checkpoint(latest_checkpoint(tmp_path), CONFIG).state.chain_hash == "two"
+
+
+def test_nothing_saved_is_none_and_a_dangling_pointer_an_error(tmp_path):
+    assert latest_checkpoint(tmp_path) is None
+    for name in ("step-00000001", "../elsewhere", ""):
+        (tmp_path / "latest").write_text(name)
+        with pytest.raises(CheckpointError, match="latest"):
+            latest_checkpoint(tmp_path)
+
+
+def test_damage_is_refused(tmp_path, small_policy, train):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    train(learner, [0])
+    save(tmp_path, policy, learner)
+    good = latest_checkpoint(tmp_path)
+
+    def damaged(name):
+        return shutil.copytree(good, tmp_path / name)
+
+    path = damaged("weights")
+    tensors = load_file(path / "model.safetensors")
+    next(iter(tensors.values())).add_(1e-6)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="holds weights"):
+        load_checkpoint(path, CONFIG)
+
+    path = damaged("optimizer")
+    tensors = load_file(path / "optimizer.safetensors")
+    tensors.pop("model.norm.weight/exp_avg")
+    save_file(tensors, path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        load_checkpoint(path, CONFIG)
+
+    for name in ("trainer.json", "optimizer.safetensors", "config.json"):
+        path = damaged(f"without-{name}")
+        (path / name).unlink()
+        with pytest.raises(CheckpointError, match="cannot be loaded"):
+            load_checkpoint(path, CONFIG)
+    path = damaged("truncated")
+    content = (path / "optimizer.safetensors").read_bytes()
+    (path / "optimizer.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
+        load_checkpoint(path, CONFIG)
