@@ -1,0 +1,195 @@
+"""The catalog: every subject with the events that travel on it, one table.
+
+What goes in: the subjects and event structs of this package. What comes out: `CHANNELS`, which documents, the command
+line and the tests read. Guarantees that a subject is described in one place only; the tests hold it against
+`subjects.STREAMS`, so no stream carries a subject that is missing here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import (
+    CurriculumEvent,
+    DeadLetter,
+    EvalEvent,
+    RewardEvent,
+    ScoreEvent,
+    TeacherEvent,
+    TeacherLogprobs,
+)
+from lachesis.schemas.codec import Event
+from lachesis.schemas.control import (
+    CurriculumSnapshot,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    PolicyRecord,
+    RunRecord,
+    StateSnapshot,
+)
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["BINARY", "BUCKET_EVENTS", "CHANNELS", "Channel", "channel_of", "narrow"]
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One family of subjects. `address` has its variable tokens in braces; `stream` is None on core NATS.
+
+    `events` are what a message may hold, most frequent first; none: its bytes are no event. `reply` is what a request
+    on this channel is answered with.
+    """
+
+    name: str
+    address: str
+    stream: str | None
+    events: tuple[type[Event], ...]
+    about: str
+    writer: str
+    reply: type[Event] | None = None
+
+    @property
+    def pattern(self) -> str:
+        """The address as a NATS wildcard subject."""
+        return ".".join("*" if token.startswith("{") else token for token in self.address.split("."))
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the address's variable tokens."""
+        return [token[1:-1] for token in self.address.split(".") if token.startswith("{")]
+
+
+def _annotation(kind: subjects.Kind, events: tuple[type[Event], ...], about: str, writer: str) -> Channel:
+    address = subjects.event(kind, "{run}", "{revision}", "{env}")
+    return Channel(kind, address, subjects.EVENTS, events, about, writer)
+
+
+_ANNOTATIONS = (
+    _annotation("score", (ScoreEvent,), "Ratings of groups by an ensemble of raters.", "scorer"),
+    _annotation("reward", (RewardEvent,), "Normalized rewards and advantages of groups.", "normalizer"),
+    _annotation("curriculum", (CurriculumEvent,), "Commits of the curriculum's state.", "curriculum"),
+    _annotation("teacher", (TeacherEvent,), "Where a teacher's logprobs of groups are stored.", "teacher"),
+    _annotation("dead", (DeadLetter,), "Messages that cannot be handled, with the reason.", "any stage"),
+    _annotation("eval", (EvalEvent,), "Results of evaluations of named policy versions.", "evaluator"),
+    _annotation("alert", (), "Reserved for findings of health checks; nothing is written here yet.", "nobody"),
+)
+
+CHANNELS: tuple[Channel, ...] = (
+    Channel(
+        "rollout",
+        subjects.rollout("{run}", "{env}"),
+        subjects.ROLLOUTS,
+        (RolloutGroup,),
+        "Groups of rollouts, each published once and never changed. A group over 4 MiB is a head that lists the "
+        "sequences of its chunks; clients of the bus see one message.",
+        "environment",
+    ),
+    Channel(
+        "blob",
+        subjects.blob("{group}"),
+        subjects.ROLLOUTS,
+        (),
+        "Chunks of a large group, stored before its head. Raw bytes.",
+        "environment",
+    ),
+    *_ANNOTATIONS,
+    Channel(
+        "replay",
+        "rl.replay.{kind}.{run}.{revision}.{env}",
+        subjects.REPLAY,
+        tuple(event for channel in _ANNOTATIONS for event in channel.events),
+        "Annotations of re-scored history, by kind; `kind` says which event a message holds.",
+        "replay",
+    ),
+    Channel(
+        "logprobs",
+        subjects.logprobs("{run}", "{revision}", "{env}"),
+        subjects.TEACHER,
+        (TeacherLogprobs,),
+        "A teacher's logprobs of one group's sampled tokens.",
+        "teacher",
+    ),
+    Channel(
+        "ledger",
+        subjects.ledger("{run}", "{trainer}"),
+        subjects.LEDGER,
+        (LedgerEntry,),
+        "The chained record of batches and of what became of every other group. One fenced writer.",
+        "batcher",
+    ),
+    Channel(
+        "state",
+        subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
+        subjects.LEDGER,
+        (StateSnapshot, TrainReport),
+        "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here.",
+        "stateful stages, trainer",
+    ),
+    Channel(
+        "lease",
+        subjects.lease("{run}"),
+        None,
+        (LeaseRequest,),
+        "Requests for the right to generate groups.",
+        "environment",
+        reply=LeaseReply,
+    ),
+    Channel(
+        "heartbeat",
+        subjects.heartbeat("{run}", "{service}", "{instance}"),
+        None,
+        (Heartbeat,),
+        "Each service's figures, once a second; not stored.",
+        "every service",
+    ),
+)
+
+BUCKET_EVENTS: Mapping[str, type[Event]] = MappingProxyType(
+    {"runs": RunRecord, "policy": PolicyRecord, "curriculum": CurriculumSnapshot}
+)
+"""What the values of a key-value bucket hold, by its name in `subjects.BUCKETS`; the other buckets hold plain text."""
+
+BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "Attachment": {"data": "bytes"},
+        "Column": {"data": "dtype"},
+        "Commit": {"delta": "msgpack"},
+        "CurriculumSnapshot": {"weights": "float32"},
+        "LedgerEntry": {"resolved": "bits"},
+        "Sequences": {
+            "offsets": "int32",
+            "tokens": "int32",
+            "loss_mask": "bits",
+            "logprobs": "float32",
+            "token_advantages": "float32",
+        },
+        "StateSnapshot": {"state": "msgpack"},
+        "TeacherLogprobs": {
+            "logprobs": "float32",
+            "topk_ids": "int32",
+            "topk_logprobs": "float16",
+            "topk_mass": "float16",
+        },
+    }
+)
+"""What the binary fields of each struct hold, little-endian; bits: packed, lowest first; dtype: the struct names it."""
+
+
+def channel_of(subject: str) -> Channel | None:
+    """Return the channel that a subject without wildcards belongs to."""
+    return next((channel for channel in CHANNELS if narrow(subject, channel.pattern) == subject), None)
+
+
+def narrow(wanted: str, pattern: str) -> str | None:
+    """Return the subjects of `pattern` that `wanted` (a subject, `*` and `>` allowed) matches too, None if none."""
+    theirs, ours = wanted.split("."), pattern.split(".")
+    if theirs[-1] == ">" and len(theirs) <= len(ours):
+        theirs[-1:] = ["*"] * (len(ours) - len(theirs) + 1)
+    if len(theirs) != len(ours):
+        return None
+    if any("*" not in pair and pair[0] != pair[1] for pair in zip(theirs, ours, strict=True)):
+        return None
+    return ".".join(a if b == "*" else b for a, b in zip(theirs, ours, strict=True))
