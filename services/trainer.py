@@ -1,8 +1,8 @@
 """The trainer service: trains on batches and publishes weights."""
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.training.stage import run_trainer
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.stage import run_trainer
 
 __all__ = ["main"]
 

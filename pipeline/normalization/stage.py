@@ -1,0 +1,188 @@
+"""The normalizer: memberships and scores in, rewards with advantages out, one fenced commit for each burst of input.
+
+One writer an environment. Memberships come from the headers of ROLLOUTS, outcomes from EVENTS (scores, and the dead
+letters of groups that will never have any). A commit holds the rewards that became ready, the change of the
+normalizer's state and the positions from which a restart reads again, so a crash repeats nothing and loses nothing.
+"""
+
+import time
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.stage.commitlog import CommitLog
+from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["run_normalizer"]
+
+SNAPSHOT_EVERY = 64
+"""Commits between two snapshots of the state; a restart reads at most so many."""
+_KEY = "score"
+
+
+async def run_normalizer(service: Service, config: RunConfig) -> None:
+    """Normalize every environment of the run until the service drains."""
+    async with anyio.create_task_group() as tasks:
+        for env in config.environments:
+            tasks.start_soon(_run_env, service, config, env)
+
+
+async def _run_env(service: Service, config: RunConfig, env: str) -> None:
+    writer = await _EnvWriter.open(service, config, env)
+    run, revision = service.run, service.revision
+    sources = [
+        Source(subjects.ROLLOUTS, [subjects.rollout(run, env)], writer.cursors[subjects.ROLLOUTS], headers_only=True),
+        Source(
+            subjects.EVENTS,
+            [subjects.event("score", run, revision, env), subjects.event("dead", run, revision, env)],
+            writer.cursors[subjects.EVENTS],
+        ),
+    ]
+    async with open_bursts(service, sources) as bursts:
+        service.recovered()
+        async for burst in bursts:
+            for message in burst:
+                await writer.take(message)
+            await writer.commit()
+
+
+class _EnvWriter:
+    """The single writer of one environment's rewards. `cursors`: first sequence to read again, by stream."""
+
+    def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[RewardEvent]) -> None:
+        self.service = service
+        self.config = config
+        self.env = env
+        self.log = log
+        self.normalizer = EnvNormalizer(env, config.normalization)
+        self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
+        self._scores: dict[str, tuple[GroupScore, int]] = {}
+        self._events_read = 0
+
+    @classmethod
+    async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
+        """Return the writer with the state its predecessors committed."""
+        log, restored = await CommitLog.open(
+            service.bus,
+            RewardEvent,
+            lambda event: event.commit,
+            subject=subjects.event("reward", service.run, service.revision, env),
+            state_subject=subjects.state(service.run, "normalizer", service.revision, env),
+            stage="normalizer",
+            term=service.instance,
+        )
+        writer = cls(service, config, env, log)
+        if restored.state is not None:
+            writer.normalizer.load_state_dict(msgspec.msgpack.decode(restored.state))
+        for delta in restored.deltas:
+            writer.normalizer.apply(msgspec.msgpack.decode(delta))
+        writer.cursors.update(restored.cursors)
+        writer._events_read = writer.cursors[subjects.EVENTS] - 1
+        return writer
+
+    async def take(self, message: Stored) -> None:
+        """Feed one input message. A message that cannot be read is a dead letter."""
+        if message.stream == subjects.EVENTS:
+            self._events_read = message.seq
+        try:
+            if message.stream == subjects.ROLLOUTS:
+                plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+                self.normalizer.member(message.seq, plan.group)
+            elif message.subject.startswith("rl.dead."):
+                letter = decode(DeadLetter, message.data)
+                if letter.stream == subjects.ROLLOUTS and letter.group is not None:
+                    self.normalizer.outcome(letter.group, letter.seq, None, source=message.seq)
+            else:
+                for score in decode(ScoreEvent, message.data).groups:
+                    await self._take_score(score, message)
+        except DataError as error:
+            await self._bury(dead_letter(self.service, message, "data", error))
+
+    async def _take_score(self, score: GroupScore, message: Stored) -> None:
+        try:
+            self.normalizer.outcome(score.group, score.seq, {_KEY: score.scores}, source=message.seq)
+        except DataError as error:  # the group is dead, not the message: its letter comes back and closes its window
+            letter = dead_letter(self.service, message, "data", error)
+            await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
+        else:
+            self._scores.setdefault(score.group, (score, message.time_ns))
+
+    async def _bury(self, letter: DeadLetter) -> None:
+        self.service.health.dead += 1
+        await publish_dead_letter(self.service, letter)
+
+    async def commit(self) -> None:
+        """Write what became ready and what changed, if anything did."""
+        step = self.normalizer.step()
+        if step.delta is None:
+            return
+        start_ns = time.time_ns()
+        oldest = self.normalizer.oldest_source()
+        self.cursors = {
+            subjects.ROLLOUTS: self.normalizer.watermark,
+            subjects.EVENTS: oldest if oldest is not None else self._events_read + 1,
+        }
+        await self.log.append(
+            RewardEvent(
+                run=self.service.run,
+                env=self.env,
+                revision=self.service.revision,
+                advantage=self.config.advantage.estimator,
+                commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
+                groups=[self._reward(ready, start_ns) for ready in step.ready],
+            )
+        )
+        folded = self.normalizer.watermark
+        self._scores = {group: held for group, held in self._scores.items() if held[0].seq >= folded}
+        self.service.health.emitted += len(step.ready)
+        self.service.health.metrics.update(self.normalizer.metrics())
+        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+            await self.log.snapshot(self.cursors, msgspec.msgpack.encode(self.normalizer.state_dict()))
+
+    def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
+        score, stored_ns = self._scores.pop(ready.group)
+        rewards = ready.snapshot.normalize(_KEY, ready.values[_KEY]).values
+        stamp = Stamp(self.service.name, stored_ns, start_ns, time.time_ns())
+        self.service.health.done(stamp)
+        reward = GroupReward(
+            group=ready.group,
+            seq=ready.seq,
+            item=score.item,
+            policy_step=score.policy_step,
+            verdict="quarantined",
+            scores=score.scores,
+            rewards=rewards,
+            advantages=[None] * len(rewards),
+            snapshot=ready.snapshot.id,
+            mean=None,
+            std=None,
+            range=None,
+            n_valid=0,
+            skill=score.skill,
+            success=score.success,
+            stamps=[*score.stamps, stamp],
+        )
+        try:
+            result = group_advantage(rewards, self.config.advantage, score.lengths)
+        except DataError as error:
+            return msgspec.structs.replace(reward, reason=str(error))
+        return msgspec.structs.replace(
+            reward,
+            verdict=result.verdict,
+            advantages=list(result.advantages),
+            mean=result.mean,
+            std=result.std,
+            range=result.range,
+            n_valid=result.n_valid,
+        )
