@@ -1,0 +1,1 @@
+"""Advantages of one complete group."""

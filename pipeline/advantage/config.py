@@ -1,0 +1,28 @@
+"""Configuration of advantages."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["AdvantageConfig", "Estimator"]
+
+Estimator = Literal["centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "pass@k"]
+
+
+class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the rewards of a group become advantages."""
+
+    estimator: Estimator = "centred"
+    """With mean mu and sample standard deviation s of the group's n valid rewards:
+    centred: r - mu. grpo: (r - mu) / s. dr_grpo: r - mu, for a loss with constant-length aggregation.
+    rloo: n/(n-1) (r - mu). maxrl: (r - mu) / mu, for rewards >= 0. opo: r minus the length-weighted mean.
+    reinforce++-baseline: r - mu, whitened over the batch by the batcher.
+    pass@k: the best sample alone gets its lead over the second, / s."""
+    std_floor: float = 1e-3
+    """Smallest divisor where an estimator divides by s, in units of the reward. Default 0.001."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.std_floor < float("inf"):
+            raise ConfigError(f"advantage.std_floor is {self.std_floor}; it must be positive and finite.")
