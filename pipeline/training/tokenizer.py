@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["ALPHABET", "CHAT_TEMPLATE", "build_character_tokenizer", "tokenizer_hash"]
+__all__ = ["ALPHABET", "CHAT_TEMPLATE", "build_character_tokenizer", "common_beginning", "tokenizer_hash"]
 
 ALPHABET = string.printable[:95] + "\n"
 """Printable ASCII and the newline. Any other character becomes the unknown token."""
@@ -62,6 +62,14 @@ def build_character_tokenizer(*, max_length: int, phrases: Iterable[str] = ()) -
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def common_beginning(prompts: Iterable[str]) -> str:
+    """Return what all `prompts` begin with, the fixed wording of a task's questions: a phrase for the tokenizer."""
+    ordered = sorted(prompts)
+    first, last = ordered[0], ordered[-1]  # what these two share, all between them share
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:length]
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,4 +1,4 @@
-"""Supervised warm start: teach a fresh policy the format of the task, not the task.
+"""Supervised warm start: teach a fresh policy the format of the task, and the task itself imperfectly.
 
 In: a policy and (prompt, answer) pairs. Out: the same policy, trained in place for a fixed number of steps on the
 answer's tokens only (and the end token), and the loss of every step. The result is a function of (initial weights,
@@ -28,10 +28,10 @@ def warm_start(policy: Policy, pairs: Iterable[tuple[str, str]], config: WarmSta
     Raises DataError when there are no pairs or a pair does not fit into the model's context.
     """
     model = policy.model
-    examples = [_encode(policy, prompt, answer) for prompt, answer in pairs]
+    draw = random.Random(config.seed)
+    examples = [_encode(policy, prompt, _with_slip(answer, config.slips, draw)) for prompt, answer in pairs]
     if not examples:
         raise DataError("the warm start got no (prompt, answer) pairs; the task's iterator was empty.")
-    draw = random.Random(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.0)
     losses = []
     for step in range(config.steps):
@@ -46,6 +46,14 @@ def warm_start(policy: Policy, pairs: Iterable[tuple[str, str]], config: WarmSta
         optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
     return losses
+
+
+def _with_slip(answer: str, share: float, draw: random.Random) -> str:
+    """With probability `share`, the answer with two neighbouring characters exchanged."""
+    if draw.random() >= share or len(answer) < 2:
+        return answer
+    at = draw.randrange(len(answer) - 1)
+    return answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :]
 
 
 def _schedule(step: int, steps: int) -> float:

@@ -1,9 +1,9 @@
 """The control for the pipeline: the same model, task, reward and hyper-parameters trained by a plain GRPO loop in one
 process, without bus, services or files.
 
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60 --shuffle-advantages   # must not learn
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 60 --staleness 3          # trains on old rollouts
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150 --shuffle-advantages   # must not learn
+    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150 --staleness 3          # trains on old rollouts
 
 Prints the held-out pass rate (reasoning-gym's own scorer, 200 prompts) at temperature 1 with 4 samples a prompt, and
 greedy, before and after, then one line of JSON.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import random
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.tokenizer import common_beginning
 from lachesis.pipeline.training.warmstart import warm_start
 
 HELD_OUT_SEED, WARM_START_SEED, TRAINING_SEED = 1_000_000, 2_000_000, 3_000_000
@@ -72,14 +72,6 @@ def reward(item: dict[str, Any], text: str, finished: bool) -> float:
         ]
     )
     return float(ratings.mean() - 0.5 * ratings.var())
-
-
-def imperfect(answer: str, share: float, draw: random.Random) -> str:
-    """With probability `share`, the answer with two neighbouring letters exchanged: a demonstration with a slip."""
-    if draw.random() >= share:
-        return answer
-    at = draw.randrange(len(answer) - 1)
-    return answer[:at] + answer[at + 1] + answer[at] + answer[at + 2 :]
 
 
 class Player:
@@ -171,7 +163,6 @@ def with_advantages(
 def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    draw = random.Random(arguments.seed)
     held_out = items(HELD_OUT_SEED, 400)[:200]
     hidden = frozenset(map(prompt_hash, held_out))
     warm_items = items(WARM_START_SEED, arguments.warm_items, forbidden=hidden)
@@ -179,81 +170,61 @@ def main() -> None:
     assert len(held_out) == 200
     assert not hidden & {prompt_hash(item) for item in warm_items + training}
 
-    policy = build_tiny_policy(
-        arguments.seed, phrases=[os.path.commonprefix([item["question"] for item in warm_items])]
-    )
+    questions = [item["question"] for item in warm_items]
+    policy = build_tiny_policy(arguments.seed, phrases=[common_beginning(questions)])
+    warm = WarmStartConfig(seed=arguments.seed, steps=arguments.warm_steps, slips=arguments.warm_slips)
     started = time.perf_counter()
-    warm = WarmStartConfig(
-        seed=arguments.seed,
-        **{k: v for k, v in (("steps", arguments.warm_steps), ("learning_rate", arguments.warm_lr)) if v},
-    )
-    losses = warm_start(policy, [(item["question"], imperfect(item["answer"], arguments.warm_slips, draw)) for item in warm_items], warm)
+    losses = warm_start(policy, [(item["question"], item["answer"]) for item in warm_items], warm)
     warm_seconds = time.perf_counter() - started
 
-    loss = LossConfig(anchor=arguments.anchor)
-    config = LearnerConfig(loss=loss) if arguments.lr is None else LearnerConfig(loss=loss, learning_rate=arguments.lr)
+    config = LearnerConfig(learning_rate=arguments.lr, loss=LossConfig(anchor=arguments.anchor))
     learner = Learner(policy.model, config)
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="in-process") as engine:
         player = Player(policy, engine)
         before, greedy_before = player.pass_rate(held_out, 4, 1.0), player.pass_rate(held_out, 1, 0.0)
         print(
-            f"warm start {warm_seconds:.1f} s, loss {losses[-1]:.3f}: sampled {before:.3f}, greedy {greedy_before:.3f}",
-            flush=True,
+            f"warm start {warm_seconds:.1f} s, loss {losses[-1]:.3f}: sampled {before:.3f}, greedy {greedy_before:.3f}"
         )
         started = time.perf_counter()
-        rollout_seconds = train(arguments, draw, training, player, learner, held_out)
+        train(arguments, training, player, learner, held_out)
         seconds = time.perf_counter() - started
         after, greedy_after = player.pass_rate(held_out, 4, 1.0), player.pass_rate(held_out, 1, 0.0)
+    gain = 100 * (after - before)
     print(
-        f"after {learner.steps} steps in {seconds:.1f} s: sampled {after:.3f} ({100 * (after - before):+.1f} points), greedy {greedy_after:.3f}"
+        f"{learner.steps} steps in {seconds:.1f} s: sampled {after:.3f} ({gain:+.1f} points), greedy {greedy_after:.3f}"
     )
-    print(
-        json.dumps(
-            {
-                "seed": arguments.seed,
-                "steps": learner.steps,
-                "shuffled": arguments.shuffle_advantages,
-                "staleness": arguments.staleness,
-                "anchor": arguments.anchor,
-                "before": before,
-                "after": after,
-                "greedy_before": greedy_before,
-                "greedy_after": greedy_after,
-                "warm_seconds": round(warm_seconds, 1),
-                "seconds": round(seconds, 1),
-                "rollout_seconds": round(rollout_seconds, 1),
-            }
-        )
-    )
+    figures = {
+        "before": before,
+        "after": after,
+        "greedy_before": greedy_before,
+        "greedy_after": greedy_after,
+        "warm_seconds": round(warm_seconds, 1),
+        "seconds": round(seconds, 1),
+    }
+    print(json.dumps({**vars(arguments), **figures}))
 
 
 def train(
     arguments: argparse.Namespace,
-    draw: random.Random,
     training: list[dict[str, Any]],
     player: Player,
     learner: Learner,
     held_out: list[dict[str, Any]],
-) -> float:
-    """Run the steps; return the seconds spent on rollouts."""
+) -> None:
+    """Run the steps. With staleness k, a batch waits until k newer ones were generated by newer weights."""
+    draw = random.Random(arguments.seed)
     shuffle = random.Random(arguments.seed) if arguments.shuffle_advantages else None
     queue: deque[list[TrainingSequence]] = deque()
-    rollout_seconds = 0.0
-    round_number = 0
-    while learner.steps < arguments.steps:
-        started = time.perf_counter()
+    for round_number in range(arguments.steps + arguments.staleness):
         batch = draw.sample(training, arguments.prompts)
         groups = player.rollouts(batch, arguments.samples, 1000 * arguments.seed + round_number, learner.steps)
         queue.append(with_advantages(groups, divide=arguments.divide_by_std, shuffle=shuffle))
-        rollout_seconds += time.perf_counter() - started
-        round_number += 1
         if len(queue) <= arguments.staleness:
             continue
         metrics = learner.step(pack(queue.popleft()))
-        mean = float(np.mean([value for group in groups for value, _ in group]))
         if learner.steps % arguments.every == 0:
+            mean = float(np.mean([value for group in groups for value, _ in group]))
             report(metrics, mean, player.pass_rate(held_out, 1, 1.0))
-    return rollout_seconds
 
 
 def report(metrics: StepMetrics, mean_reward: float, rate: float) -> None:
@@ -265,7 +236,7 @@ def report(metrics: StepMetrics, mean_reward: float, rate: float) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=60, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=150, help="optimizer steps")
     parser.add_argument("--prompts", type=int, default=16, help="groups a step")
     parser.add_argument("--samples", type=int, default=8, help="samples a group")
     parser.add_argument("--staleness", type=int, default=0, help="train on rollouts this many policy versions old")
@@ -276,15 +247,12 @@ def parse() -> argparse.Namespace:
         "--divide-by-std", action="store_true", help="divide advantages by the group's standard deviation"
     )
     parser.add_argument("--anchor", choices=["rollout", "proximal"], default=LossConfig().anchor)
-    parser.add_argument("--lr", type=float, default=None, help="learning rate of GRPO; default: LearnerConfig's")
-    parser.add_argument("--warm-steps", type=int, default=None, help="default: WarmStartConfig's")
-    parser.add_argument("--warm-lr", type=float, default=None, help="default: WarmStartConfig's")
-    parser.add_argument(
-        "--warm-items", type=int, default=2000, help="items drawn for the warm start, before removing repeats"
-    )
-    parser.add_argument("--warm-slips", type=float, default=0.5, help="share of warm-start answers with a slip")
+    parser.add_argument("--lr", type=float, default=LearnerConfig().learning_rate, help="learning rate of GRPO")
+    parser.add_argument("--warm-steps", type=int, default=WarmStartConfig().steps)
+    parser.add_argument("--warm-slips", type=float, default=WarmStartConfig().slips)
+    parser.add_argument("--warm-items", type=int, default=8000, help="items drawn, before repeats are removed")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--every", type=int, default=10, help="steps between progress lines")
+    parser.add_argument("--every", type=int, default=25, help="steps between progress lines")
     return parser.parse_args()
 
 

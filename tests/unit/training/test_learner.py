@@ -104,6 +104,19 @@ def test_warm_start_lowers_the_loss_and_repeats_to_the_bit(small_policy):
     assert digests[0] == digests[1]
 
 
+def test_warm_start_learns_the_slips_it_is_shown(small_policy):
+    pairs = [("say it", "ab")]
+    likeliest = []
+    for slips in (0.0, 1.0):
+        policy = small_policy()
+        warm_start(policy, pairs, WarmStartConfig(steps=25, batch_size=4, slips=slips))
+        messages = [{"role": "user", "content": "say it"}]
+        prompt = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        with torch.no_grad():
+            likeliest.append(policy.tokenizer.decode([policy.model(torch.tensor([prompt])).logits[0, -1].argmax()]))
+    assert likeliest == ["a", "b"]
+
+
 def test_warm_start_refuses_nothing_and_too_much(small_policy):
     with pytest.raises(DataError, match=r"no .* pairs"):
         warm_start(small_policy(), [], WarmStartConfig(steps=1))

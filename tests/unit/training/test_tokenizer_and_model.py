@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
-from lachesis.pipeline.training.tokenizer import ALPHABET, build_character_tokenizer, tokenizer_hash
+from lachesis.pipeline.training.tokenizer import ALPHABET, build_character_tokenizer, common_beginning, tokenizer_hash
 from lachesis.schemas.errors import ConfigError
 
 PHRASE = "Spell this word backward: "
@@ -48,6 +48,13 @@ def test_phrase_takes_one_token_and_decodes_to_itself():
     ids = tokenizer.encode(PHRASE + "cat", add_special_tokens=False)
     assert len(ids) == 4
     assert tokenizer.decode(ids, skip_special_tokens=True) == PHRASE + "cat"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "beginning"), [(["ab c", "ab d", "ab"], "ab"), (["x", "y"], ""), (["same", "same"], "same"), ([""], "")]
+)
+def test_common_beginning(prompts, beginning):
+    assert common_beginning(prompts) == beginning
 
 
 def test_saved_folder_loads_with_auto_classes_and_gives_the_same_logits_and_hash(tmp_path):
