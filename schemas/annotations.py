@@ -66,7 +66,16 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seq: int
 
 
-class GroupScore(_Item, frozen=True, kw_only=True, omit_defaults=True):
+class _TaskItem(_Item, frozen=True, kw_only=True, omit_defaults=True):
+    """What scores and rewards say of the group's task. `index`: its place in the environment's pool, if it has one."""
+
+    item: str
+    policy_step: int
+    index: int | None = None
+    skill: str | None = None
+
+
+class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Ratings of one group. Lists have one entry per sample; a missing rating is None and its status says why.
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
@@ -74,26 +83,21 @@ class GroupScore(_Item, frozen=True, kw_only=True, omit_defaults=True):
     success.
     """
 
-    item: str
-    policy_step: int
     scores: list[float | None]
     ratings: dict[str, list[float | None]]
     lengths: list[int]
-    skill: str | None = None
     statuses: dict[str, list[str]] = {}
     disagreement: tuple[float, float] | None = None
     success: float | None = None
     stamps: list[Stamp] = []
 
 
-class GroupReward(_Item, frozen=True, kw_only=True, omit_defaults=True):
+class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Rewards and advantages of one group; lists have one entry per sample.
 
     `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them.
     """
 
-    item: str
-    policy_step: int
     verdict: Verdict
     scores: list[float | None]
     rewards: list[float | None]
@@ -103,7 +107,6 @@ class GroupReward(_Item, frozen=True, kw_only=True, omit_defaults=True):
     std: float | None
     range: float | None
     n_valid: int
-    skill: str | None = None
     success: float | None = None
     reason: str | None = None
     stamps: list[Stamp] = []

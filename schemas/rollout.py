@@ -56,8 +56,9 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Why this item was drawn: the curriculum snapshot and the probability it gave the item."""
+    """Why this item was drawn: its index in the environment's pool, the snapshot and the probability it gave it."""
 
+    index: int
     snapshot_id: str
     probability: float
 

@@ -169,6 +169,7 @@ class _EnvWriter:
             std=None,
             range=None,
             n_valid=0,
+            index=score.index,
             skill=score.skill,
             success=score.success,
             stamps=[*score.stamps, stamp],

@@ -97,6 +97,7 @@ class EnvironmentScorer:
             scores=scores.scores,
             ratings=scores.ratings,
             lengths=_lengths(group),
+            index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
             statuses=scores.statuses,
             disagreement=scores.disagreement,

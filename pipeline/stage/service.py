@@ -25,13 +25,18 @@ HEARTBEAT_S = 1.0
 
 
 class Service:
-    """What every stage is given. `instance` is unique to this life of the service, so it serves as writer term too."""
+    """What every stage is given.
 
-    def __init__(self, bus: Bus, name: str, run: str, revision: str = subjects.LIVE) -> None:
+    `replica` numbers the processes of one name from 1 and stays the same over restarts; `instance` is unique to this
+    life of the service, so it serves as writer term too.
+    """
+
+    def __init__(self, bus: Bus, name: str, run: str, revision: str = subjects.LIVE, *, replica: int = 1) -> None:
         self.bus = bus
         self.name = subjects.check_name("service", name)
         self.run = subjects.check_name("run", run)
         self.revision = subjects.check_name("revision", revision)
+        self.replica = replica
         self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
         self.health = Health()
         self.draining = anyio.Event()
@@ -88,9 +93,11 @@ class Service:
 
 
 @asynccontextmanager
-async def open_service(bus: Bus, name: str, run: str, revision: str = subjects.LIVE) -> AsyncIterator[Service]:
+async def open_service(
+    bus: Bus, name: str, run: str, revision: str = subjects.LIVE, *, replica: int = 1
+) -> AsyncIterator[Service]:
     """Yield a service that sends heartbeats until the context ends; one more tells that it drained."""
-    service = Service(bus, name, run, revision)
+    service = Service(bus, name, run, revision, replica=replica)
 
     async def beat() -> None:
         while True:

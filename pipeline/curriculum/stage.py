@@ -1,0 +1,171 @@
+"""The curriculum: rewards in, weights of the tasks out, one writer an environment.
+
+Every finished group teaches, dropped ones too. A commit holds the feedback of one burst, which is all that rebuilds
+the state; the snapshot that environments draw by goes to the curriculum bucket, at most twice a second.
+"""
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
+from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.stage.commitlog import CommitLog
+from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.control import CurriculumSnapshot
+from lachesis.schemas.errors import DataError
+
+__all__ = ["items_of", "run_curriculum"]
+
+SNAPSHOT_EVERY = 64
+"""Commits between two snapshots of the state."""
+_PUBLISH_S = 0.5
+
+
+async def run_curriculum(service: Service, config: RunConfig) -> None:
+    """Follow every environment of the run until the service drains."""
+    async with anyio.create_task_group() as tasks:
+        for env, settings in config.environments.items():
+            tasks.start_soon(_run_env, service, config, env, settings)
+
+
+def items_of(env: Environment) -> Items:
+    """Return what the curriculum knows of an environment's tasks before anything was tried."""
+    tasks = [env.task(index) for index in range(len(env))]
+    skills = sorted({task.skill or "" for task in tasks})
+    place = {skill: i for i, skill in enumerate(skills)}
+    difficulty = None
+    if all(task.difficulty is not None for task in tasks):
+        difficulty = np.array([task.difficulty for task in tasks], np.float64)
+    skill = np.array([place[task.skill or ""] for task in tasks], np.int32)
+    return Items(len(tasks), difficulty=difficulty, skill=skill, skills=skills)
+
+
+async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
+    items = await anyio.to_thread.run_sync(lambda: items_of(load_environment(settings.kind, settings.params)))
+    writer = await _EnvWriter.open(service, config, env, items)
+    source = Source(subjects.EVENTS, [subjects.event("reward", service.run, service.revision, env)], writer.next_event)
+    async with open_bursts(service, [source]) as bursts, anyio.create_task_group() as tasks:
+        tasks.start_soon(writer.publish_snapshots)
+        service.recovered()
+        async for burst in bursts:
+            await writer.observe(burst)
+        tasks.cancel_scope.cancel()
+
+
+class _EnvWriter:
+    def __init__(
+        self, service: Service, config: RunConfig, env: str, *, items: Items, log: CommitLog[CurriculumEvent]
+    ) -> None:
+        self.service = service
+        self.env = env
+        self.log = log
+        self.name = config.curriculum.strategy
+        self.strategy = load_strategy(items, config.curriculum)
+        self.next_event = 1
+        self._changed = anyio.Event()
+
+    @classmethod
+    async def open(cls, service: Service, config: RunConfig, env: str, items: Items) -> "_EnvWriter":
+        """Return the writer with the state its predecessors committed."""
+        log, restored = await CommitLog.open(
+            service.bus,
+            CurriculumEvent,
+            lambda event: event.commit,
+            subject=subjects.event("curriculum", service.run, service.revision, env),
+            state_subject=subjects.state(service.run, "curriculum", service.revision, env),
+            stage="curriculum",
+            term=service.instance,
+        )
+        writer = cls(service, config, env, items=items, log=log)
+        if restored.state is not None:
+            writer.strategy.load_state_dict(msgspec.msgpack.decode(restored.state))
+        for delta in restored.deltas:
+            for feedback in msgspec.msgpack.decode(delta, type=list[Feedback]):
+                writer.strategy.observe(feedback)
+        writer.next_event = restored.cursors.get(subjects.EVENTS, 1)
+        writer._changed.set()
+        return writer
+
+    async def observe(self, burst: list[Stored]) -> None:
+        """Learn from a burst of rewards and commit what was learned."""
+        learned: list[Feedback] = []
+        for message in burst:
+            try:
+                event = decode(RewardEvent, message.data)
+            except DataError as error:
+                self.service.health.dead += 1
+                await publish_dead_letter(self.service, dead_letter(self.service, message, "data", error))
+                continue
+            for reward in event.groups:
+                feedback = _feedback(self.env, reward)
+                if feedback is not None and feedback.item < self.strategy.items.count:
+                    self.strategy.observe(feedback)
+                    learned.append(feedback)
+                self.service.health.handled += 1
+        self.next_event = burst[-1].seq + 1
+        cursors = {subjects.EVENTS: self.next_event}
+        await self.log.append(
+            CurriculumEvent(
+                run=self.service.run,
+                env=self.env,
+                revision=self.service.revision,
+                strategy=self.name,
+                snapshot_id=self.strategy.snapshot().id,
+                commit=self.log.next_commit(cursors, msgspec.msgpack.encode(learned)),
+                observed=[feedback.id for feedback in learned],
+            )
+        )
+        self.service.health.emitted += 1
+        self._changed.set()
+        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+            await self.log.snapshot(cursors, msgspec.msgpack.encode(self.strategy.state_dict()))
+
+    async def publish_snapshots(self) -> None:
+        """Publish the newest weights whenever they changed. Runs until cancelled."""
+        key = f"{self.service.run}.{self.service.revision}.{self.env}"
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            snapshot = self.strategy.snapshot()
+            event = CurriculumSnapshot(
+                run=self.service.run,
+                env=self.env,
+                revision=self.service.revision,
+                id=snapshot.id,
+                observed=self.strategy.observations,
+                strategy=self.name,
+                weights=as_bytes(snapshot.weights, "float32"),
+            )
+            async for attempt in self.service.retrying("publish a curriculum snapshot"):
+                with attempt:
+                    await self.service.bus.put(subjects.BUCKETS["curriculum"], key, encode(event))
+            self.service.health.metrics.update(self.strategy.metrics())
+            await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
+
+
+def _feedback(env: str, reward: GroupReward) -> Feedback | None:
+    """Return what a group teaches about its item, None when the item is not one of the pool."""
+    if reward.index is None:
+        return None
+    return Feedback(
+        id=reward.group,
+        env=env,
+        item=reward.index,
+        skill=reward.skill,
+        n=len(reward.scores),
+        success=reward.success,
+        policy_step=reward.policy_step,
+        status="scored" if reward.success is not None else "unscorable",
+    )

@@ -1,0 +1,78 @@
+"""A producer's leases: the right to generate, asked of the governor before any inference is spent.
+
+Guarantees that at most what was granted is generated: `acquire` returns only with a lease in hand, and a governor that
+is away means waiting, not generating. Leases held are renewed until they are settled.
+"""
+
+import anyio
+
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import LeaseReply, LeaseRequest
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["Leases"]
+
+_ASK_TIMEOUT_S = 5.0
+_DEFAULT_RETRY_S = 0.5
+_RENEW_S = 5.0
+
+
+class Leases:
+    """The leases of one producer in one environment. Run `renew` beside whatever uses them."""
+
+    def __init__(self, service: Service, producer: str, env: str) -> None:
+        self._service = service
+        self._producer = producer
+        self._env = env
+        self._held: set[str] = set()
+
+    async def acquire(self, sequences: int, size: int) -> str | None:
+        """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
+        request = LeaseRequest(op="acquire", producer=self._producer, env=self._env, sequences=sequences, bytes=size)
+        health = self._service.health
+        while not self._service.draining.is_set():
+            try:
+                reply = await self._ask(request)
+            except InfrastructureError as error:
+                health.state, health.note = "waiting", f"governor: {error}"
+                await self._pause(_DEFAULT_RETRY_S)
+                continue
+            if reply.granted and reply.lease is not None:
+                self._service.recovered()
+                self._held.add(reply.lease)
+                return reply.lease
+            health.state, health.note = "backpressure", reply.reason
+            await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
+        return None
+
+    def settled(self, lease: str) -> None:
+        """Forget a lease whose group is stored: the governor has seen it there."""
+        self._held.discard(lease)
+
+    async def release(self, lease: str) -> None:
+        """Give a lease back unused. If the governor does not hear of it, it expires."""
+        self._held.discard(lease)
+        try:
+            await self._ask(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
+        except InfrastructureError:
+            return
+
+    async def renew(self) -> None:
+        """Renew every lease held, a few times in its life. Runs until cancelled."""
+        while True:
+            await anyio.sleep(_RENEW_S)
+            for lease in list(self._held):
+                try:
+                    await self._ask(LeaseRequest(op="renew", producer=self._producer, env=self._env, lease=lease))
+                except InfrastructureError:
+                    break  # the governor is away: it waits one lease period after its return, so ours still count
+
+    async def _ask(self, request: LeaseRequest) -> LeaseReply:
+        subject = subjects.lease(self._service.run)
+        return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=_ASK_TIMEOUT_S))
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._service.draining.wait()

@@ -1,0 +1,166 @@
+"""The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
+
+Guarantees: no inference without a lease; a group is published once, under an id and a counter of its own, and its
+lease is settled by its being stored; a group that infrastructure failed is abandoned and its lease given back.
+"""
+
+import logging
+import time
+
+import anyio
+import numpy as np
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.logic.sampler import Sampler
+from lachesis.pipeline.environments.collect import build_group, collect_group
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.inference.directory import Directory, open_role
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.rollout import Dispatch, RolloutGroup
+
+__all__ = ["run_environment"]
+
+log = logging.getLogger("lachesis")
+
+MOST_FAILURES = 20
+"""Groups in a row that the environment's own code may fail before its service ends."""
+_BYTES_PER_TOKEN = 9
+"""int32 token, float32 logprob, one bit of mask, rounded up."""
+_BYTES_PER_SAMPLE = 4096
+"""Messages and the rest of a sample."""
+
+
+async def run_environment(service: Service, config: RunConfig, name: str) -> None:
+    """Generate rollouts of environment `name` until the service drains."""
+    settings = config.environments.get(name)
+    if settings is None:
+        raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
+    env = load_environment(settings.kind, settings.params)
+    url = config.role("policy").url
+    async with open_role(service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s) as directory:
+        producer = _Producer(service, name, env, settings, directory, seed=config.seed)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(producer.follow_curriculum)
+            tasks.start_soon(producer.leases.renew)
+            await producer.learn_tokenizer()
+            async with anyio.create_task_group() as workers:
+                for _ in range(settings.concurrency):
+                    workers.start_soon(producer.work)
+            tasks.cancel_scope.cancel()
+
+
+class _Producer:
+    def __init__(
+        self,
+        service: Service,
+        name: str,
+        env: Environment,
+        settings: EnvironmentConfig,
+        directory: Directory,
+        *,
+        seed: int,
+    ) -> None:
+        self.service = service
+        self.name = name
+        self.env = env
+        self.settings = settings
+        self.inference = directory
+        self.id = f"{service.name}-{service.replica}"
+        self.epoch = time.time_ns()
+        self.counter = 0
+        self.failures = 0
+        self.leases = Leases(service, self.id, name)
+        self.rng = np.random.default_rng([seed, self.epoch])
+        self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")
+        self.tokenizer_hash = ""
+        self.collect = CollectConfig(request_timeout_s=settings.timeout_s)
+        self.sampling = SamplingParams(
+            temperature=settings.temperature, top_p=settings.top_p, max_tokens=settings.max_new_tokens
+        )
+
+    async def follow_curriculum(self) -> None:
+        """Draw by the newest snapshot. Until there is one, draw uniformly."""
+        key = f"{self.service.run}.{self.service.revision}.{self.name}"
+        async with self.service.bus.watch(subjects.BUCKETS["curriculum"], key) as entries:
+            async for entry in entries:
+                snapshot = decode(CurriculumSnapshot, entry.value)
+                self.sampler = Sampler.from_snapshot(snapshot.values(), snapshot.id)
+
+    async def learn_tokenizer(self) -> None:
+        """Wait for the run's policy and note its tokenizer."""
+        async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as entries:
+            async for entry in entries:
+                self.tokenizer_hash = decode(PolicyRecord, entry.value).tokenizer_hash
+                return
+
+    async def work(self) -> None:
+        """Make one group after another until the service drains."""
+        settings = self.settings
+        size = settings.samples * (settings.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
+        while (lease := await self.leases.acquire(settings.samples, size)) is not None:
+            self.service.health.in_flight += 1
+            try:
+                group = await self._generate(lease)
+                if group is None:
+                    await self.leases.release(lease)
+                else:
+                    await self._publish(group)
+                    self.leases.settled(lease)
+            finally:
+                self.service.health.in_flight -= 1
+
+    async def _generate(self, lease: str) -> RolloutGroup | None:
+        """Return a new group, None when infrastructure or the environment's own code failed it."""
+        (draw,) = self.sampler.sample(1, self.rng)
+        dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
+        health = self.service.health
+        try:
+            client = await self.inference.current()
+            draft = await collect_group(
+                self.env, self.env.task(draw.item), client, self.settings.samples, self.sampling, self.collect
+            )
+        except InfrastructureError as error:
+            health.state, health.note = "waiting", f"inference: {error}"
+            health.retried += 1
+            return None
+        except EnvironmentCodeError as error:
+            log.exception("a group failed", exc_info=error.__cause__)
+            health.note = str(error)
+            self.failures += 1
+            if self.failures >= MOST_FAILURES:
+                raise
+            return None
+        self.failures = 0
+        self.counter += 1
+        return build_group(
+            draft,
+            run=self.service.run,
+            env=self.name,
+            producer=self.id,
+            epoch=self.epoch,
+            counter=self.counter - 1,
+            tokenizer_hash=self.tokenizer_hash,
+            lease=lease,
+            dispatch=dispatch,
+        )
+
+    async def _publish(self, group: RolloutGroup) -> None:
+        subject = subjects.rollout(group.run, group.env)
+        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=False)}
+        data = encode(group)
+        async for attempt in self.service.retrying(f"publish {subject}"):
+            with attempt:
+                await self.service.bus.publish_large(subject, data, msg_id=group.id, headers=headers)
+        self.service.recovered()
+        self.service.health.handled += 1
+        self.service.health.emitted += 1
+        self.service.health.process.record((time.time_ns() - group.started_ns) / 1e9)
