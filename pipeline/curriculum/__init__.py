@@ -1,0 +1,1 @@
+"""Curriculum: which items the environments draw, learned from the outcomes of every group."""

@@ -1,0 +1,53 @@
+"""Configuration of the curriculum, one per environment."""
+
+from msgspec import Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["CurriculumConfig"]
+
+
+class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
+
+    strategy: str = "irt"
+    """uniform, easy_first, competence, pools, sec, irt, or "module:Class" of a strategy of your own."""
+    max_age: int = 32
+    """Policy steps after which feedback is ignored. Default 32."""
+    age_half_life: float = 8.0
+    """Policy steps after which feedback counts half. Default 8."""
+    remembered: int = 8192
+    """Event ids kept to recognise repeated feedback. Default 8192."""
+    explore: float = 0.05
+    """irt: share of the probability that goes to items by how long they were not seen. Default 0.05."""
+    env_floor: float = 0.05
+    """Smallest share of an environment in the mix. Default 0.05."""
+    total_steps: int = 1000
+    """easy_first, competence: policy steps over which the curriculum opens up. Default 1000."""
+    initial_competence: float = 0.05
+    """competence: share of the items, easiest first, that are drawn at the start. Default 0.05."""
+    bins: int = 10
+    """easy_first, sec: difficulty bins of equal size (per skill for sec). Default 10."""
+    learning_rate: float = 0.5
+    """sec: weight of a new observation in an arm's value. Default 0.5."""
+    temperature: float = 0.2
+    """sec: of the softmax over arm values, which lie in [0, 1]. Default 0.2."""
+    item_rate: float = 3.2
+    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 3.2."""
+    item_rate_floor: float = 0.6
+    """irt: smallest step of an item's difficulty, in logits. Default 0.6."""
+    ability_rate: float = 0.1
+    """irt: step of a skill's ability, in logits. Default 0.1."""
+    sharpness: float = 4.0
+    """irt: exponent of p(1-p) in an item's weight. Default 4."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_age", "remembered", "total_steps", "bins"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("age_half_life", "temperature", "item_rate", "item_rate_floor", "ability_rate", "sharpness"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be positive and finite.")
+        for name in ("explore", "env_floor", "initial_competence", "learning_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must lie between 0 and 1.")

@@ -1,0 +1,1 @@
+"""Pure logic of the curriculum: strategies, the sampler that environments draw with, mixing of environments."""

@@ -1,0 +1,96 @@
+"""Drawing items with given weights.
+
+In: weights float32 [N] of a snapshot. Out: items with their probability. Building is O(N), once a snapshot; a draw is
+a binary search, O(log N). Within one call no item comes twice, unless all items with a weight have come already. Same
+weights and same generator: same items.
+"""
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.schemas.errors import DataError
+
+__all__ = ["Draw", "Sampler", "Snapshot"]
+
+
+class Draw(NamedTuple):
+    """An item's index, and the probability with which the snapshot draws it first: weight / sum of weights."""
+
+    item: int
+    probability: float
+
+
+class Snapshot(NamedTuple):
+    """Weights at one moment. `id` holds the number of observations and a hash of the weights."""
+
+    id: str
+    weights: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, weights: NDArray[np.float32], observations: int) -> "Snapshot":
+        """Name the weights, which become read-only."""
+        weights.setflags(write=False)
+        digest = hashlib.blake2b(np.ascontiguousarray(weights, dtype="<f4").tobytes(), digest_size=8).hexdigest()
+        return cls(f"{observations}-{digest}", weights)
+
+
+class Sampler:
+    """Draws items from one snapshot."""
+
+    def __init__(self, weights: NDArray[np.float32], snapshot_id: str) -> None:
+        self.snapshot_id = snapshot_id
+        self._weights = weights
+        self._cumulative = np.cumsum(weights, dtype=np.float64)
+        self._total = float(self._cumulative[-1])
+        self._positive = int(np.count_nonzero(weights))
+
+    @classmethod
+    def from_snapshot(cls, weights: NDArray[np.float32], snapshot_id: str = "") -> "Sampler":
+        """Make a sampler. Raises DataError unless weights are [N], finite, >= 0, and one of them is above 0."""
+        weights = np.asarray(weights, dtype=np.float32)
+        if weights.ndim != 1 or not len(weights):
+            raise DataError(f"curriculum weights have shape {weights.shape}; need one weight an item.")
+        if not np.isfinite(weights).all() or (weights < 0).any() or not weights.any():
+            raise DataError("curriculum weights must be finite and at least 0, and one of them above 0.")
+        return cls(weights, snapshot_id)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def probability(self, item: int) -> float:
+        """Return the probability that `item` is drawn first."""
+        return float(self._weights[item]) / self._total
+
+    def sample(self, n: int, rng: np.random.Generator) -> list[Draw]:
+        """Draw n items, without replacement while there are items left that have a weight."""
+        drawn: list[Draw] = []
+        while len(drawn) < n:
+            drawn.extend(self._distinct(min(n - len(drawn), self._positive), rng))
+        return drawn
+
+    def _distinct(self, n: int, rng: np.random.Generator) -> list[Draw]:
+        """Successive sampling: each next item by its weight among those left, by rejecting repeats."""
+        found: dict[int, None] = {}
+        for _ in range(4):
+            if len(found) == n:
+                break
+            points = rng.random(2 * n) * self._total
+            items = np.searchsorted(self._cumulative, points, side="right")
+            for item in items.tolist():
+                if item < len(self._weights) and self._weights[item] > 0:  # rounding may reach the end
+                    found[item] = None
+                if len(found) == n:
+                    break
+        if len(found) < n:  # a few items hold nearly all the weight: rank the others by exponential keys at once
+            left = self._weights.astype(np.float64)
+            left[list(found)] = 0.0
+            keys = np.full(len(left), np.inf)
+            there = left > 0
+            keys[there] = rng.exponential(size=int(there.sum())) / left[there]
+            missing = n - len(found)
+            nearest = np.argpartition(keys, missing - 1)[:missing]
+            found.update(dict.fromkeys(nearest[np.argsort(keys[nearest], kind="stable")].tolist()))
+        return [Draw(item, self.probability(item)) for item in found]

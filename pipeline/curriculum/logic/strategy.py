@@ -1,0 +1,221 @@
+"""What every strategy has: feedback in, weights out.
+
+In: `Feedback` on every finished group, dropped ones too, in any order, repeated or late. Out: weights per item, drawn
+with by `sample` here or, through a `Snapshot`, by environments elsewhere. Repeats and infrastructure failures change
+nothing; late feedback counts less, and nothing once it is too old. Deterministic: equal feedback in equal order gives
+equal weights, and equal draws from an equal generator.
+
+A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`, and `arrays` if it keeps state.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
+from lachesis.schemas.errors import ConfigError, DataError
+
+__all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
+
+FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """The outcome of one group: `id` names it, `item` is its index, `success` the mean over `n` samples, in [0, 1].
+
+    `policy_step` is the version it was generated under. Status "scored" teaches, whether or not the group is trained
+    on; "unscorable" and "infrastructure" say nothing about the item, and `success` is then None.
+    """
+
+    id: str
+    env: str
+    item: int
+    skill: str | None
+    n: int
+    success: float | None
+    policy_step: int
+    status: FeedbackStatus = "scored"
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """The items of one environment: `difficulty` float [N] if a prior is known (any scale, higher is harder), and
+    `skill` int [N], an index into `skills`. Default: one skill.
+    """
+
+    count: int
+    difficulty: NDArray[np.float64] | None = None
+    skill: NDArray[np.int32] | None = None
+    skills: Sequence[str] = ("",)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"an environment needs items to draw from, has {self.count}.")
+        for name in ("difficulty", "skill"):
+            column = getattr(self, name)
+            if column is not None and (len(column) != self.count or not np.isfinite(column).all()):
+                raise ConfigError(f"items.{name}: needs {self.count} finite numbers.")
+        if self.skill is not None and (self.skill.min() < 0 or self.skill.max() >= len(self.skills)):
+            raise ConfigError(f"items.skill: indices must lie within the {len(self.skills)} skills.")
+
+    @property
+    def skill_index(self) -> NDArray[np.int32]:
+        """int32 [N], zeros if there is one skill."""
+        return np.zeros(self.count, np.int32) if self.skill is None else self.skill
+
+    def ranks(self) -> NDArray[np.int64]:
+        """int64 [N]: place of each item from easiest (0) to hardest, ties and unknown difficulty by index."""
+        ranks = np.empty(self.count, np.int64)
+        order = np.arange(self.count) if self.difficulty is None else np.argsort(self.difficulty, kind="stable")
+        ranks[order] = np.arange(self.count)
+        return ranks
+
+
+@dataclass(slots=True)
+class _Counts:
+    observed: int = 0
+    repeated: int = 0
+    too_old: int = 0
+    uninformative: int = 0
+
+
+class Strategy:
+    """Base class; weights are those of a uniform draw."""
+
+    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+        self.items = items
+        self.config = config
+        self.step = 0
+        """Newest policy step seen in any feedback."""
+        self._counts = _Counts()
+        self._ids: dict[str, None] = {}  # of feedback seen, oldest first
+        self._sampler: Sampler | None = None  # by the current weights
+
+    # -- to override
+
+    def weights(self) -> NDArray[np.float64]:
+        """Return weights float64 [N], at least 0, some above 0; any scale. O(N)."""
+        return np.ones(self.items.count)
+
+    def learn(self, feedback: Feedback, success: float, discount: float) -> None:
+        """Take in one informative result; scale the step by `discount`, in (0, 1]."""
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that are this strategy's state, by name; they are saved, and restored in place."""
+        return {}
+
+    def figures(self) -> dict[str, float]:
+        """Return figures of this strategy for monitoring."""
+        return {}
+
+    def learnability(self) -> float:
+        """Return how much a draw is expected to teach, in [0, 1], for mixing environments; here 1."""
+        return 1.0
+
+    # -- the interface
+
+    @property
+    def observations(self) -> int:
+        """Results that taught something."""
+        return self._counts.observed
+
+    def observe(self, feedback: Feedback) -> bool:
+        """Take in the outcome of a group; say whether it taught something.
+
+        Raises DataError (state untouched) on an item that does not exist or a success outside [0, 1].
+        """
+        if not 0 <= feedback.item < self.items.count:
+            raise DataError(f"feedback {feedback.id}: item {feedback.item} is not one of {self.items.count}.")
+        if feedback.success is not None and not 0 <= feedback.success <= 1:
+            raise DataError(f"feedback {feedback.id}: success {feedback.success} lies outside [0, 1].")
+        if feedback.id in self._ids:
+            self._counts.repeated += 1
+            return False
+        self._ids[feedback.id] = None
+        while len(self._ids) > self.config.remembered:
+            del self._ids[next(iter(self._ids))]
+        self._sampler = None
+        self.step = max(self.step, feedback.policy_step)
+        if feedback.status != "scored" or feedback.success is None:
+            self._counts.uninformative += 1
+            return False
+        age = self.step - feedback.policy_step
+        if age > self.config.max_age:
+            self._counts.too_old += 1
+            return False
+        self._counts.observed += 1
+        self.learn(feedback, feedback.success, 0.5 ** (age / self.config.age_half_life))
+        return True
+
+    def sample(self, n: int, rng: np.random.Generator) -> list[Draw]:
+        """Draw n items by the current weights. O(N) after new feedback, O(n log N) otherwise."""
+        if self._sampler is None:
+            snapshot = self.snapshot()
+            self._sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)
+        return self._sampler.sample(n, rng)
+
+    def snapshot(self) -> Snapshot:
+        """Return the current weights, scaled to sum to N, for environments to draw by. O(N)."""
+        weights = self.weights()
+        return Snapshot.of((weights * (len(weights) / weights.sum())).astype(np.float32), self.observations)
+
+    def metrics(self) -> dict[str, float]:
+        """Return figures for monitoring under `curriculum/`."""
+        counts = self._counts
+        weights = self.weights()
+        figures = {
+            "observed": counts.observed,
+            "repeated": counts.repeated,
+            "too_old": counts.too_old,
+            "uninformative": counts.uninformative,
+            "effective_items": float(weights.sum() ** 2 / (weights**2).sum()),
+            **self.figures(),
+        }
+        return {f"curriculum/{name}": float(value) for name, value in figures.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state (msgpack-able; arrays as little-endian bytes)."""
+        counts = self._counts
+        return {
+            "version": STATE_VERSION,
+            "strategy": type(self).__name__,
+            "items": self.items.count,
+            "step": self.step,
+            "counts": [counts.observed, counts.repeated, counts.too_old, counts.uninformative],
+            "ids": list(self._ids),
+            "arrays": {name: _little(array).tobytes() for name, array in self.arrays().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state. Raises ConfigError if it is of another strategy, item count or version."""
+        mine = {"version": STATE_VERSION, "strategy": type(self).__name__, "items": self.items.count}
+        for name, value in mine.items():
+            if state[name] != value:
+                raise ConfigError(f"curriculum state has {name} {state[name]!r}, this one {value!r}; start a revision.")
+        self.step = state["step"]
+        self._counts = _Counts(*state["counts"])
+        self._ids = dict.fromkeys(state["ids"])
+        self._sampler = None
+        for name, array in self.arrays().items():
+            array[...] = np.frombuffer(state["arrays"][name], _little(array).dtype).reshape(array.shape)
+
+
+def _little(array: NDArray[Any]) -> NDArray[Any]:
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 / (1 + e^-x), without overflow."""
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def finite_sigmoid(x: float) -> float:
+    """1 / (1 + e^-x) of one number, without overflow."""
+    return 0.5 * (1.0 + math.tanh(0.5 * x))

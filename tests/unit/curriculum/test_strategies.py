@@ -1,0 +1,245 @@
+"""Strategies: their formulas, late and repeated feedback, state, determinism."""
+
+import math
+import sys
+import types
+
+import msgspec
+import numpy as np
+import pytest
+
+from lachesis.pipeline.curriculum.config import CurriculumConfig
+from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
+from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
+from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
+from lachesis.schemas.errors import ConfigError, DataError
+
+ALL = sorted(STRATEGIES)
+ITEMS = Items(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))
+
+
+def make(strategy, items=ITEMS, **config):
+    return load_strategy(items, CurriculumConfig(strategy=strategy, **config))
+
+
+def result(i, item, success, step=0, **fields):
+    return Feedback(id=f"g{i}", env="e", item=item, skill=None, n=8, success=success, policy_step=step, **fields)
+
+
+def history(n=300, seed=0):
+    rng = np.random.default_rng(seed)
+    return [result(i, int(rng.integers(60)), float(rng.integers(9)) / 8, step=i // 10) for i in range(n)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_weights_are_fit_to_draw_from_before_and_after_feedback(name):
+    strategy = make(name, total_steps=30)
+    for feedback in [None, *history()]:
+        if feedback is not None:
+            assert strategy.observe(feedback)
+    snapshot = strategy.snapshot()
+    assert snapshot.weights.dtype == np.float32
+    assert snapshot.weights.shape == (60,)
+    assert np.isfinite(snapshot.weights).all()
+    assert snapshot.id.startswith("300-")
+    assert len({draw.item for draw in strategy.sample(8, np.random.default_rng(0))}) == 8
+    assert all(math.isfinite(value) for value in strategy.metrics().values())
+    assert 0 <= strategy.learnability() <= 1
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_state_round_trip_at_any_point_continues_alike(name):
+    events = history()
+    whole, first = make(name), make(name)
+    for feedback in events:
+        whole.observe(feedback)
+    for feedback in events[:137]:
+        first.observe(feedback)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(first.state_dict()))
+    second = make(name)
+    second.load_state_dict(state)
+    for feedback in events[100:]:  # with redelivery
+        second.observe(feedback)
+    assert second.snapshot().id == whole.snapshot().id
+    assert second.sample(8, np.random.default_rng(3)) == whole.sample(8, np.random.default_rng(3))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_repeats_and_uninformative_feedback_change_no_state(name):
+    strategy = make(name)
+    strategy.observe(result(0, 3, 0.25))
+    before = strategy.snapshot().id
+    assert not strategy.observe(result(0, 3, 1.0))
+    assert not strategy.observe(result(1, 3, None, status="infrastructure"))
+    assert not strategy.observe(result(2, 3, 0.0, status="infrastructure"))
+    assert not strategy.observe(result(3, 3, None, status="unscorable"))
+    assert strategy.snapshot().id == before
+    assert strategy.metrics()["curriculum/repeated"] == 1
+    assert strategy.metrics()["curriculum/uninformative"] == 3
+
+
+@pytest.mark.parametrize(
+    "bad", [{"item": 60}, {"item": -1}, {"success": 1.1}, {"success": math.nan}, {"success": -0.1}]
+)
+@pytest.mark.parametrize("name", ALL)
+def test_bad_feedback_is_refused_and_leaves_the_state_untouched(name, bad):
+    strategy = make(name)
+    before = strategy.state_dict()
+    with pytest.raises(DataError, match="feedback g0"):
+        strategy.observe(result(0, bad.get("item", 1), bad.get("success", 0.5)))
+    assert strategy.state_dict() == before
+
+
+def test_late_feedback_counts_less_and_then_not_at_all():
+    def moved(age):
+        strategy = make("irt")
+        strategy.observe(result(0, 1, None, step=100, status="infrastructure"))
+        taught = strategy.observe(result(1, 0, 1.0, step=100 - age))
+        return taught, strategy.arrays()["difficulty"][0] - make("irt").arrays()["difficulty"][0]
+
+    fresh, half, gone = moved(0), moved(8), moved(33)
+    assert half[1] == pytest.approx(fresh[1] / 2)
+    assert gone == (False, 0.0)
+
+
+def test_memory_of_ids_is_bounded():
+    strategy = make("uniform", remembered=10)
+    for i in range(50):
+        strategy.observe(result(i, 0, 0.5))
+    assert len(strategy.state_dict()["ids"]) == 10
+    assert not strategy.observe(result(49, 0, 0.5))
+
+
+@pytest.mark.parametrize(("items", "bins"), [(100, 5), (7, 7), (101, 10), (1_000, 3)])
+def test_bins_have_equal_sizes(items, bins):
+    sizes = np.bincount(bins_by_rank(np.arange(items), bins))
+    assert len(sizes) == bins
+    assert sizes.max() - sizes.min() <= 1
+
+
+def test_easy_first_opens_up_from_easy_to_even():
+    strategy = make("easy_first", total_steps=100, bins=3)
+    start = strategy.weights()
+    easy, hard = start[40:].sum(), start[:20].sum()  # difficulty falls with the index
+    assert hard / easy == pytest.approx(math.exp(-2))
+    strategy.observe(result(0, 0, 0.5, step=100))
+    assert strategy.weights() == pytest.approx(np.full(60, 1 / 60))
+
+
+def test_competence_reaches_a_growing_share_of_the_easiest():
+    strategy = make("competence", total_steps=100, initial_competence=0.1)
+    assert np.flatnonzero(strategy.weights()).tolist() == list(range(54, 60))
+    strategy.observe(result(0, 0, 0.5, step=25))
+    assert strategy.weights().sum() == int(60 * math.sqrt(25 * 0.99 / 100 + 0.01))
+    strategy.observe(result(1, 0, 0.5, step=1000))
+    assert strategy.weights().sum() == 60
+
+
+def test_pools_by_latest_result():
+    strategy = make("pools")
+    for i, success in enumerate([0.25, 0.3, 0.75, 0.8]):
+        strategy.observe(result(i, i, success))
+    assert strategy.weights()[:5].tolist() == [0.2, 1.0, 1.0, 0.2, 1.0]
+
+
+def test_sec_moves_towards_arms_with_mixed_results():
+    strategy = make("sec", bins=2)
+    for i in range(200):
+        item = i % 60
+        strategy.observe(result(i, item, 0.5 if item % 3 == 1 else 1.0))
+    share = strategy.weights().reshape(20, 3).sum(axis=0)
+    assert share[1] > 0.9
+
+
+def test_irt_by_hand():
+    strategy = make("irt", Items(2))
+    strategy.observe(result(0, 0, 1.0))
+    arrays = strategy.arrays()
+    assert arrays["difficulty"].tolist() == [-3.2 * 0.5, 0.0]
+    assert arrays["ability"].tolist() == [0.05]
+    p = 1 / (1 + math.exp(-(0.05 + 1.6)))
+    q = 1 / (1 + math.exp(-0.05))
+    weight = np.array([(4 * p * (1 - p)) ** 4, (4 * q * (1 - q)) ** 4])
+    unseen = np.array([1.0, 2.0])
+    assert strategy.weights() == pytest.approx(0.95 * weight / weight.sum() + 0.05 * unseen / 3)
+
+
+def test_irt_draws_what_is_neither_solved_nor_hopeless_and_lets_impossible_items_fade():
+    rng = np.random.default_rng(0)
+    difficulty = np.repeat([-4.0, 0.0, 4.0], 20)
+    strategy = make("irt", Items(60))
+    for i in range(1200):
+        item = strategy.sample(1, rng)[0].item
+        p = 1 / (1 + math.exp(difficulty[item]))
+        strategy.observe(result(i, item, rng.binomial(8, p) / 8))
+    share = strategy.weights().reshape(3, 20).sum(axis=1)
+    assert share[1] > 0.8
+    assert share[2] < 0.1
+    assert strategy.learnability() > 0.6
+
+
+def test_irt_ability_moves_every_item_of_the_skill_and_no_other():
+    strategy = make("irt", Items(3, skill=np.array([0, 0, 1], np.int32), skills=("x", "y")))
+    before = strategy.success()
+    strategy.observe(result(0, 0, 1.0))
+    after = strategy.success()
+    assert after[1] > before[1]
+    assert after[2] == before[2]
+
+
+def test_extreme_difficulties_still_draw():
+    strategy = make("irt", Items(2))
+    strategy.arrays()["difficulty"][:] = [1e6, -1e6]
+    assert strategy.snapshot().weights.sum() == pytest.approx(2.0)
+
+
+def test_a_strategy_of_ones_own(monkeypatch):
+    class Reverse(Strategy):
+        def weights(self):
+            return np.arange(self.items.count, dtype=float) + 1
+
+    module = types.ModuleType("my_curricula")
+    module.Reverse, module.number = Reverse, 3
+    monkeypatch.setitem(sys.modules, "my_curricula", module)
+    assert make("my_curricula:Reverse").snapshot().weights[59] > 1
+    for wrong in ("irtt", "my_curricula:number", "my_curricula:none", "no_such:Strategy"):
+        with pytest.raises(ConfigError, match=r"curriculum\.strategy"):
+            make(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"count": 0}, {"count": 2, "difficulty": np.ones(3)}, {"count": 1, "difficulty": np.array([np.nan])},
+     {"count": 1, "skill": np.array([1], np.int32)}, {"count": 1, "skill": np.array([-1], np.int32)}],
+)  # fmt: skip
+def test_wrong_items_are_refused(wrong):
+    with pytest.raises(ConfigError, match="items"):
+        Items(**wrong)
+
+
+def test_state_of_another_strategy_or_environment_is_refused():
+    state = make("irt").state_dict()
+    with pytest.raises(ConfigError, match="strategy"):
+        make("pools").load_state_dict(state)
+    with pytest.raises(ConfigError, match="items"):
+        make("irt", Items(3)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("setting", [{"max_age": 0}, {"temperature": 0.0}, {"explore": 1.5}, {"bins": 0}])
+def test_wrong_settings_name_themselves(setting):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        CurriculumConfig(**setting)
+
+
+def test_mix_keeps_the_floor_and_sums_to_one():
+    shares = mix({"a": 0.9, "b": 0.05, "c": 0.0501, "d": 0.0}, floor=0.05)
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) >= 0.05
+    assert shares["d"] == 0.05
+    assert mix({"a": 3.0, "b": 1.0}) == {"a": 0.75, "b": 0.25}
+    assert mix({"a": 0.0, "b": 0.0}) == {"a": 0.5, "b": 0.5}
+    assert mix(dict.fromkeys("abc", 1.0) | {"d": 99.0}, floor=0.3) == dict.fromkeys("abcd", 0.25)
+    assert mix({}) == {}
+    assert mix({"a": 0.0}) == {"a": 1.0}
+    with pytest.raises(DataError, match="environment scores"):
+        mix({"a": math.nan})
