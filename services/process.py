@@ -1,20 +1,24 @@
-"""The life of a service's process: connect, announce, work, drain on SIGTERM or SIGINT, say clearly why it ended.
+"""The life of a service's process: connect, announce, work, drain when told to, say clearly why it ended.
+
+It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
+supervisor dies; either way within `services.drain_s`.
 
 Exit codes: 0 drained, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by another writer,
 4 the drain took too long.
 """
 
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable
+from functools import partial
 
 import anyio
 
-from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
-from lachesis.schemas.errors import ConfigError, FencedError, LachesisError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, FencedError, LachesisError, StartupError
+from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
 
@@ -27,7 +31,7 @@ DRAIN_TIMEOUT = 4
 log = logging.getLogger("lachesis")
 
 
-def run_process(spec: ServiceSpec, config: RunConfig, part: str = "") -> int:
+def run_process(spec: ServiceSpec, config: RunConfig, part: str = "", *, supervised: bool = False) -> int:
     """Run one service until it is told to stop, and return the exit code."""
     name = f"{spec.name}-{part}" if part else spec.name
     logging.basicConfig(
@@ -35,7 +39,9 @@ def run_process(spec: ServiceSpec, config: RunConfig, part: str = "") -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        return anyio.run(_run, spec, load_main(spec), config, name, part)
+        return anyio.run(
+            partial(_run, load_main(spec), config, part, name=name, about=spec.about, supervised=supervised)
+        )
     except (LachesisError, BaseExceptionGroup) as error:
         return _explain(error)
 
@@ -43,7 +49,7 @@ def run_process(spec: ServiceSpec, config: RunConfig, part: str = "") -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     leaves = _leaves(error)
-    for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError), STARTUP)):
+    for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError, AccessError), STARTUP)):
         expected = [leaf for leaf in leaves if isinstance(leaf, kinds)]
         if expected and len(expected) == len(leaves):
             for leaf in expected:
@@ -59,33 +65,49 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _run(spec: ServiceSpec, main: Main, config: RunConfig, name: str, part: str) -> int:
+async def _run(main: Main, config: RunConfig, part: str, *, name: str, about: str, supervised: bool) -> int:
     async with (
-        await connect(config.nats, name=f"{config.run}.{name}") as bus,
+        await connect_run(config, f"{config.run}.{name}") as bus,
         open_service(bus, name, config.run, config.revision) as service,
-        micro_service(bus, service, spec.about),
+        micro_service(bus, service, about),
         anyio.create_task_group() as tasks,
     ):
-        scope = tasks.cancel_scope
-        late = False
-
-        def on_late() -> None:
-            nonlocal late
-            late = True
-            scope.cancel()
-
-        tasks.start_soon(_drain_on_signal, service, config.services.drain_s, on_late)
+        late = anyio.Event()
+        tasks.start_soon(_drain_on_signal, service)
+        if supervised:
+            tasks.start_soon(_drain_without_supervisor, service)
+        tasks.start_soon(_cancel_when_late, service, config.services.drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s", service.instance.partition("-")[0])
         await main(service, config, part)
-        scope.cancel()
-    log.info("drained" if not late else "stopped: the drain took longer than %s s", *([config.services.drain_s] * late))
-    return DRAIN_TIMEOUT if late else 0
+        tasks.cancel_scope.cancel()
+    if late.is_set():
+        log.error("stopped: the drain took longer than %s s", config.services.drain_s)
+        return DRAIN_TIMEOUT
+    log.info("drained" if service.draining.is_set() else "finished")
+    return 0
 
 
-async def _drain_on_signal(service: Service, deadline_s: float, on_late: Callable[[], None]) -> None:
+async def _drain_on_signal(service: Service) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
             log.info("draining on %s", number.name)
             service.drain()
-            await anyio.sleep(deadline_s)
-            on_late()
+
+
+async def _drain_without_supervisor(service: Service) -> None:
+    """Drain once standard input, which the supervisor holds open, has ended."""
+    try:
+        await anyio.wait_readable(sys.stdin)
+        while os.read(sys.stdin.fileno(), 4096):
+            await anyio.wait_readable(sys.stdin)
+    except ConnectionResetError:
+        pass  # it died with something unread
+    log.warning("draining: the supervisor is gone")
+    service.drain()
+
+
+async def _cancel_when_late(service: Service, deadline_s: float, scope: anyio.CancelScope, late: anyio.Event) -> None:
+    await service.draining.wait()
+    await anyio.sleep(deadline_s)
+    late.set()
+    scope.cancel()

@@ -23,14 +23,13 @@ import anyio.abc
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.bus.streams import ensure_streams
-from lachesis.pipeline.config.run import NatsConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.registry import SERVICES
 
 __all__ = ["Planned", "Supervisor", "plan"]
@@ -99,20 +98,26 @@ class Supervisor:
         self.arguments = list(arguments)
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
-        self.environ: dict[str, str] = {}
         self._stop = anyio.Event()
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
         self._stop.set()
 
+    def kill(self) -> None:
+        """Stop without waiting for anything to drain; what was held is handled again by the next run."""
+        self._stop.set()
+        for row in self.running:
+            row.stopping = True
+            _send(row.process, signal.SIGKILL)
+
     async def run(self) -> None:
         """Run until told to stop or until every finite service has finished. Raises `StartupError`."""
         self.config.path.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         with _only_one(self.config.path):
-            async with self._server() as nats, await connect(nats, name=f"{self.config.run}.supervisor") as bus:
-                await ensure_streams(bus, self.config.streams)
+            async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor") as bus:
+                await bus.ensure_streams(self.config.streams)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
@@ -189,7 +194,6 @@ class Supervisor:
                 stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
                 stdout=sink,
                 stderr=sink,
-                env={**os.environ, **self.environ},
                 start_new_session=True,
             )
         row.process = process
@@ -226,30 +230,40 @@ class Supervisor:
                         row.ready.set()
 
     @asynccontextmanager
-    async def _server(self) -> AsyncIterator[NatsConfig]:
-        if self.config.nats.url is not None:
-            yield self.config.nats
+    async def _server(self) -> AsyncIterator[None]:
+        """Run the embedded server, if the run has no other, for as long as the context is open."""
+        if self.config.nats is not None:
+            yield
             return
-        store = self.config.path / "nats"
-        async with EmbeddedServer(store, port=self.config.nats.port) as server:
-            nats = NatsConfig(url=server.url, token_file=str(server.token_file))
-            self.environ = {"LACHESIS_NATS__URL": server.url, "LACHESIS_NATS__TOKEN_FILE": str(server.token_file)}
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._keep_server, server)
-                yield nats
-                tasks.cancel_scope.cancel()
+        settings = self.config.server
+        if settings.max_file_bytes is None:
+            room = self.config.streams.total_bytes() * 5 // 4
+            settings = msgspec.structs.replace(settings, max_file_bytes=room)
+        async with (
+            EmbeddedServer(self.config.path / NATS_FOLDER, settings) as server,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(self._keep_server, server)
+            yield
+            tasks.cancel_scope.cancel()
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
         while True:
+            self._server_pid = server.pid
+            self._write_pids()
             code = await server.wait()
             log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
-            await server.restart()
-            self._write_pids()
+            await server.stop()
+            await server.start()
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}
         partial = self.config.path / ".pids.json.partial"
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode({"supervisor": os.getpid(), **pids})))
+        partial.write_bytes(
+            msgspec.json.format(
+                msgspec.json.encode({"supervisor": os.getpid(), "nats-server": self._server_pid, **pids})
+            )
+        )
         partial.replace(self.config.path / "pids.json")
 
 

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.inference.config import EngineConfig
@@ -22,7 +22,6 @@ __all__ = [
     "EnvironmentConfig",
     "EvaluationConfig",
     "InferenceConfig",
-    "NatsConfig",
     "RunConfig",
     "ServicesConfig",
     "TrainingConfig",
@@ -31,17 +30,6 @@ __all__ = [
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-
-
-class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server is."""
-
-    url: str | None = None
-    """Server URLs, separated by commas, of an existing NATS. Default None: `lachesis up` starts an embedded one."""
-    token_file: str | None = None
-    """File that holds the access token. Default None: the server asks for none, or the embedded one's own."""
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """TCP port of the embedded server on 127.0.0.1. Default 0: any free one."""
 
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,8 +162,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Seed of everything drawn at random."""
     mode: Literal["train", "observe"] = "train"
     """observe: no trainer is started; somebody else reads the batches. Default train."""
-    nats: NatsConfig = NatsConfig()
-    """The server."""
+    nats: ConnectionConfig | None = None
+    """An existing server. Default None: `lachesis up` starts an embedded one in the run's folder."""
+    server: ServerConfig = ServerConfig()
+    """The embedded server."""
     streams: StreamsConfig = StreamsConfig()
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
