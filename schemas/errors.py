@@ -5,18 +5,22 @@ infrastructure (retry, never a reward), data (dead letter, never a retry) and pr
 """
 
 __all__ = [
+    "AccessError",
     "BusClosedError",
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "EnvironmentCodeError",
     "FencedError",
     "InfrastructureError",
     "LachesisError",
     "LedgerError",
     "NotFoundError",
+    "PolicyMovedError",
     "SchemaError",
     "StartupError",
     "StreamFullError",
+    "ToolError",
     "UnsupportedError",
 ]
 
@@ -31,6 +35,10 @@ class ConfigError(LachesisError, ValueError):
 
 class StartupError(LachesisError, RuntimeError):
     """Raised when a service cannot start (no server, wrong version, port taken, missing package) and what to do."""
+
+
+class AccessError(LachesisError, RuntimeError):
+    """Raised when the server refuses this process a subject or its credentials; the text names what was refused."""
 
 
 class InfrastructureError(LachesisError, RuntimeError):
@@ -71,3 +79,15 @@ class LedgerError(LachesisError, RuntimeError):
 
 class CheckpointError(LachesisError, RuntimeError):
     """Raised when a checkpoint is missing, incomplete or belongs to another run."""
+
+
+class EnvironmentCodeError(LachesisError, RuntimeError):
+    """Raised when an environment's own code failed or broke a rule of the SDK; the text names environment and place."""
+
+
+class ToolError(LachesisError, ValueError):
+    """Raised by a tool to tell the model what was wrong with its call; the model reads the text and goes on."""
+
+
+class PolicyMovedError(InfrastructureError):
+    """Raised when an evaluation pinned to one policy version got samples from another; evaluate again."""

@@ -126,7 +126,7 @@ class _Producer:
         try:
             client = await self.inference.current()
             draft = await collect_group(
-                self.env, self.env.task(draw.item), client, self.settings.samples, self.sampling, self.collect
+                self.env, self.env.task(draw.item), client, self.settings.samples, self.sampling, config=self.collect
             )
         except InfrastructureError as error:
             health.state, health.note = "waiting", f"inference: {error}"

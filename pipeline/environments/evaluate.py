@@ -1,0 +1,175 @@
+"""Evaluation of a policy on an environment; it makes no rollout events.
+
+In: an environment, an inference server, k. Out: `EvalResult`. Which weights were measured is part of the result: a
+training run moves them all the time, and an average over several policies is not the score of any one. Two ways:
+
+- pinned to a `policy_version`: the first sample that holds a token of another version ends the evaluation with
+  PolicyMovedError. Leaving such samples out instead would bias the result, since long samples straddle more often.
+- not pinned: every sample counts, and the result names each version with its number of samples; `policy_version` is
+  None as soon as there are two.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.environments.collect import GroupDraft, collect_group, deciding_error
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment
+from lachesis.pipeline.environments.inference import Inference
+from lachesis.pipeline.environments.session import Session
+from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["EvalResult", "Score", "evaluate"]
+
+Score = Callable[[Task, Session], Awaitable[float | None]]
+
+
+class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates are fractions from 0 to 1, None where nothing could be judged."""
+
+    items: int
+    k: int
+    temperature: float
+    threshold: float
+    """A score from here on is a success."""
+    avg_at_k: float | None
+    """Mean success of the sampled answers that could be judged."""
+    pass_at_k: float | None
+    """Fraction of items with a success among k samples, of the items where that is known."""
+    greedy: float | None
+    """Mean success at temperature 0; None too when it was not asked for."""
+    mean_score: float | None
+    """Mean score of the sampled answers that could be judged."""
+    mean_tokens: float | None
+    """Generated tokens of a sample, greedy ones included."""
+    unjudged: int
+    """Samples without a score: the scorer could not tell, or a bug of the environment cost the sample."""
+    versions: dict[str, int]
+    """Samples (greedy ones too) that hold tokens of each policy version, oldest version first."""
+
+    @property
+    def policy_version(self) -> str | None:
+        """The one version that was measured, None when they were several."""
+        return next(iter(self.versions)) if len(self.versions) == 1 else None
+
+
+async def evaluate(
+    env: Environment,
+    inference: Inference,
+    *,
+    k: int = 4,
+    temperature: float = 1.0,
+    items: Sequence[int] | None = None,
+    score: Score | None = None,
+    threshold: float | None = None,
+    greedy: bool = True,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    policy_version: str | None = None,
+    concurrency: int = 32,
+    config: CollectConfig | None = None,
+) -> EvalResult:
+    """Measure the policy behind `inference` on the tasks `items` (indices; default all) with k samples each.
+
+    `score` and `threshold` judge success; by default `env.score` and `env.success_threshold`. `concurrency`: items
+    under way at once. `seed` makes the draws repeatable. Raises PolicyMovedError (see the module), and what
+    `collect_group` raises, except that an item the environment's bugs cost counts as unjudged unless all do.
+    """
+    if k < 1 or concurrency < 1:
+        raise ConfigError("evaluate: k and concurrency must be at least 1")
+    indices = range(len(env)) if items is None else items
+    if not indices:
+        raise ConfigError("evaluate: no items to evaluate")
+    tally = _Tally(policy_version)
+    judge = env.score if score is None else score
+    places = anyio.CapacityLimiter(concurrency)
+
+    async def draw(task: Task, n: int, sampling: SamplingParams) -> list[float | None]:
+        try:
+            draft = await collect_group(env, task, inference, n, sampling, config=config)
+        except EnvironmentCodeError as error:
+            tally.bugs.append(error)
+            return [None] * n
+        tally.count(draft)
+        return [await judge(task, session) for session in draft.sessions] + [None] * len(draft.failures)
+
+    async def one(place: int, index: int) -> None:
+        async with places:
+            task = env.task(index)
+            drawn = SamplingParams(
+                temperature=temperature, max_tokens=max_tokens, seed=None if seed is None else seed + place
+            )
+            tally.sampled[place] = await draw(task, k, drawn)
+            if greedy:
+                likeliest = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+                tally.greedy[place] = await draw(task, 1, likeliest)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for place, index in enumerate(indices):
+                tasks.start_soon(one, place, index)
+    except ExceptionGroup as group:
+        raise deciding_error(group) from group
+    return tally.result(k, temperature, env.success_threshold if threshold is None else threshold)
+
+
+class _Tally:
+    """What the items of one evaluation came to: scores by place in the list of items."""
+
+    def __init__(self, policy_version: str | None) -> None:
+        self.sampled: dict[int, list[float | None]] = {}
+        self.greedy: dict[int, list[float | None]] = {}
+        self.bugs: list[EnvironmentCodeError] = []
+        self._pinned = policy_version
+        self._versions: dict[str, int] = {}
+        self._lengths: list[int] = []
+
+    def count(self, draft: GroupDraft) -> None:
+        """Count a group's versions and tokens. Raises PolicyMovedError."""
+        for session in draft.sessions:
+            for version in {version for _, version in session.versions}:
+                if self._pinned is not None and version != self._pinned:
+                    raise PolicyMovedError(
+                        f"evaluation of {self._pinned} got tokens of {version}; evaluate again, or without "
+                        "policy_version to accept a mixture that is named in the result"
+                    )
+                self._versions[version] = self._versions.get(version, 0) + 1
+            self._lengths.append(sum(session.loss_mask))
+
+    def result(self, k: int, temperature: float, threshold: float) -> EvalResult:
+        scores = [value for place in sorted(self.sampled) for value in self.sampled[place]]
+        judged = [value for value in scores if value is not None]
+        if not judged and self.bugs:
+            raise self.bugs[0]
+        known = [passed for values in self.sampled.values() if (passed := _passed(values, threshold)) is not None]
+        greedy = [value for values in self.greedy.values() for value in values]
+        return EvalResult(
+            items=len(self.sampled),
+            k=k,
+            temperature=temperature,
+            threshold=threshold,
+            avg_at_k=_mean([value >= threshold for value in judged]),
+            pass_at_k=_mean(known),
+            greedy=_mean([value >= threshold for value in greedy if value is not None]),
+            mean_score=_mean(judged),
+            mean_tokens=_mean(self._lengths),
+            unjudged=scores.count(None) + greedy.count(None),
+            versions=dict(sorted(self._versions.items(), key=lambda entry: PolicyVersion.parse(entry[0]))),
+        )
+
+
+def _passed(values: Sequence[float | None], bar: float) -> bool | None:
+    """Return whether one of k samples succeeded, None where an unjudged one might have."""
+    if any(value is not None and value >= bar for value in values):
+        return True
+    return None if None in values else False
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

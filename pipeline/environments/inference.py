@@ -1,0 +1,166 @@
+"""Requests to the inference server, made safe for training.
+
+In: messages or token ids. Out: token ids, or `Turn`s: the tokens of one assistant turn with logprobs and the policy
+version of each. This file alone guarantees that a failed request is retried and then raised as InfrastructureError
+(never turned into text), that a sample aborted by a weight update is continued from its own token ids rather than
+judged half finished, and that a turn never passes `max_context`.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.rollout import Message
+
+__all__ = ["Inference", "Requests", "Turn", "as_chat", "derive_seed"]
+
+T = TypeVar("T")
+
+
+class Inference(Protocol):
+    """What an environment needs of an inference server; `InferenceClient` has it, and so has `FakeInference`.
+
+    Failures are InfrastructureError (retried) or DataError (not retried). Each generation has one finite logprob a
+    token and contiguous version spans from 0 to its end.
+    """
+
+    async def tokenize(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Return the token ids of chat messages under the server's chat template."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        ...
+
+    async def generate(
+        self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
+    ) -> list[Generation]:
+        """Sample `n` completions of one prompt."""
+        ...
+
+
+class Turn(NamedTuple):
+    """One assistant turn: N generated tokens, the stop token included."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    versions: list[tuple[int, str]]
+    """(position in the turn, policy version): the version of the tokens from there on. The first position is 0."""
+    text: str
+    finish_reason: str
+    """stop or length."""
+
+
+def as_chat(message: Message) -> dict[str, Any]:
+    """Return a message in the form chat templates take."""
+    chat: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        chat["name"] = message.name
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        chat["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return chat
+
+
+class Requests:
+    """Retrying access to an `Inference`. One instance serves any number of samples."""
+
+    def __init__(self, inference: Inference, config: CollectConfig) -> None:
+        self._inference = inference
+        self._config = config
+
+    async def tokenize(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation, the generation prompt included."""
+        chat = [as_chat(message) for message in messages]
+        return await self._retry("tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True))
+
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[Generation]:
+        """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
+        sampling = msgspec.structs.replace(sampling, max_tokens=self.room(len(prompt_ids), sampling))
+        generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
+        if len(generations) != n:
+            raise DataError(f"the inference server answered {len(generations)} samples where {n} were asked for")
+        return generations
+
+    def room(self, used: int, sampling: SamplingParams) -> int | None:
+        """Return how many tokens may follow `used` tokens of a sequence, None where nothing limits it."""
+        if self._config.max_context is None:
+            return sampling.max_tokens
+        left = self._config.max_context - used
+        return left if sampling.max_tokens is None else min(left, sampling.max_tokens)
+
+    async def finish(self, prompt_ids: Sequence[int], generation: Generation, sampling: SamplingParams) -> Turn:
+        """Return the turn a sample makes; an aborted one is continued from its own tokens until it stops or is full.
+
+        Raises InfrastructureError when `attempts` continuations in a row bring no token.
+        """
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[tuple[int, str]] = []
+        room = self.room(len(prompt_ids), sampling)
+        parts = idle = 0
+        while True:
+            for span in generation.weight_versions:
+                if not versions or versions[-1][1] != span.version:
+                    versions.append((len(ids) + span.start, span.version))
+            ids += [int(token) for token in generation.token_ids]
+            logprobs += [float(logprob) for logprob in generation.logprobs]
+            reason = generation.finish_reason
+            if reason != "abort":
+                break
+            if room is not None and len(ids) >= room:
+                reason = "length"
+                break
+            parts += 1
+            idle = 0 if len(generation.token_ids) else idle + 1
+            if idle == self._config.attempts:
+                raise InfrastructureError(f"inference: a sample was aborted {idle} times in a row without a new token")
+            if idle:
+                await anyio.sleep(self._config.backoff_s * 2 ** (idle - 1))
+            rest = msgspec.structs.replace(
+                sampling,
+                max_tokens=None if room is None else room - len(ids),
+                seed=derive_seed(sampling.seed, "continued", parts, ids),
+            )
+            (generation,) = await self.generate([*prompt_ids, *ids], 1, rest)
+        if not ids:
+            raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
+        # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
+        text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
+        return Turn(ids, logprobs, versions, text, reason)
+
+    async def _text(self, ids: list[int]) -> str:
+        return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""
+
+    async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
+        config = self._config
+        attempt = 1
+        while True:
+            try:
+                with anyio.fail_after(config.request_timeout_s):
+                    return await request()
+            except (InfrastructureError, TimeoutError) as error:
+                if attempt == config.attempts:
+                    reason = str(error) or f"no answer within {config.request_timeout_s:g} s"
+                    raise InfrastructureError(f"inference: {what} failed {attempt} times, last: {reason}") from error
+            await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
+            attempt += 1
+
+
+def derive_seed(seed: int | None, *place: object) -> int | None:
+    """Return a seed for one place in a group, so that samples and turns of a seeded group do not share their draws."""
+    if seed is None:
+        return None
+    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1

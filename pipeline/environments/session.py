@@ -1,0 +1,190 @@
+"""A session: one sample's conversation, and the training sequence that it is.
+
+In: an environment's calls (`generate`, `add`, `reward_turn`). Out: tokens, loss mask, logprobs and version spans of the
+sequence so far. This file alone guarantees that the mask is true exactly on tokens the model generated (its stop
+tokens included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a
+failed request is remembered, so that an environment which swallows the exception still yields no rollout.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from lachesis.pipeline.environments.inference import Requests, Turn, derive_seed
+from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.environments.template import render_turn
+from lachesis.pipeline.environments.tools import parse_tool_calls
+from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.schemas.errors import DataError, LachesisError
+from lachesis.schemas.rollout import FinishReason, Message, ToolCall
+
+__all__ = ["Opening", "Reply", "SampleEnded", "Session"]
+
+
+class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
+    """Raised by `generate` when no further turn is possible: turn limit, context full, or the last turn was cut.
+
+    An environment need not catch it. The sample stands as it is and is judged.
+    """
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said in one turn."""
+
+    text: str
+    """Without special tokens."""
+    finish_reason: str
+    """stop, or length when it was cut."""
+    tool_calls: list[ToolCall] = []
+    tool_errors: list[str] = []
+    """What was wrong with tool calls that cannot be read."""
+
+
+class Opening:
+    """The first turn of all samples of a group, asked for in one request, so that the prompt is read only once."""
+
+    def __init__(self, requests: Requests, messages: Sequence[Message], n: int, sampling: SamplingParams) -> None:
+        self.messages = list(messages)
+        self._requests = requests
+        self._n = n
+        self._sampling = sampling
+        self._lock = anyio.Lock()
+        self._prompt_ids: list[int] = []
+        self._generations: list[Generation] = []
+
+    async def take(self, sample: int) -> tuple[list[int], Generation]:
+        """Return the prompt's ids and the sample's generation; the first caller makes the request for all."""
+        async with self._lock:
+            if not self._generations:
+                self._prompt_ids = await self._requests.tokenize(self.messages)
+                check_prompt(self._prompt_ids, self._requests, self._sampling)
+                self._generations = await self._requests.generate(self._prompt_ids, self._n, self._sampling)
+        return self._prompt_ids, self._generations[sample]
+
+
+class Session:
+    """One sample under way. `messages` is the conversation so far; `state` is the environment's to use."""
+
+    def __init__(
+        self, task: Task, sample: int, *, opening: Opening, requests: Requests, sampling: SamplingParams, max_turns: int
+    ) -> None:
+        self.task = task
+        self.sample = sample
+        self.messages = task.messages
+        self.replies: list[Reply] = []
+        self.turn_rewards: list[float] = []
+        self.finish_reason: FinishReason = "stop"
+        self.state: dict[str, Any] = {}
+        self.failure: LachesisError | None = None
+        self.tokens: list[int] = []
+        self.loss_mask: list[bool] = []
+        self.logprobs: list[float] = []
+        self.versions: list[tuple[int, str]] = []
+        self._max_turns = max_turns
+        self._requests = requests
+        self._sampling = sampling
+        self._opening = opening
+        self._first: list[Message] = []
+        self._answered = 0
+
+    @property
+    def text(self) -> str:
+        """The latest reply's text, empty before the first."""
+        return self.replies[-1].text if self.replies else ""
+
+    @property
+    def turns_left(self) -> int:
+        return self._max_turns - len(self.replies)
+
+    def add(self, *messages: Message | str) -> None:
+        """Append messages to the conversation, for the model to answer; plain text is a user's message."""
+        self.messages += [Message(role="user", content=m) if isinstance(m, str) else m for m in messages]
+
+    def reward_turn(self, value: float) -> None:
+        """Record the reward of the latest turn. Whoever rewards one turn rewards every turn, once."""
+        self.turn_rewards.append(float(value))
+
+    async def generate(self) -> Reply:
+        """Let the model answer the conversation; append and return its reply.
+
+        Raises SampleEnded when no further turn is possible; InfrastructureError or DataError when inference failed.
+        """
+        await anyio.lowlevel.checkpoint()
+        if self.failure is not None:
+            raise self.failure
+        if self.replies and (self.turns_left <= 0 or self.finish_reason == "length"):
+            raise SampleEnded
+        try:
+            turn = await self._turn()
+        except LachesisError as error:
+            self.failure = error
+            raise
+        self._append(turn)
+        parsed = parse_tool_calls(turn.text)
+        reply = Reply(
+            text=turn.text, finish_reason=turn.finish_reason, tool_calls=parsed.calls, tool_errors=parsed.errors
+        )
+        self.replies.append(reply)
+        self.messages.append(Message(role="assistant", content=turn.text, tool_calls=parsed.calls))
+        self._answered = len(self.messages)
+        return reply
+
+    async def _turn(self) -> Turn:
+        requests, sampling = self._requests, self._sampling
+        if not self.replies and self.messages == self._opening.messages:
+            self._first = list(self.messages)
+            prompt_ids, generation = await self._opening.take(self.sample)
+            turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
+            self._put(prompt_ids)
+            return turn
+        if not self.replies:
+            self._first = list(self.messages)
+            new = await requests.tokenize(self.messages)
+            check_prompt(new, requests, sampling)
+        else:
+            added = self.messages[self._answered :]
+            new = await render_turn(requests.tokenize, self._first, added, self.tokens[-1])
+        prompt_ids = [*self.tokens, *new]
+        room = requests.room(len(prompt_ids), sampling)
+        if room is not None and room < 1:
+            self.finish_reason = "length"
+            raise SampleEnded
+        seeded = self._seeded(len(self.replies))
+        (generation,) = await requests.generate(prompt_ids, 1, seeded)
+        turn = await requests.finish(prompt_ids, generation, seeded)
+        self._put(new)
+        return turn
+
+    def _seeded(self, turn: object) -> SamplingParams:
+        return msgspec.structs.replace(self._sampling, seed=derive_seed(self._sampling.seed, self.sample, turn))
+
+    def _put(self, ids: list[int]) -> None:
+        """Append tokens the model did not generate."""
+        self.tokens += ids
+        self.loss_mask += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+    def _append(self, turn: Turn) -> None:
+        start = len(self.tokens)
+        for position, version in turn.versions:
+            if not self.versions:
+                self.versions.append((0, version))  # the prompt counts with the first generated token
+            elif self.versions[-1][1] != version:
+                self.versions.append((start + position, version))
+        self.tokens += turn.token_ids
+        self.loss_mask += [True] * len(turn.token_ids)
+        self.logprobs += turn.logprobs
+        self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
+
+
+def check_prompt(prompt_ids: Sequence[int], requests: Requests, sampling: SamplingParams) -> None:
+    """Raise DataError unless the prompt has a token and leaves room for one."""
+    if not prompt_ids:
+        raise DataError("the chat template turns the prompt into no token at all")
+    room = requests.room(len(prompt_ids), sampling)
+    if room is not None and room < 1:
+        raise DataError(f"the prompt has {len(prompt_ids)} tokens and leaves no room for an answer in the context")

@@ -1,0 +1,47 @@
+"""The tokens between two assistant turns, from the server's chat template, without touching what the model wrote.
+
+Text that a model generated does not survive decoding and encoding (other token boundaries, other ids), so the
+sequence of a conversation is put together from ids alone: prompt ids, generated ids, the ids rendered here, generated
+ids, and so on. What the template puts between two turns (the rest of the assistant's closing, the new messages, the
+next generation prompt) is found by rendering the new messages after a placeholder answer, twice with different
+placeholders: the longest common suffix of the two renderings is everything that follows the answer. The generated
+ids end with the stop token, with which the suffix usually begins; it is not repeated.
+
+Limits: the placeholder stands alone, without tool calls (the model wrote its calls itself); a template that closes
+the assistant's turn with plain text which the tokenizer merges with the answer's last letter would lose that text.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.rollout import Message
+
+__all__ = ["render_turn"]
+
+PLACEHOLDERS = ("a", "b")
+
+
+async def render_turn(
+    tokenize: Callable[[Sequence[Message]], Awaitable[list[int]]],
+    opening: Sequence[Message],
+    new: Sequence[Message],
+    last_token: int,
+) -> list[int]:
+    """Return the ids that follow the generated token `last_token` and lead to the next assistant turn.
+
+    `opening`: the conversation's first messages, up to the first answer; `new`: the messages after the latest answer.
+    Raises ConfigError when the template drops or cannot tell the placeholders, so that no suffix can be found.
+    """
+    first, second = [await tokenize([*opening, Message(role="assistant", content=text), *new]) for text in PLACEHOLDERS]
+    if first == second:
+        raise ConfigError(
+            "the chat template renders two different assistant messages alike, so the tokens after a turn cannot be "
+            "told; use a tokenizer and template that keep earlier assistant messages for multi-turn environments"
+        )
+    length = 0
+    while length < min(len(first), len(second)) and first[-1 - length] == second[-1 - length]:
+        length += 1
+    suffix = first[len(first) - length :]
+    if not suffix:
+        raise ConfigError("the chat template puts nothing after an assistant turn, so a next turn cannot begin")
+    return suffix[1:] if suffix[0] == last_token else suffix
