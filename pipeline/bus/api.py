@@ -61,7 +61,8 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
-    """`pending` messages have not been delivered yet, `unacked` are held by replicas, `redelivered` came again.
+    """`pending` messages have not been delivered yet, `unacked` are held by replicas or were given back and wait for
+    their next delivery; `redelivered` of those came again.
 
     Every message up to and including sequence `ack_floor` has been acknowledged.
     """

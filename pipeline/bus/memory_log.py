@@ -8,12 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lachesis.pipeline.bus.api import ConsumerLag, PubAck, Stored, StreamUsage
-from lachesis.pipeline.bus.routing import matches
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, matches
 from lachesis.schemas.errors import FencedError, NotFoundError, StreamFullError
 
-__all__ = ["MSG_ID_HEADER", "Consumer", "Log", "size_of"]
+__all__ = ["Consumer", "Log", "size_of"]
 
-MSG_ID_HEADER = "Nats-Msg-Id"
 DUPLICATE_WINDOW_S = 600.0
 _OVERHEAD = 30  # what the server's file store adds to a message, about
 

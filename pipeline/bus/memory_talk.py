@@ -10,40 +10,11 @@ import anyio
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.mailbox import Mailbox
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError
 
-__all__ = ["Inbox", "Talk"]
-
-
-class Inbox:
-    """Broadcasts that wait for their listener; beyond `limit` the oldest are dropped."""
-
-    def __init__(self, limit: int) -> None:
-        self._unread: deque[Stored] = deque(maxlen=limit)
-        self._arrived = anyio.Event()
-        self._failure: Exception | None = None
-
-    def push(self, message: Stored) -> None:
-        self._unread.append(message)
-        self._arrived.set()
-
-    def fail(self, error: Exception) -> None:
-        """Let the listener raise `error` once it has read what is there."""
-        self._failure = error
-        self._arrived.set()
-
-    def __aiter__(self) -> AsyncIterator[Stored]:
-        return self
-
-    async def __anext__(self) -> Stored:
-        await anyio.lowlevel.checkpoint()
-        while not self._unread:
-            if self._failure is not None:
-                raise self._failure
-            self._arrived = anyio.Event()
-            await self._arrived.wait()
-        return self._unread.popleft()
+__all__ = ["Talk"]
 
 
 @dataclass(slots=True)
@@ -64,7 +35,7 @@ class Talk:
 
     def __init__(self) -> None:
         self._services: dict[str, list[_Service]] = {}
-        self._listeners: list[tuple[str, Inbox]] = []
+        self._listeners: list[tuple[str, Mailbox]] = []
 
     def close(self) -> None:
         for _, inbox in self._listeners:
@@ -104,7 +75,7 @@ class Talk:
 
     @asynccontextmanager
     async def listen(self, subject: str, limit: int) -> AsyncIterator[AsyncIterator[Stored]]:
-        listener = (subject, Inbox(limit))
+        listener = (subject, Mailbox(limit))
         self._listeners.append(listener)
         try:
             yield listener[1]

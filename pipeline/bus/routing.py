@@ -1,13 +1,21 @@
-"""Subjects and filters: which stream takes a subject, and whether a filter covers it. Pure."""
+"""Names on the wire: which stream takes a subject, whether a filter covers it, which headers mean something. Pure."""
 
 import re
 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 
-__all__ = ["check_key", "matches", "stream_of"]
+__all__ = ["BROKEN_HEADER", "LARGE_HEADER", "MSG_ID_HEADER", "check_key", "matches", "stream_of"]
+
+MSG_ID_HEADER = "Nats-Msg-Id"
+LARGE_HEADER = "Lachesis-Large"
+"""Marks the head of a message stored in chunks; its value names their subject."""
 
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
+
+
+BROKEN_HEADER = "Lachesis-Broken"
+"""Says why a large message could not be put together; its data is then the head's, which is no event."""
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -1,0 +1,185 @@
+"""What the server answers, decoded and told apart: stored, full, fenced, gone, bad, or to be asked again. Pure.
+
+JetStream answers in JSON with an `err_code`; the codes are those of nats-server's `errors.json`.
+"""
+
+import base64
+import re
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.schemas.errors import (
+    DataError,
+    FencedError,
+    InfrastructureError,
+    LachesisError,
+    NotFoundError,
+    StreamFullError,
+)
+
+__all__ = [
+    "Answer",
+    "ApiError",
+    "ConsumerInfo",
+    "StreamInfo",
+    "decode_answer",
+    "error_in",
+    "plain_headers",
+    "stored_message",
+    "to_ns",
+    "to_pub_ack",
+]
+
+_FULL = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
+_STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
+_TOO_LARGE = 10054
+_NO_STORAGE = (10023, 10047)
+_WRONG_SEQUENCE = (10071, 10164)
+_NOT_FOUND = 404
+_TRANSIENT = (429, 500, 503)
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether asking again may help: no leader yet, server starting, too many requests."""
+        return self.code in _TRANSIENT and type(self.to_exception("")) is InfrastructureError
+
+    def to_exception(self, what: str) -> LachesisError:
+        """Return what to raise."""
+        text = f"{what}: {self.description} ({self.code}/{self.err_code})"
+        full = self.err_code == _STORE_FAILED and _FULL.search(self.description)
+        if full or self.err_code in _NO_STORAGE:
+            return StreamFullError(text)
+        if self.err_code == _TOO_LARGE or (self.err_code == _STORE_FAILED and "size" in self.description):
+            return DataError(text)
+        if self.err_code in _WRONG_SEQUENCE:
+            return FencedError(text)
+        if self.code == _NOT_FOUND:
+            return NotFoundError(text)
+        return InfrastructureError(text)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What every JetStream answer may hold."""
+
+    error: ApiError | None = None
+
+
+class _PubAnswer(Answer, frozen=True):
+    stream: str = ""
+    seq: int = 0
+    duplicate: bool = False
+
+
+class _Raw(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    time: str
+    data: str = ""
+    hdrs: str = ""
+
+
+class _GetAnswer(Answer, frozen=True):
+    message: _Raw | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    messages: int
+    bytes: int
+    first_seq: int
+    last_seq: int
+    subjects: dict[str, int] | None = None
+
+
+class StreamInfo(Answer, frozen=True):
+    config: dict[str, Any] = {}
+    state: _State = _State(0, 0, 0, 0)
+    total: int = 0
+
+
+class _Sequence(msgspec.Struct, frozen=True):
+    stream_seq: int = 0
+    consumer_seq: int = 0
+
+
+class ConsumerInfo(Answer, frozen=True):
+    name: str = ""
+    num_pending: int = 0
+    num_ack_pending: int = 0
+    num_redelivered: int = 0
+    ack_floor: _Sequence = _Sequence()
+
+
+A = TypeVar("A", bound=Answer)
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def decode_answer(kind: type[A], data: bytes, what: str) -> A:
+    """Return the answer in `data`. Raises what its error means, and `InfrastructureError` for no JSON at all."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        answer: A = decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise InfrastructureError(f"{what}: not an answer of JetStream: {error}") from error
+    if answer.error is not None:
+        raise answer.error.to_exception(what)
+    return answer
+
+
+def error_in(data: bytes) -> ApiError | None:
+    """Return the error in an answer, if it holds one."""
+    if b'"error"' not in data:
+        return None
+    try:
+        return msgspec.json.decode(data, type=Answer).error
+    except msgspec.MsgspecError:
+        return None
+
+
+def to_pub_ack(data: bytes, what: str) -> PubAck:
+    """Return the acknowledgement of a stored message; raises as `decode_answer`."""
+    answer = decode_answer(_PubAnswer, data, what)
+    if not answer.seq:
+        raise InfrastructureError(f"{what}: acknowledged without a sequence")
+    return PubAck(answer.stream, answer.seq, answer.duplicate)
+
+
+def stored_message(stream: str, data: bytes, what: str) -> Stored:
+    """Return the message in an answer of `STREAM.MSG.GET`."""
+    raw = decode_answer(_GetAnswer, data, what).message
+    if raw is None:
+        raise InfrastructureError(f"{what}: an answer without a message")
+    headers = {}
+    for line in base64.b64decode(raw.hdrs).decode("utf-8", "replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    return Stored(stream, raw.subject, raw.seq, base64.b64decode(raw.data), to_ns(raw.time), plain_headers(headers))
+
+
+def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:
+    """Return the headers as published: without the server's own, which begin with `Nats-`, but the message id."""
+    if not headers:
+        return {}
+    return {k: v for k, v in headers.items() if not k.startswith("Nats-") or k == MSG_ID_HEADER}
+
+
+def to_ns(text: str) -> int:
+    """Return an RFC 3339 time with up to nine decimals as Unix time, ns."""
+    whole, _, rest = text.partition(".")
+    fraction = re.match(r"\d*", rest)
+    digits = fraction.group() if fraction else ""
+    zone = rest[len(digits) :] if rest else whole[19:]
+    moment = datetime.fromisoformat(whole[:19] + (zone.replace("Z", "+00:00") or "+00:00"))
+    return int(moment.astimezone(UTC).timestamp()) * 1_000_000_000 + int(digits[:9].ljust(9, "0") or 0)

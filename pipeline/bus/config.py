@@ -1,0 +1,99 @@
+"""Settings of the bus: where the server is, and how much each stream may hold."""
+
+import msgspec
+
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+
+__all__ = ["ConnectionConfig", "ServerConfig", "StreamsConfig"]
+
+_GIB = 1 << 30
+
+
+class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Byte budgets and durability of the streams. A full stream refuses messages; nothing is ever dropped silently."""
+
+    rollouts_bytes: int = 8 * _GIB
+    """Budget of ROLLOUTS, bytes on the server's disk, per replica."""
+    events_bytes: int = 1 * _GIB
+    """Budget of EVENTS, bytes."""
+    replay_bytes: int = 1 * _GIB
+    """Budget of REPLAY, bytes."""
+    teacher_bytes: int = 2 * _GIB
+    """Budget of TEACHER, bytes."""
+    ledger_bytes: int = 1 * _GIB
+    """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams."""
+    bucket_bytes: int = 256 << 20
+    """Budget of each key-value bucket, bytes."""
+    replicas: int = 1
+    """Servers that hold a copy of each message: 1, 3 or 5."""
+    duplicate_window_s: float = 600.0
+    """How long a message id is remembered, seconds; longer than the longest outage that publishers wait out."""
+
+    def __post_init__(self) -> None:
+        if self.replicas not in (1, 3, 5):
+            raise ConfigError(f"bus.streams.replicas is {self.replicas}: use 1, 3 or 5")
+        if self.duplicate_window_s < 1:
+            raise ConfigError(f"bus.streams.duplicate_window_s is {self.duplicate_window_s}: use at least 1")
+        for name, size in {**self.budgets(), "buckets": self.bucket_bytes}.items():
+            if size < 1 << 20:
+                raise ConfigError(f"the byte budget of {name} is {size}: use at least {1 << 20} (1 MiB)")
+
+    def budgets(self) -> dict[str, int]:
+        """Return the byte budget of each stream by its name."""
+        return {
+            ROLLOUTS: self.rollouts_bytes,
+            EVENTS: self.events_bytes,
+            REPLAY: self.replay_bytes,
+            TEACHER: self.teacher_bytes,
+            LEDGER: self.ledger_bytes,
+        }
+
+    def total_bytes(self) -> int:
+        """Return what all streams and buckets may hold together, bytes."""
+        return sum(self.budgets().values()) + len(BUCKETS) * self.bucket_bytes
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The embedded nats-server."""
+
+    host: str = "127.0.0.1"
+    """Address it listens on; anything but loopback should have TLS, so use a server of your own for that."""
+    port: int | None = None
+    """TCP port; None: any free one."""
+    max_file_bytes: int | None = None
+    """Most that all streams may take on disk, bytes; None: 1.25 times the sum of the default budgets."""
+    start_timeout_s: float = 60.0
+    """How long it may take until it answers, seconds. Recovering 3 GiB took 0.5 s."""
+    stop_timeout_s: float = 10.0
+    """How long a clean stop may take before it is killed, seconds."""
+
+    def file_bytes(self) -> int:
+        return self.max_file_bytes or StreamsConfig().total_bytes() * 5 // 4
+
+
+class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach the server. Secrets are given by files or by the environment, never here."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """One server or several, separated by commas; `tls://` for TLS."""
+    token_file: str | None = None
+    """File that holds the token."""
+    creds_file: str | None = None
+    """NATS credentials file (JWT and nkey), where the server has accounts."""
+    nkey_file: str | None = None
+    """File that holds an nkey seed."""
+    ca_file: str | None = None
+    """Certificate authority of the server, PEM; None: the system's."""
+    inbox_prefix: str = "_INBOX"
+    """Prefix of the subjects that answers come back on; least-privilege permissions name it."""
+    connect_timeout_s: float = 10.0
+    """How long to wait at start for the server, seconds."""
+    window_bytes: int = 16 << 20
+    """Most bytes published and not yet acknowledged."""
+    window_messages: int = 256
+    """Most messages published and not yet acknowledged."""
+    ack_timeout_s: float = 10.0
+    """How long to wait for one answer before asking again, seconds."""
+    give_up_s: float = 60.0
+    """How long a call other than publish and commit waits for the server before it raises, seconds."""

@@ -1,0 +1,145 @@
+"""Connecting to a server, and finding out at start what would otherwise fail much later.
+
+Raises `StartupError` when there is no server, it is too old or has no JetStream, and `AccessError` when it refuses the
+credentials; the text says what to do and never holds a secret.
+"""
+
+import re
+import ssl
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import nats.errors
+from nats.aio.client import Client
+
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.link import Link, is_no_responder
+from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+
+__all__ = ["MIN_SERVER_VERSION", "connect", "without_secrets"]
+
+MIN_SERVER_VERSION = (2, 11)
+"""Oldest nats-server that the bus was made for."""
+
+_USERINFO = re.compile(r"(?<=://)[^@/\s,]*@")
+_PENDING_BYTES = 4 << 20
+_RETRY_S = 0.2
+
+
+def without_secrets(url: str) -> str:
+    """Return the address without user, password or token."""
+    return _USERINFO.sub("***@", url)
+
+
+async def connect(
+    url: str | None = None, *, name: str, token: str | None = None, config: ConnectionConfig | None = None
+) -> NatsBus:
+    """Connect and return the bus; use it as `async with await connect(...) as bus`.
+
+    `url` goes before `config.url`. `name` is shown in the server's own monitoring. `token` goes before
+    `config.token_file`. Waits `config.connect_timeout_s` for a server that is not there yet.
+    """
+    config = config or ConnectionConfig()
+    if url is not None:
+        config = msgspec.structs.replace(config, url=url)
+    options = _credentials(config, token)
+    errors: list[Exception] = []
+    deadline = anyio.current_time() + config.connect_timeout_s
+    while True:
+        link = await _attempt(config, name, options, errors)
+        if link is not None:
+            break
+        shown = without_secrets(config.url)
+        if "authorization" in str(errors[-1]).lower():
+            raise AccessError(
+                f"the server at {shown} refuses the credentials: give the right token or credentials file"
+            )
+        if anyio.current_time() > deadline:
+            raise StartupError(
+                f"no nats-server answers at {shown} ({type(errors[-1]).__name__}: {without_secrets(str(errors[-1]))}); "
+                "start one with `nats-server -js`, or use the embedded one by leaving out --nats"
+            )
+        await anyio.sleep(_RETRY_S)
+    try:
+        await _check(link, without_secrets(config.url))
+    except BaseException:
+        await link.close()
+        raise
+    return NatsBus(link)
+
+
+async def _attempt(
+    config: ConnectionConfig, name: str, options: dict[str, Any], errors: list[Exception]
+) -> Link | None:
+    nc = Client()
+    link = Link(nc, config)
+    try:
+        await nc.connect(
+            config.url.split(","),
+            name=name,
+            allow_reconnect=False,  # for this attempt: its failure must come to us
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
+            ping_interval=5,
+            max_outstanding_pings=2,
+            pending_size=_PENDING_BYTES,
+            inbox_prefix=config.inbox_prefix,
+            error_cb=link.on_error,
+            disconnected_cb=link.on_disconnected,
+            reconnected_cb=link.on_reconnected,
+            closed_cb=link.on_closed,
+            **options,
+        )
+        nc.options["allow_reconnect"] = True
+        await link.setup()
+    except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
+        errors.append(error)
+        await nc.close()
+        return None
+    return link
+
+
+async def _check(link: Link, shown: str) -> None:
+    version = link.nc.connected_server_version
+    if (version.major, version.minor) < MIN_SERVER_VERSION:
+        raise StartupError(
+            f"nats-server at {shown} is {version.major}.{version.minor}.{version.patch}; "
+            f"{'.'.join(map(str, MIN_SERVER_VERSION))} or newer is needed"
+        )
+    msg = await link.ask("$JS.API.INFO", b"")
+    link.check()
+    if msg is None:
+        raise StartupError(f"nats-server at {shown} does not answer")
+    if is_no_responder(msg) or b'"error"' in msg.data:
+        raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
+
+
+def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if token is None and config.token_file is not None:
+        token = _secret(config.token_file)
+    if token is not None:
+        options["token"] = token
+    if config.creds_file is not None:
+        options["user_credentials"] = _existing(config.creds_file)
+    if config.nkey_file is not None:
+        options["nkeys_seed_str"] = _secret(config.nkey_file)
+    if config.ca_file is not None:
+        options["tls"] = ssl.create_default_context(cafile=_existing(config.ca_file))
+    return options
+
+
+def _existing(path: str) -> str:
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no file {path}")
+    return path
+
+
+def _secret(path: str) -> str:
+    text = Path(_existing(path)).read_text().strip()
+    if not text:
+        raise ConfigError(f"file {path} is empty")
+    return text

@@ -1,0 +1,136 @@
+"""Competing consumers: a durable, explicitly acknowledged consumer, pulled by any number of replicas."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
+from lachesis.pipeline.bus.api import Delivery, Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.puller import Metadata, Pull, weight
+from lachesis.pipeline.bus.routing import LARGE_HEADER
+
+__all__ = ["consume"]
+
+_NS = 1_000_000_000
+_MAX_ACK_PENDING = 16_384  # what all replicas may hold together: 256 of them at 64 messages each
+
+
+class _Delivery:
+    """See `api.Delivery`. An acknowledgement that is lost with the connection only brings the message again."""
+
+    def __init__(self, link: Link, pull: Pull, reply: str, message: Stored, *, attempt: int, size: int) -> None:
+        self.message = message
+        self.attempt = attempt
+        self._link = link
+        self._pull = pull
+        self._reply = reply
+        self._size: int | None = size  # None: given back already
+
+    async def ack(self) -> None:
+        self._release()
+        await self._link.send(self._reply, b"+ACK")
+
+    async def nak(self, delay_s: float = 0.0) -> None:
+        self._release()
+        await self._link.send(self._reply, nak_body(delay_s))
+
+    async def in_progress(self) -> None:
+        await self._link.send(self._reply, b"+WPI")
+
+    def _release(self) -> None:
+        if self._size is not None:
+            self._pull.release(self._size)
+            self._size = None
+
+
+def nak_body(delay_s: float) -> bytes:
+    return b'-NAK {"delay": %d}' % int(delay_s * _NS) if delay_s > 0 else b"-NAK"
+
+
+class _Deliveries:
+    def __init__(self, link: Link, pull: Pull, stream: str, blobs: Blobs) -> None:
+        self._link = link
+        self._pull = pull
+        self._stream = stream
+        self._blobs = blobs
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        msg = await self._pull.next()
+        meta = Metadata.of(msg)
+        message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        if LARGE_HEADER in message.headers:
+            try:
+                message = await self._blobs.join_or_mark(message)
+            except BaseException:
+                self._pull.queue.appendleft(msg)  # not handed out
+                raise
+        return _Delivery(self._link, self._pull, msg.reply, message, attempt=meta.attempt, size=weight(msg))
+
+
+@asynccontextmanager
+async def consume(
+    link: Link,
+    blobs: Blobs,
+    stream: str,
+    durable: str,
+    filters: Sequence[str],
+    *,
+    max_messages: int,
+    max_bytes: int,
+    ack_wait_s: float,
+) -> AsyncIterator[AsyncIterator[Delivery]]:
+    """See `api.Bus.consume`."""
+    request = msgspec.json.encode(
+        {
+            "stream_name": stream,
+            "config": {
+                "durable_name": durable,
+                "name": durable,
+                "deliver_policy": "all",
+                "ack_policy": "explicit",
+                "ack_wait": int(ack_wait_s * _NS),
+                "max_deliver": -1,
+                "max_ack_pending": _MAX_ACK_PENDING,
+                "filter_subjects": list(filters),
+                "replay_policy": "instant",
+            },
+        }
+    )
+
+    async def ensure() -> str:
+        what = f"consumer {durable} of {stream}"
+        await link.call(ConsumerInfo, f"$JS.API.CONSUMER.CREATE.{stream}.{durable}", request, what=what)
+        return durable
+
+    def accept(_: Msg) -> bool:
+        return True
+
+    pull = Pull(link, stream, ensure=ensure, accept=accept, max_messages=max_messages, max_bytes=max_bytes)
+
+    async def keep_alive() -> None:
+        """What waits in the queue counts as delivered: its timer must not run out before it is handed out."""
+        while True:
+            await anyio.sleep(ack_wait_s / 3)
+            for msg in list(pull.queue):
+                await link.send(msg.reply, b"+WPI")
+
+    await ensure()
+    async with background() as tasks:
+        tasks.start_soon(pull.run)
+        tasks.start_soon(keep_alive)
+        try:
+            yield _Deliveries(link, pull, stream, blobs)
+        finally:
+            await pull.stop()
+            with anyio.move_on_after(2, shield=True):
+                while pull.queue and link.is_up:
+                    await link.send(pull.queue.popleft().reply, b"-NAK")

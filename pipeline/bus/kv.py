@@ -1,0 +1,61 @@
+"""Key-value buckets: a stream with one message a key, in the layout that every NATS client knows as a bucket."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+from lachesis.pipeline.bus.api import Entry, Stored
+from lachesis.pipeline.bus.publisher import Publisher
+from lachesis.pipeline.bus.reader import StreamReader
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
+from lachesis.schemas.errors import FencedError
+
+__all__ = ["Newest", "bucket_stream", "put", "value", "value_subject"]
+
+
+def bucket_stream(bucket: str) -> str:
+    """Return the name of the stream behind a bucket."""
+    return f"KV_{bucket}"
+
+
+def value_subject(bucket: str, key: str) -> str:
+    return f"$KV.{bucket}.{key}"
+
+
+def _entry(key: str, message: Stored) -> Entry:
+    return Entry(key, message.data, message.seq)
+
+
+async def put(publisher: Publisher, bucket: str, key: str, data: bytes, *, revision: int | None) -> int:
+    """See `api.Bus.put`."""
+    check_key(bucket, key)
+    subject, headers = value_subject(bucket, key), {MSG_ID_HEADER: secrets.token_hex(12)}
+    if revision is None:
+        return (await publisher.store(subject, data, headers)).seq
+    try:
+        return await publisher.commit(bucket_stream(bucket), subject, data, expected=revision, headers=headers)
+    except FencedError as error:
+        raise FencedError(f"bucket {bucket}, key {key}: revision is not {revision} any more") from error
+
+
+async def value(publisher: Publisher, bucket: str, key: str) -> Entry | None:
+    """See `api.Bus.value`."""
+    check_key(bucket, key)
+    message = await publisher.last(bucket_stream(bucket), value_subject(bucket, key))
+    return None if message is None else _entry(key, message)
+
+
+class Newest:
+    """A key's values as they come; of several that wait only the newest."""
+
+    def __init__(self, reader: StreamReader, key: str) -> None:
+        self._reader = reader
+        self._key = key
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        message = await anext(self._reader)
+        while self._reader.pull.queue:
+            message = await anext(self._reader)
+        return _entry(self._key, message)

@@ -1,0 +1,236 @@
+"""One connection to the server, with its state and one inbox for all answers.
+
+nats-py carries the bytes; what it does badly is done here: an answer that never comes or a connection that breaks ends
+a wait at once instead of hanging, a refused subject stops the bus instead of looking like a timeout, and a
+cancellation that `publish` swallows is raised again.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TypeVar
+
+import anyio
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
+
+__all__ = ["Link", "backoff_s", "is_no_responder", "status_of"]
+
+A = TypeVar("A", bound=Answer)
+
+_NO_RESPONDER = "503"
+_BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+def status_of(msg: Msg) -> str | None:
+    """Return the status of a message that is none of the stream's, else None."""
+    return msg.headers.get("Status") if msg.headers else None
+
+
+def is_no_responder(msg: Msg) -> bool:
+    return not msg.data and status_of(msg) == _NO_RESPONDER
+
+
+def backoff_s(attempt: int) -> float:
+    """Return how long to wait after failed attempt number `attempt` (from 0), seconds."""
+    return _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+
+
+class Link:
+    """Wraps a connected client; `setup` must be awaited once. `observers` are called at every change of state."""
+
+    def __init__(self, nc: Client, config: ConnectionConfig) -> None:
+        self.nc = nc
+        self.config = config
+        self.observers: set[Callable[[], None]] = set()
+        self.losses = 0
+        """How often the connection was lost: whoever sees it change has to ask again."""
+        self.failure: LachesisError | None = None
+        self._up = anyio.Event()
+        self._prefix = ""
+        self._tokens = itertools.count()
+        self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
+
+    async def setup(self) -> None:
+        inbox = self.nc.new_inbox()
+        self._prefix = inbox + "."
+        await self.nc.subscribe(inbox + ".*", cb=self._on_answer)
+        self._up.set()
+
+    async def close(self) -> None:
+        """Close the connection; whatever waits raises `BusClosedError`."""
+        self.fail(BusClosedError("the bus was closed"))
+        with anyio.move_on_after(2, shield=True):
+            await self.nc.close()
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    async def on_disconnected(self) -> None:
+        self.losses += 1
+        if self._up.is_set():
+            self._up = anyio.Event()
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_result(None)
+        self._notify()
+
+    async def on_reconnected(self) -> None:
+        self._up.set()
+        self._notify()
+
+    async def on_closed(self) -> None:
+        self.fail(BusClosedError(f"the connection to the server was closed: {self.nc.last_error or 'no reason given'}"))
+
+    async def on_error(self, error: Exception) -> None:
+        text = str(error).lower()
+        if "permissions violation" in text:
+            self.fail(AccessError(f"the server refused this process's credentials a subject: {error}"))
+        elif "authorization violation" in text or "authentication" in text:
+            self.fail(AccessError(f"the server no longer takes this process's credentials: {error}"))
+
+    def fail(self, error: LachesisError) -> None:
+        """Make every waiting and every later call raise `error`. The first failure stays."""
+        if self.failure is None:
+            self.failure = error
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(self.failure)
+        self._up.set()
+        self._notify()
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def wait_up(self) -> None:
+        """Wait until there is a connection. Raises the failure where there will be none."""
+        self.check()
+        await self._up.wait()
+        self.check()
+
+    @property
+    def is_up(self) -> bool:
+        return self._up.is_set() and self.failure is None
+
+    def _notify(self) -> None:
+        for observer in list(self.observers):
+            observer()
+
+    # -- messages ------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Hand a message to the client; False when there was no connection to hand it to.
+
+        True does not say that it arrived. Raises `DataError` when it is larger than the server takes.
+        """
+        self.check()
+        if not self.is_up:
+            return False
+        task = asyncio.current_task()
+        before = task.cancelling() if task else 0
+        try:
+            await self.nc.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
+        except nats.errors.MaxPayloadError as error:
+            raise DataError(f"{subject}: {len(data)} bytes where the server takes {self.nc.max_payload}") from error
+        except nats.errors.OutboundBufferLimitError:
+            return False
+        except nats.errors.ConnectionClosedError as error:
+            self.check()
+            raise BusClosedError("the connection was closed") from error
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError  # the client swallowed it
+        return True
+
+    async def post(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> "asyncio.Future[Msg | None]":
+        """Send a question; its future holds the answer, or None once the connection was lost."""
+        token = str(next(self._tokens))
+        future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = future
+        future.add_done_callback(lambda _: self._waiting.pop(token, None))
+        try:
+            sent = await self.send(subject, data, reply=self._prefix + token, headers=headers)
+        except BaseException:
+            future.cancel()
+            raise
+        if not sent and not future.done():
+            future.set_result(None)
+        return future
+
+    async def settle(self, future: "asyncio.Future[Msg | None]", timeout_s: float) -> Msg | None:
+        """Wait for an answer: None when the connection was lost or the time is up."""
+        if future.done():
+            return future.result()
+        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, future)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    async def ask(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> Msg | None:
+        """Ask once and return the answer, or None where none came."""
+        future = await self.post(subject, data, headers)
+        return await self.settle(future, timeout_s or self.config.ack_timeout_s)
+
+    @asynccontextmanager
+    async def subscribed(
+        self, subject: str, on_message: Callable[[Msg], Awaitable[None]], queue: str = ""
+    ) -> AsyncIterator[None]:
+        """Subscribe while the context is open; the server knows of it when the body begins. Survives reconnects."""
+        self.check()
+        sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
+        try:
+            with suppress(nats.errors.Error):  # away just now: it is subscribed again with the reconnect
+                await self.nc.flush(timeout=1)
+            yield
+        finally:
+            with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
+                await sub.unsubscribe()
+
+    async def _on_answer(self, msg: Msg) -> None:
+        future = self._waiting.get(msg.subject[len(self._prefix) :])
+        if future is not None and not future.done():
+            future.set_result(msg)
+
+    async def call(self, kind: type[A], subject: str, request: bytes, *, what: str, patient: bool = False) -> A:
+        """Ask JetStream's API until it answers, for `give_up_s` seconds (`patient`: for ever).
+
+        Raises what the answer's error means, `InfrastructureError` when there was none in time.
+        """
+        msg = await self.call_raw(subject, request, what=what, patient=patient)
+        return decode_answer(kind, msg.data, what)
+
+    async def call_raw(self, subject: str, request: bytes, *, what: str, patient: bool = False) -> Msg:
+        """As `call`, without decoding. Only transient errors are asked again."""
+        reason = "no answer"
+        with anyio.move_on_after(None if patient else self.config.give_up_s):
+            for attempt in itertools.count():
+                await self.wait_up()
+                msg = await self.ask(subject, request)
+                if msg is None:
+                    pass  # the connection is back, or the answer was lost
+                elif is_no_responder(msg):
+                    reason = "nobody answers (no JetStream, or no such stream)"
+                else:
+                    error = error_in(msg.data)
+                    if error is None or not error.is_transient:
+                        return msg
+                    reason = error.description
+                await anyio.sleep(backoff_s(attempt))
+        raise InfrastructureError(f"{what}: {reason} within {self.config.give_up_s} s")
+
+
+def _expire(future: "asyncio.Future[Any]") -> None:
+    with suppress(asyncio.InvalidStateError):
+        future.set_result(None)

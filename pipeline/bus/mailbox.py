@@ -1,0 +1,40 @@
+"""Broadcasts that wait for their listener, both in memory and from the server."""
+
+from collections import deque
+from collections.abc import AsyncIterator
+
+import anyio
+
+from lachesis.pipeline.bus.api import Stored
+
+__all__ = ["Mailbox"]
+
+
+class Mailbox:
+    """Broadcasts that wait for their listener; beyond `limit` the oldest are dropped."""
+
+    def __init__(self, limit: int) -> None:
+        self._unread: deque[Stored] = deque(maxlen=limit)
+        self._arrived = anyio.Event()
+        self._failure: Exception | None = None
+
+    def push(self, message: Stored) -> None:
+        self._unread.append(message)
+        self._arrived.set()
+
+    def fail(self, error: Exception) -> None:
+        """Let the listener raise `error` once it has read what is there."""
+        self._failure = error
+        self._arrived.set()
+
+    def __aiter__(self) -> AsyncIterator[Stored]:
+        return self
+
+    async def __anext__(self) -> Stored:
+        await anyio.lowlevel.checkpoint()
+        while not self._unread:
+            if self._failure is not None:
+                raise self._failure
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+        return self._unread.popleft()

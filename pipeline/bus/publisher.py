@@ -1,0 +1,151 @@
+"""Storing messages: a window bounded in bytes and messages, message ids across reconnects, the fence and its settling.
+
+Guarantees that `store` returns only what the server acknowledged and sends again, under the same message id, whatever
+it did not; and that `commit` never takes its own message for another writer's, nor the other way round.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.answers import error_in, stored_message, to_pub_ack
+from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
+
+__all__ = ["Publisher", "Window"]
+
+_EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
+_OVERHEAD = 256
+
+
+class Window:
+    """Room for so many bytes and messages in flight, given in the order asked for.
+
+    A message larger than the whole window goes alone.
+    """
+
+    def __init__(self, max_bytes: int, max_messages: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_messages = max_messages
+        self._queue: deque[tuple[int, anyio.Event]] = deque()
+        self.bytes = 0
+        self.messages = 0
+
+    def _fits(self, size: int) -> bool:
+        if not self.messages:
+            return True
+        return self.messages < self._max_messages and self.bytes + size <= self._max_bytes
+
+    @asynccontextmanager
+    async def room(self, size: int) -> AsyncIterator[None]:
+        if self._queue or not self._fits(size):
+            turn = (size, anyio.Event())
+            self._queue.append(turn)
+            try:
+                await turn[1].wait()
+            except BaseException:
+                if turn[1].is_set():  # it was given room as it was cancelled
+                    self._leave(size)
+                else:
+                    self._queue.remove(turn)
+                    self._admit()
+                raise
+        else:
+            self._enter(size)
+        try:
+            yield
+        finally:
+            self._leave(size)
+
+    def _enter(self, size: int) -> None:
+        self.bytes += size
+        self.messages += 1
+
+    def _leave(self, size: int) -> None:
+        self.bytes -= size
+        self.messages -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._queue and self._fits(self._queue[0][0]):
+            size, turn = self._queue.popleft()
+            self._enter(size)
+            turn.set()
+
+
+class Publisher:
+    """Publishes over one link. Any number of tasks may publish at once; the window bounds them together."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._window = Window(link.config.window_bytes, link.config.window_messages)
+
+    async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
+        """Publish until the server has acknowledged it. `headers` hold the message id.
+
+        Silence and lost connections are waited out without bound. A refusal that may pass (no stream or no leader yet)
+        is waited out for `give_up_s`, then raised as `InfrastructureError`; others are raised at once.
+        """
+        async with self._window.room(len(data) + _OVERHEAD):
+            refused_since: float | None = None
+            for attempt in itertools.count():
+                await self._link.wait_up()
+                msg = await self._link.ask(subject, data, headers=headers)
+                if msg is None:
+                    refused_since = None
+                    await anyio.sleep(backoff_s(0))
+                    continue
+                error = error_in(msg.data)
+                if error is None and not is_no_responder(msg):
+                    return to_pub_ack(msg.data, subject)
+                if error is not None and not error.is_transient:
+                    raise error.to_exception(subject)
+                now = anyio.current_time()
+                refused_since = refused_since or now
+                if now - refused_since > self._link.config.give_up_s:
+                    raise InfrastructureError(
+                        f"{subject}: refused for {self._link.config.give_up_s} s: "
+                        f"{error.description if error else 'no stream takes it; run `lachesis init`'}"
+                    )
+                await anyio.sleep(backoff_s(attempt))
+            raise AssertionError
+
+    async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
+        """Store `data` if the subject's last sequence is `expected`; return its sequence. Raises `FencedError`."""
+        fenced = {**headers, _EXPECTED_HEADER: str(expected)}
+        try:
+            return (await self.store(subject, data, fenced)).seq
+        except FencedError:
+            # An earlier attempt of ours may have been stored without its acknowledgement reaching us.
+            last = await self.last(stream, subject, patient=True)
+            if last is not None and last.headers.get(MSG_ID_HEADER) == headers[MSG_ID_HEADER]:
+                return last.seq
+            found = 0 if last is None else last.seq
+            raise FencedError(
+                f"{subject}: last sequence is {found}, not {expected}; another writer has taken over"
+            ) from None
+
+    async def last(self, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
+        """Return the subject's last message, read from the stream's leader."""
+        request = msgspec.json.encode({"last_by_subj": subject})
+        what = f"last message on {subject}"
+        try:
+            msg = await self._link.call_raw(f"$JS.API.STREAM.MSG.GET.{stream}", request, what=what, patient=patient)
+            return stored_message(stream, msg.data, what)
+        except NotFoundError as error:
+            if "stream not found" in str(error):
+                raise
+            return None
+
+    async def by_sequence(self, stream: str, seq: int) -> Stored:
+        """Return the message at `seq`, read from the stream's leader. Raises `NotFoundError`."""
+        request = msgspec.json.encode({"seq": seq})
+        what = f"sequence {seq} of {stream}"
+        msg = await self._link.call_raw(f"$JS.API.STREAM.MSG.GET.{stream}", request, what=what)
+        return stored_message(stream, msg.data, what)

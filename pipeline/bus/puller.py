@@ -1,0 +1,211 @@
+"""A continuous pull from one consumer: bounded in messages and bytes, alive through restarts of the server.
+
+One request is open at a time; it asks for what there is room for. Its heartbeats tell a quiet stream from a lost
+request. What arrives is queued for whoever owns the pull; room comes back when they call `release`.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from lachesis.pipeline.bus.link import Link, backoff_s, status_of
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["Metadata", "Pull", "weight"]
+
+_HEARTBEAT_S = 2.5
+_EXPIRES_S = 20.0
+_NS = 1_000_000_000
+_HEADER_ALLOWANCE = 256
+
+
+def weight(msg: Msg) -> int:
+    """Return what a message counts against a byte bound, about what the server counts."""
+    return len(msg.data) + _HEADER_ALLOWANCE
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """What the acknowledgement subject of a delivered message says."""
+
+    consumer: str
+    attempt: int
+    seq: int
+    consumer_seq: int
+    time_ns: int
+    pending: int
+
+    @classmethod
+    def of(cls, msg: Msg) -> "Metadata":
+        # $JS.ACK.<stream>.<consumer>.<attempt>.<seq>.<consumer seq>.<time>.<pending>, newer servers may put a domain
+        # and an account before the stream and a token at the end
+        parts = msg.reply.split(".")
+        first = 2 if len(parts) == 9 else 4
+        attempt, seq, consumer_seq, time_ns, pending = map(int, parts[first + 2 : first + 7])
+        return cls(parts[first + 1], attempt, seq, consumer_seq, time_ns, pending)
+
+
+class Pull:
+    """`ensure` creates the consumer if need be and returns its name; it is called at start and after each loss.
+
+    `accept` looks at each message as it arrives and says whether to queue it. `run` must run in a task.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        stream: str,
+        *,
+        ensure: Callable[[], Awaitable[str]],
+        accept: Callable[[Msg], bool],
+        max_messages: int,
+        max_bytes: int | None,
+    ) -> None:
+        self.queue: deque[Msg] = deque()
+        self.idle = False
+        """Whether the last request ended because nothing more was there."""
+        self._link = link
+        self._stream = stream
+        self._ensure = ensure
+        self._accept = accept
+        self._max_messages = max_messages
+        self._max_bytes = max_bytes
+        self._held_messages = 0  # queued, or handed out and not released
+        self._held_bytes = 0
+        self._requested = 0  # what the open request may still bring; 0: none is open
+        self._too_small: int | None = None  # a request of so many bytes was refused: the next message is larger
+        self._lost = False
+        self._inbox = link.nc.new_inbox()
+        self._number = itertools.count()
+        self._current = ""
+        self._heard = 0.0
+        self._stir = anyio.Event()
+        self._arrived = anyio.Event()
+        self._sub: Subscription | None = None
+
+    async def next(self) -> Msg:
+        """Return the oldest queued message; its room is not free until `release`."""
+        await anyio.lowlevel.checkpoint()
+        while not self.queue:
+            await self.wait()
+        return self.queue.popleft()
+
+    async def wait(self) -> None:
+        """Wait until something arrives or changes. Raises the link's failure."""
+        self._link.check()
+        self._arrived = anyio.Event()
+        await self._arrived.wait()
+        self._link.check()
+
+    def release(self, size: int) -> None:
+        """Give back the room of one message that weighed `size`."""
+        self._held_messages -= 1
+        self._held_bytes -= size
+        self._stir.set()
+
+    def lose(self) -> None:
+        """Start over with `ensure`: the consumer is gone or has skipped something."""
+        self._lost = True
+        self._stir.set()
+
+    def wake(self) -> None:
+        """Let `next` and `run` look again."""
+        self._stir.set()
+        self._arrived.set()
+
+    async def stop(self) -> None:
+        """End the subscription, after what the server has already sent has arrived."""
+        self._link.observers.discard(self.wake)
+        if self._sub is None or not self._link.is_up:
+            return
+        with anyio.move_on_after(2, shield=True):
+            await self._sub.drain()
+
+    async def run(self) -> None:
+        self._link.observers.add(self.wake)
+        self._sub = await self._link.nc.subscribe(self._inbox + ".*", cb=self._on_message)
+        for attempt in itertools.count():
+            try:
+                await self._link.wait_up()
+                losses = self._link.losses
+                name = await self._ensure()
+            except InfrastructureError:
+                self._link.check()  # closed for good; otherwise the server is away or busy, for however long
+                await anyio.sleep(backoff_s(attempt))
+                continue
+            self._lost = False
+            self._requested = 0
+            await self._pull_from(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", losses)
+            self._link.check()
+            await anyio.sleep(backoff_s(0))  # a consumer that is refused again and again must not spin
+
+    async def _pull_from(self, subject: str, losses: int) -> None:
+        """Keep a request open until the connection or the consumer is lost."""
+        while not self._lost and self._link.losses == losses and self._link.failure is None:
+            self._stir = anyio.Event()
+            if not self._requested:
+                request = self._next_request()
+                if request is not None:
+                    self._current = f"{self._inbox}.{next(self._number)}"
+                    self._heard = anyio.current_time()
+                    self._requested = int(request["batch"])
+                    if not await self._link.send(subject, msgspec.json.encode(request), reply=self._current):
+                        return
+            silence = 3 * _HEARTBEAT_S - (anyio.current_time() - self._heard) if self._requested else None
+            if silence is not None and silence <= 0:
+                return  # the request was lost with the server or the leader that held it
+            with anyio.move_on_after(silence):
+                await self._stir.wait()
+
+    def _next_request(self) -> dict[str, int] | None:
+        """Return what to ask for, or None while there is too little room to be worth a request."""
+        batch = self._max_messages - self._held_messages
+        if batch < max(1, self._max_messages // 4) and (self.queue or batch < 1):
+            return None
+        request = {"batch": batch, "expires": int(_EXPIRES_S * _NS), "idle_heartbeat": int(_HEARTBEAT_S * _NS)}
+        if self._max_bytes is not None:
+            room = self._max_bytes - self._held_bytes
+            if self._too_small is not None and not self._held_messages:
+                request["batch"] = 1  # larger than the whole bound: it comes alone
+            elif room <= (self._too_small or 0):
+                return None
+            else:
+                request["max_bytes"] = room
+        return request
+
+    async def _on_message(self, msg: Msg) -> None:
+        self._heard = anyio.current_time()
+        if msg.subject.startswith(self._inbox):
+            self._on_status(msg)
+            return
+        self._too_small = None
+        self.idle = False
+        self._requested = max(0, self._requested - 1)
+        if self._accept(msg):
+            self._held_messages += 1
+            self._held_bytes += weight(msg)
+            self.queue.append(msg)
+            self._arrived.set()
+        if not self._requested:
+            self._stir.set()
+
+    def _on_status(self, msg: Msg) -> None:
+        status = status_of(msg)
+        if msg.subject != self._current or status == "100":  # of an older request, or a heartbeat
+            return
+        text = (msg.headers or {}).get("Description", "").lower()
+        self._requested = 0
+        if status in ("404", "408"):
+            self.idle = True
+            self._arrived.set()
+        elif "maxbytes" in text.replace(" ", ""):
+            self._too_small = None if self._max_bytes is None else max(0, self._max_bytes - self._held_bytes)
+        elif status == "409" and "batch completed" in text:
+            pass
+        else:
+            self._lost = True
+        self._stir.set()

@@ -1,0 +1,159 @@
+"""Reading from a cursor: in stream order, nothing acknowledged, without a gap or a repeat whatever happens between.
+
+Each time the connection or the consumer is lost, or the consumer's own numbers show a gap, a new ephemeral consumer is
+made that starts behind the last message received.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.answers import ConsumerInfo, StreamInfo, plain_headers
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.puller import Metadata, Pull, weight
+from lachesis.pipeline.bus.routing import LARGE_HEADER
+
+__all__ = ["ReadOptions", "StreamReader", "read"]
+
+_NS = 1_000_000_000
+_MAX_MESSAGES = 512
+_INACTIVE_S = 30  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What `api.Bus.read` takes besides stream and filters."""
+
+    start: int = 1
+    headers_only: bool = False
+    follow: bool = True
+    max_bytes: int = 16 << 20
+
+
+class StreamReader:
+    """See `api.Reader`."""
+
+    def __init__(
+        self,
+        link: Link,
+        blobs: Blobs,
+        stream: str,
+        filters: Sequence[str],
+        options: ReadOptions,
+    ) -> None:
+        self._link = link
+        self._blobs = blobs
+        self._stream = stream
+        self._filters = list(filters)
+        self._headers_only = options.headers_only
+        self._follow = options.follow
+        self._received = options.start - 1  # the last sequence received: where a new consumer goes on
+        self._handed_out = options.start - 1
+        self._target = 0
+        self._name = ""
+        self._consumer_seq = 0
+        self.pull = Pull(
+            link,
+            stream,
+            ensure=self._create,
+            accept=self._accept,
+            max_messages=_MAX_MESSAGES,
+            # the server counts whole messages even where it sends headers alone
+            max_bytes=None if options.headers_only else options.max_bytes,
+        )
+
+    async def open(self) -> None:
+        """Note how far the stream goes now. Raises `NotFoundError` when there is none."""
+        info = await self._link.call(
+            StreamInfo, f"$JS.API.STREAM.INFO.{self._stream}", b"", what=f"stream {self._stream}"
+        )
+        self._target = info.state.last_seq
+
+    @property
+    def caught_up(self) -> bool:
+        if self._handed_out >= self._target:
+            return True
+        return not self.pull.queue and self.pull.idle  # the rest was trimmed meanwhile
+
+    def __aiter__(self) -> AsyncIterator[Stored]:
+        return self
+
+    async def __anext__(self) -> Stored:
+        while not self.pull.queue:
+            if not self._follow and self.caught_up:
+                raise StopAsyncIteration
+            await self.pull.wait()
+        msg = self.pull.queue[0]
+        meta = Metadata.of(msg)
+        if not self._follow and self.caught_up:  # published since
+            raise StopAsyncIteration
+        message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        if LARGE_HEADER in message.headers and not self._headers_only:
+            message = await self._blobs.join_or_mark(message)
+        self.pull.queue.popleft()  # only now: a cancelled wait must not lose it
+        self.pull.release(weight(msg))
+        self._handed_out = meta.seq
+        return message
+
+    async def _create(self) -> str:
+        name = "read-" + secrets.token_hex(8)
+        config: dict[str, Any] = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._received + 1,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "filter_subjects": self._filters,
+            "headers_only": self._headers_only,
+            "inactive_threshold": _INACTIVE_S * _NS,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        info = await self._link.call(
+            ConsumerInfo,
+            f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
+            msgspec.json.encode({"stream_name": self._stream, "config": config}),
+            what=f"reader of {self._stream}",
+        )
+        self._name = name
+        self._consumer_seq = 0
+        self._note_pending(info.num_pending)
+        self.pull.wake()
+        return name
+
+    def _accept(self, msg: Msg) -> bool:
+        meta = Metadata.of(msg)
+        if meta.consumer != self._name:
+            return False  # of a consumer given up meanwhile
+        if meta.consumer_seq != self._consumer_seq + 1 or meta.seq <= self._received:
+            self.pull.lose()
+            return False
+        self._consumer_seq = meta.consumer_seq
+        self._received = meta.seq
+        self._note_pending(meta.pending)
+        return True
+
+    def _note_pending(self, pending: int) -> None:
+        """Where nothing is left beyond what was received, nothing more has to be handed out to be caught up."""
+        if pending == 0:
+            self._target = min(self._target, self._received)
+
+
+@asynccontextmanager
+async def read(reader: StreamReader) -> AsyncIterator[StreamReader]:
+    """Run `reader` while the context is open."""
+    await reader.open()
+    async with background() as tasks:
+        tasks.start_soon(reader.pull.run)
+        try:
+            yield reader
+        finally:
+            await reader.pull.stop()

@@ -1,0 +1,140 @@
+"""The streams and buckets on the server: made where missing, changed in place where they differ.
+
+`ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
+cannot change in place (storage, retention) is an error that names the stream, never a deletion.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.bus.answers import StreamInfo
+from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.kv import bucket_stream
+from lachesis.pipeline.bus.link import Link
+from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
+from lachesis.schemas.subjects import BUCKETS, STREAMS
+
+__all__ = ["StreamDescription", "definitions", "describe", "ensure", "stream_info", "to_usage"]
+
+_NS = 1_000_000_000
+_FIXED = ("storage", "retention")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDescription:
+    """A stream or bucket as the server has it."""
+
+    name: str
+    subjects: list[str]
+    replicas: int
+    usage: StreamUsage
+
+
+def definitions(config: StreamsConfig) -> list[dict[str, Any]]:
+    """Return every stream's definition in the server's own form."""
+    common: dict[str, Any] = {
+        "retention": "limits",
+        "storage": "file",
+        "discard": "new",  # a full stream refuses; it never drops what somebody may still need
+        "max_age": 0,
+        "max_msgs": -1,
+        "num_replicas": config.replicas,
+        "duplicate_window": int(config.duplicate_window_s * _NS),
+        "allow_direct": True,
+        "deny_delete": True,  # single messages stay; trimming purges by subject
+    }
+    streams = [
+        {**common, "name": name, "subjects": subjects, "max_bytes": config.budgets()[name], "max_msgs_per_subject": -1}
+        for name, subjects in STREAMS.items()
+    ]
+    buckets = [
+        {
+            **common,
+            "name": bucket_stream(bucket),
+            "subjects": [f"$KV.{bucket}.>"],
+            "max_bytes": config.bucket_bytes,
+            "max_msgs_per_subject": 1,
+            "allow_rollup_hdrs": True,
+        }
+        for bucket in BUCKETS.values()
+    ]
+    return streams + buckets
+
+
+async def stream_info(link: Link, name: str, request: dict[str, Any] | None = None) -> StreamInfo:
+    """Return what the server says of a stream. Raises `NotFoundError`."""
+    body = msgspec.json.encode(request) if request else b""
+    return await link.call(StreamInfo, f"$JS.API.STREAM.INFO.{name}", body, what=f"stream {name}")
+
+
+def to_usage(info: StreamInfo) -> StreamUsage:
+    state = info.state
+    return StreamUsage(
+        max(state.first_seq, 1), state.last_seq, state.messages, state.bytes, int(info.config.get("max_bytes", -1))
+    )
+
+
+async def ensure(link: Link, config: StreamsConfig) -> list[str]:
+    """Create or change the streams; return one line for each thing done, none when all was as it should be.
+
+    Raises `ConfigError` where a stream cannot become what it should be.
+    """
+    return [line for wanted in definitions(config) if (line := await _ensure_one(link, wanted)) is not None]
+
+
+async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
+    name = wanted["name"]
+    try:
+        current = (await stream_info(link, name)).config
+    except NotFoundError:
+        await _write(link, "CREATE", wanted)
+        return f"created {name}"
+    changes = {
+        key: (current.get(key), value) for key, value in wanted.items() if current.get(key, _zero(value)) != value
+    }
+    if not changes:
+        return None
+    text = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in sorted(changes.items()))
+    if any(key in changes for key in _FIXED):
+        raise ConfigError(
+            f"stream {name} exists and cannot be changed in place ({text}); use another account or server, or back it "
+            f"up and delete it with `nats stream rm {name}`"
+        )
+    await _write(link, "UPDATE", {**current, **wanted})
+    return f"changed {name}: {text}"
+
+
+def _zero(value: object) -> object:
+    """Return what the server leaves out of its answer for a field of this kind."""
+    return type(value)() if isinstance(value, (bool, int, str)) else None
+
+
+async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
+    name = definition["name"]
+    try:
+        await link.call(
+            StreamInfo, f"$JS.API.STREAM.{action}.{name}", msgspec.json.encode(definition), what=f"stream {name}"
+        )
+    except StreamFullError as error:
+        raise ConfigError(
+            f"the server has no room for stream {name} with a budget of {definition['max_bytes']} bytes: raise its "
+            f"max_file_store or lower bus.streams ({error})"
+        ) from error
+    except InfrastructureError as error:
+        link.check()
+        raise ConfigError(f"the server refuses stream {name}: {error}") from error
+
+
+async def describe(link: Link) -> list[StreamDescription]:
+    """Return every stream and bucket that exists, in the order of the definitions."""
+    found = []
+    for name in [*STREAMS, *map(bucket_stream, BUCKETS.values())]:
+        try:
+            info = await stream_info(link, name)
+        except NotFoundError:
+            continue
+        found.append(StreamDescription(name, info.config["subjects"], int(info.config["num_replicas"]), to_usage(info)))
+    return found

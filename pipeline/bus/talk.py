@@ -1,0 +1,94 @@
+"""What is not stored: requests with one answer, services that answer them, broadcasts to whoever listens."""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.link import Link, is_no_responder
+from lachesis.pipeline.bus.mailbox import Mailbox
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+__all__ = ["broadcast", "listen", "request", "serve"]
+
+_ERROR_CODE = "Nats-Service-Error-Code"  # the headers of the NATS micro protocol
+_ERROR_TEXT = "Nats-Service-Error"
+_BAD_REQUEST = "400"
+_UNAVAILABLE = "503"
+_UNANSWERED = 1024
+
+
+async def request(link: Link, subject: str, data: bytes, timeout_s: float) -> bytes:
+    """See `api.Bus.request`."""
+    with anyio.move_on_after(timeout_s):
+        await link.wait_up()
+        msg = await link.ask(subject, data, timeout_s=timeout_s)
+        if msg is None:
+            raise InfrastructureError(f"no answer on {subject} within {timeout_s} s, or the connection was lost")
+        if is_no_responder(msg) and _ERROR_CODE not in (msg.headers or {}):
+            raise InfrastructureError(f"nobody serves {subject}")
+        code, text = (msg.headers or {}).get(_ERROR_CODE), (msg.headers or {}).get(_ERROR_TEXT, "")
+        if code == _BAD_REQUEST:
+            raise DataError(text)
+        if code is not None:
+            raise InfrastructureError(f"{subject}: {text} ({code})")
+        return bytes(msg.data)
+    raise InfrastructureError(f"no answer on {subject} within {timeout_s} s")
+
+
+@asynccontextmanager
+async def serve(link: Link, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+    """See `api.Bus.serve`. Subjects of the NATS micro protocol (`$SRV.`) are answered by every replica."""
+    send, receive = anyio.create_memory_object_stream[Msg](_UNANSWERED)
+
+    async def take(msg: Msg) -> None:
+        if msg.reply:
+            try:
+                send.send_nowait(msg)
+            except anyio.WouldBlock:
+                await link.send(msg.reply, headers={_ERROR_CODE: _UNAVAILABLE, _ERROR_TEXT: "too many requests wait"})
+
+    async def answer() -> None:
+        async for msg in receive:
+            try:
+                await link.send(msg.reply, await handler(msg.data))
+            except (DataError, InfrastructureError) as error:
+                link.check()
+                code = _BAD_REQUEST if isinstance(error, DataError) else _UNAVAILABLE
+                await link.send(msg.reply, headers={_ERROR_CODE: code, _ERROR_TEXT: str(error)})
+
+    queue = "" if subject.startswith("$SRV.") else "q"
+    with send, receive:
+        async with background() as tasks:
+            tasks.start_soon(answer)
+            async with link.subscribed(subject, take, queue):
+                yield
+
+
+async def broadcast(link: Link, subject: str, data: bytes) -> None:
+    """See `api.Bus.broadcast`."""
+    await link.send(subject, data)
+
+
+@asynccontextmanager
+async def listen(link: Link, subject: str, limit: int) -> AsyncIterator[AsyncIterator[Stored]]:
+    """See `api.Bus.listen`."""
+    mailbox = Mailbox(limit)
+
+    async def take(msg: Msg) -> None:
+        mailbox.push(Stored("", msg.subject, 0, msg.data, time.time_ns()))
+
+    def look() -> None:
+        if link.failure is not None:
+            mailbox.fail(link.failure)
+
+    link.observers.add(look)
+    try:
+        async with link.subscribed(subject, take):
+            yield mailbox
+    finally:
+        link.observers.discard(look)

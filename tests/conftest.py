@@ -1,0 +1,62 @@
+"""Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from lachesis.pipeline.bus.answers import Answer
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.memory import MemoryBus
+
+TEST_STREAMS = StreamsConfig(
+    rollouts_bytes=256 << 20,
+    events_bytes=64 << 20,
+    replay_bytes=16 << 20,
+    teacher_bytes=64 << 20,
+    ledger_bytes=64 << 20,
+    bucket_bytes=32 << 20,
+)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def nats_server(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[EmbeddedServer]:
+    """A server on a free loopback port with a store of its own; stopped, by its pid, with the session."""
+    async with EmbeddedServer(tmp_path_factory.mktemp("nats"), ServerConfig(max_file_bytes=4 << 30)) as server:
+        yield server
+
+
+@pytest.fixture
+async def fresh_server(tmp_path: Path, anyio_backend: str) -> AsyncIterator[EmbeddedServer]:
+    """A server for this test alone, to be killed and frozen at will, on a path with a space."""
+    async with EmbeddedServer(tmp_path / "nats store", ServerConfig(max_file_bytes=4 << 30)) as server:
+        yield server
+
+
+@pytest.fixture
+async def nats_bus(nats_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+    """The bus over the session's server, with empty streams."""
+    async with await connect(nats_server.url, name="tests", token=nats_server.token) as connected:
+        await connected.ensure_streams(TEST_STREAMS)
+        yield connected
+        for stream in await connected.describe_streams():
+            await connected._link.call(Answer, f"$JS.API.STREAM.DELETE.{stream.name}", b"", what="clean-up")
+
+
+@pytest.fixture(params=["memory", "nats"])
+async def bus(request: pytest.FixtureRequest, nats_bus: NatsBus) -> AsyncIterator[Bus]:
+    """The bus in memory and over a real server, with empty streams."""
+    if request.param == "nats":
+        yield nats_bus
+    else:
+        async with MemoryBus(max_bytes=TEST_STREAMS.budgets()) as memory:
+            yield memory
