@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import sys
-from functools import partial
+from dataclasses import dataclass
 
 import anyio
 
@@ -22,7 +22,7 @@ from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
 
-__all__ = ["DRAIN_TIMEOUT", "FENCED", "STARTUP", "run_process"]
+__all__ = ["DRAIN_TIMEOUT", "FENCED", "STARTUP", "Role", "run_process"]
 
 STARTUP = 2
 FENCED = 3
@@ -31,15 +31,30 @@ DRAIN_TIMEOUT = 4
 log = logging.getLogger("lachesis")
 
 
-def run_process(spec: ServiceSpec, config: RunConfig, part: str = "", *, supervised: bool = False) -> int:
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Which process this is: its service, the part it plays, its number among its replicas (from 1), and whether a
+    supervisor watches over it.
+    """
+
+    spec: ServiceSpec
+    part: str = ""
+    replica: int = 1
+    supervised: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name}-{self.part}" if self.part else self.spec.name
+
+
+def run_process(role: Role, config: RunConfig) -> int:
     """Run one service until it is told to stop, and return the exit code."""
-    name = f"{spec.name}-{part}" if part else spec.name
     logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {name} %(message)s", force=True
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        return anyio.run(
+        return anyio.run(_run, role, load_main(role.spec), config)
             partial(_run, load_main(spec), config, part, name=name, about=spec.about, supervised=supervised)
         )
     except (LachesisError, BaseExceptionGroup) as error:
@@ -65,20 +80,20 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def _run(main: Main, config: RunConfig, part: str, *, name: str, about: str, supervised: bool) -> int:
+async def _run(role: Role, main: Main, config: RunConfig) -> int:
     async with (
-        await connect_run(config, f"{config.run}.{name}") as bus,
-        open_service(bus, name, config.run, config.revision) as service,
+        await connect_run(config, f"{config.run}.{role.name}") as bus,
+        open_service(bus, role.name, config.run, config.revision, replica=role.replica) as service,
         micro_service(bus, service, about),
         anyio.create_task_group() as tasks,
     ):
         late = anyio.Event()
         tasks.start_soon(_drain_on_signal, service)
-        if supervised:
+        if role.supervised:
             tasks.start_soon(_drain_without_supervisor, service)
         tasks.start_soon(_cancel_when_late, service, config.services.drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s", service.instance.partition("-")[0])
-        await main(service, config, part)
+        await main(service, config, role.part)
         tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s", config.services.drain_s)

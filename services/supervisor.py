@@ -51,6 +51,7 @@ class Planned:
     service: str
     part: str
     phase: int
+    replica: int = 1
     finite: bool = False
 
 
@@ -73,7 +74,7 @@ def plan(config: RunConfig) -> list[Planned]:
     for service, part, replicas, ends in rows:
         for replica in range(replicas):
             name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
-            planned.append(Planned(name, service, part, SERVICES[service].phase, ends))
+            planned.append(Planned(name, service, part, SERVICES[service].phase, replica + 1, ends))
     return sorted(planned, key=lambda process: process.phase)
 
 
@@ -190,7 +191,7 @@ class Supervisor:
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         with (self.logs / f"{planned.name}.log").open("ab") as sink:
             process = await anyio.open_process(
-                [*command, *self.arguments, "--supervised"],
+                [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"],
                 stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
                 stdout=sink,
                 stderr=sink,
