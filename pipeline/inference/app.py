@@ -12,24 +12,19 @@ bind it to loopback, or put it behind something that has.
 
 from __future__ import annotations
 
-import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-import anyio
 import anyio.to_thread
 import jinja2
 import msgspec
 import torch
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import Request
 from starlette.routing import Route
 
-from lachesis.pipeline.inference.engine import Engine, EngineFullError, SampleResult
+from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import (
     Choice,
     DetokenizeRequest,
@@ -42,17 +37,15 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from lachesis.pipeline.inference.replies import Handler, answer, completed, unless_disconnected
+from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.training.model import Policy
 from lachesis.pipeline.weights.files import read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
-from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["build_app"]
-
-RETRY_AFTER_SECONDS = 1
-T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Any]]
 
 
 def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder: str | Path) -> Starlette:
@@ -78,8 +71,8 @@ def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder
         "/update_weights": server.update_weights,
         "/finish_weight_update": server.finish_weight_update,
     }
-    routes = [Route(path, _answer(handler), methods=["GET"]) for path, handler in get.items()]
-    routes += [Route(path, _answer(handler), methods=["POST"]) for path, handler in post.items()]
+    routes = [Route(path, answer(handler), methods=["GET"]) for path, handler in get.items()]
+    routes += [Route(path, answer(handler), methods=["POST"]) for path, handler in post.items()]
     return Starlette(routes=routes)
 
 
@@ -140,7 +133,7 @@ class _Server:
         if body.stream:
             raise DataError("stream is not supported by the reference server; leave it out.")
         future = self._engine.submit(body.token_ids, body.sampling_params)
-        result = await _unless_disconnected(request, future)
+        result = await unless_disconnected(request, future)
         return GenerateResponse(
             request_id=body.request_id or uuid.uuid4().hex,
             choices=[self._choice(index, sample, body) for index, sample in enumerate(result.samples)],
@@ -159,7 +152,7 @@ class _Server:
         content = None
         if body.sampling_params.logprobs is not None:
             content = [entry(*pair) for pair in zip(sample.token_ids, sample.logprobs, strict=True)]
-            for position, top in enumerate(sample.top_logprobs):
+            for position, top in enumerate(sample.top_logprobs if body.sampling_params.logprobs else []):
                 content[position] = msgspec.structs.replace(
                     content[position], top_logprobs=[entry(*pair) for pair in top]
                 )
@@ -177,11 +170,11 @@ class _Server:
         mode: Any = request.query_params.get("mode", "abort")
         if mode not in get_args(PauseMode):
             raise DataError(f"mode is {mode!r}; it must be one of {', '.join(get_args(PauseMode))}.")
-        await _completed(self._engine.pause(mode))
+        await completed(self._engine.pause(mode))
         return {"status": "paused"}
 
     async def resume(self, _: Request) -> dict[str, Any]:
-        await _completed(self._engine.resume())
+        await completed(self._engine.resume())
         return {"status": "resumed"}
 
     async def is_paused(self, _: Request) -> dict[str, Any]:
@@ -218,7 +211,7 @@ class _Server:
         tensors, version = self._staged
         if body.weight_version not in {None, version}:
             raise DataError(f"weight_version is {body.weight_version!r}, but the weights sent are {version!r}.")
-        await _completed(self._engine.load_weights(tensors, version))
+        await completed(self._engine.load_weights(tensors, version))
         self._updating, self._staged = False, None
         return {"message": "Weight update finished"}
 
@@ -234,69 +227,3 @@ def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
     except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
         raise DataError(f"messages do not fit the chat template: {error}") from error
     return tokens
-
-
-def _answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Turn a handler's value into JSON, and its errors into vLLM's error bodies."""
-
-    async def endpoint(request: Request) -> Response:
-        try:
-            return _json(await handler(request))
-        except EngineFullError as error:
-            return _error(503, "ServiceUnavailableError", error, {"Retry-After": str(RETRY_AFTER_SECONDS)})
-        except InfrastructureError as error:
-            return _error(503, "ServiceUnavailableError", error)
-        except NotFoundError as error:
-            return _error(404, "NotFoundError", error)
-        except (DataError, msgspec.MsgspecError, RecursionError) as error:
-            return _error(400, "BadRequestError", error)
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
-
-    return endpoint
-
-
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
-
-
-def _error(status: int, kind: str, error: Exception, headers: dict[str, str] | None = None) -> Response:
-    return _json({"error": {"message": str(error), "type": kind, "param": None, "code": status}}, status, headers)
-
-
-async def _unless_disconnected(request: Request, future: Future[T]) -> T:
-    """As `_completed`; the future is also cancelled when the client hangs up."""
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        future.cancel()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch)
-        await _done(future)
-        tasks.cancel_scope.cancel()
-    return _result(future)
-
-
-async def _completed(future: Future[T]) -> T:
-    """Wait for a future of the engine's thread and return its result or raise its error."""
-    await _done(future)
-    return _result(future)
-
-
-async def _done(future: Future[Any]) -> None:
-    """Wait until the future is done; cancel it when this task is cancelled."""
-    done = anyio.Event()
-    loop = asyncio.get_running_loop()
-    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
-    try:
-        await done.wait()
-    finally:
-        future.cancel()  # no effect on a future that is done
-
-
-def _result(future: Future[T]) -> T:
-    if future.cancelled():
-        raise ClientDisconnect
-    return future.result()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-__all__ = ["DecodingBatch", "prompt_logits"]
+__all__ = ["DecodingBatch"]
 
 
 class DecodingBatch:
@@ -100,11 +100,6 @@ class DecodingBatch:
             )
             for old, new in zip(self._layers, layers, strict=True)
         ]
-
-
-def prompt_logits(model: Any, sequence: Sequence[int]) -> Any:
-    """Return the logits [T, V] float32 after each token of one sequence."""
-    return model(input_ids=torch.tensor([sequence]), use_cache=False).logits[0].float()
 
 
 def _parts(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,78 +11,28 @@ In: `submit` (prompt token ids, sampling parameters), from any thread. Out: a fu
 
 from __future__ import annotations
 
-import random
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
 
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.inference.decoding import DecodingBatch, prompt_logits
-from lachesis.pipeline.inference.protocol import (
-    FinishReason,
-    PauseMode,
-    PromptLogprob,
-    SamplingParams,
-    WeightVersionSpan,
-)
+from lachesis.pipeline.inference.decoding import DecodingBatch
+from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
+from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
+from lachesis.pipeline.inference.requests import GenerationResult, Request, Row
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
 from lachesis.pipeline.weights.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["Engine", "EngineFullError", "GenerationResult", "SampleResult"]
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
+__all__ = ["Engine", "EngineFullError"]
 
 
 class EngineFullError(InfrastructureError):
     """Raised when the engine's queue is at its bound; try again a little later."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleResult:
-    """One sample. `token_ids` holds the stop token, if one ended it; `logprobs` one value for each token, nats."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    top_logprobs: list[list[tuple[int, float]]]
-    finish_reason: FinishReason
-    stop_reason: int | None
-    weight_versions: list[WeightVersionSpan]
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
-    """The samples of one request, and its prompt's logprobs if they were asked for."""
-
-    samples: list[SampleResult]
-    prompt_logprobs: PromptLogprobs | None
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    prompt: list[int]
-    params: SamplingParams
-    limit: int  # new tokens of a sample at most
-    future: Future[GenerationResult]
-    rows: list[_Row] = field(default_factory=list)
-    prompt_logprobs: PromptLogprobs | None = None
-
-
-@dataclass(eq=False, slots=True)
-class _Row:
-    request: _Request
-    draw: random.Random
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
-    spans: list[WeightVersionSpan] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
 
 
 class Engine:
@@ -97,8 +47,8 @@ class Engine:
         self._eos = eos_token_id
         self._weight_version = weight_version
         self._batch = DecodingBatch(model)
-        self._rows: list[_Row] = []
-        self._waiting: deque[_Request] = deque()
+        self._rows: list[Row] = []
+        self._waiting: deque[Request] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._changed = threading.Condition()
         self._paused: PauseMode | None = None
@@ -153,9 +103,7 @@ class Engine:
         the engine does not run.
         """
         limit = self._limit(prompt, params)
-        request = _Request(prompt, params, limit, Future())
-        seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
-        request.rows = [_Row(request, random.Random(f"{seed}/{index}")) for index in range(params.n)]
+        request = Request(prompt, params, limit)
         with self._changed:
             self.check_alive()
             self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
@@ -243,7 +191,7 @@ class Engine:
 
     def _join(self) -> None:
         """Move waiting requests into the batch while places and the prefill budget last, oldest first."""
-        joining: list[_Request] = []
+        joining: list[Request] = []
         longest = 0
         with self._changed:
             while self._waiting:
@@ -256,9 +204,10 @@ class Engine:
                 joining.append(self._waiting.popleft())
         if not joining:
             return
-        for request in joining:
-            if request.params.prompt_logprobs is not None:
-                request.prompt_logprobs = self._score_prompt(request.prompt, request.params.prompt_logprobs)
+        scored = [request for request in joining if request.params.prompt_logprobs is not None]
+        top_k = [request.params.prompt_logprobs or 0 for request in scored]
+        for request, scores in zip(scored, score_prompts(self._model, [r.prompt for r in scored], top_k), strict=True):
+            request.prompt_logprobs = scores
         self._rows += [row for request in joining for row in request.rows]
         self._batch.prefill([request.prompt for request in joining], [len(request.rows) for request in joining])
 
@@ -269,29 +218,14 @@ class Engine:
         logprobs_BV = processed_logprobs(self._batch.logits, temperature, [p.top_p for p in params])
         tokens, logprobs = sample(logprobs_BV, temperature, [row.draw.random() for row in self._rows])
         for index, row in enumerate(self._rows):
-            self._record(row, tokens[index], logprobs[index], logprobs_BV[index])
+            top_k = row.request.params.logprobs
+            top = top_logprobs(logprobs_BV[index], top_k) if top_k else []
+            row.append(tokens[index], logprobs[index], top, version=self._weight_version, eos_token_id=self._eos)
         going = [index for index, row in enumerate(self._rows) if row.finish_reason is None]
         if len(going) < len(self._rows):
             self._retain(going)
         if going:
             self._batch.advance([tokens[index] for index in going])
-
-    def _record(self, row: _Row, token: int, logprob: float, logprobs_V: torch.Tensor) -> None:
-        params, count = row.request.params, len(row.tokens)
-        row.tokens.append(token)
-        row.logprobs.append(logprob)
-        if params.logprobs:
-            row.top.append(_top(logprobs_V, params.logprobs))
-        if row.spans and row.spans[-1].version == self._weight_version:
-            row.spans[-1] = WeightVersionSpan(version=self._weight_version, start=row.spans[-1].start, end=count + 1)
-        else:
-            row.spans.append(WeightVersionSpan(version=self._weight_version, start=count, end=count + 1))
-        if token == self._eos and not params.ignore_eos:
-            row.finish_reason = "stop"
-        elif token in params.stop_token_ids:
-            row.finish_reason, row.stop_reason = "stop", token
-        elif len(row.tokens) >= row.request.limit:
-            row.finish_reason = "length"
 
     def _retain(self, going: list[int]) -> None:
         """Keep the rows at these indexes; settle every request whose last row has ended."""
@@ -299,7 +233,7 @@ class Engine:
         self._batch.keep(going)
         running = {row.request for row in self._rows}
         for request in {row.request for row in before} - running:
-            _finish(request)
+            request.finish()
 
     def _drop_cancelled(self) -> None:
         with self._changed:
@@ -314,15 +248,11 @@ class Engine:
             while self._rows:
                 self._next_token()
         elif mode == "abort":
-            for row in self._rows:
-                row.finish_reason = "abort"
             self._retain([])
             with self._changed:
                 waiting, self._waiting = self._waiting, deque()
             for request in waiting:
-                for row in request.rows:
-                    row.finish_reason = "abort"
-                _finish(request)
+                request.finish()
 
     def _resume(self) -> None:
         self._paused = None
@@ -333,20 +263,6 @@ class Engine:
         if self._rows:
             self._batch.clear()
             self._batch.prefill([row.request.prompt + row.tokens for row in self._rows], [1] * len(self._rows))
-
-    def _score_prompt(self, prompt: list[int], top_k: int) -> PromptLogprobs:
-        """For each position the given token's logprob and those of the `top_k` likeliest; None at the first."""
-        logprobs_TV = torch.log_softmax(prompt_logits(self._model, prompt)[:-1], dim=-1)
-        given_T1 = logprobs_TV.gather(1, torch.tensor(prompt[1:], dtype=torch.long)[:, None])
-        ranks = ((logprobs_TV > given_T1).sum(1) + 1).tolist()
-        given = given_T1[:, 0].tolist()
-        scores: PromptLogprobs = [None]
-        for position, token in enumerate(prompt[1:]):
-            top = _top(logprobs_TV[position], top_k) if top_k else []
-            entry = {str(other): PromptLogprob(logprob=value, rank=rank) for rank, (other, value) in enumerate(top, 1)}
-            entry.setdefault(str(token), PromptLogprob(logprob=given[position], rank=ranks[position]))
-            scores.append(entry)
-        return scores
 
     def _fail_all(self) -> None:
         reason = f"the engine failed: {self._failure!r}" if self._failure is not None else "the engine was closed"
@@ -360,22 +276,6 @@ class Engine:
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(InfrastructureError(f"{reason}; the request was not completed."))
-
-
-def _top(logprobs_V: torch.Tensor, k: int) -> list[tuple[int, float]]:
-    """The k likeliest tokens with their logprobs, likeliest first, those of probability 0 left out."""
-    values, tokens = logprobs_V.topk(min(k, len(logprobs_V)))
-    return [(t, v) for t, v in zip(tokens.tolist(), values.tolist(), strict=True) if v != -float("inf")]
-
-
-def _finish(request: _Request) -> None:
-    if not request.future.set_running_or_notify_cancel():
-        return
-    samples = [
-        SampleResult(row.tokens, row.logprobs, row.top, row.finish_reason or "abort", row.stop_reason, row.spans)
-        for row in request.rows
-    ]
-    request.future.set_result(GenerationResult(samples, request.prompt_logprobs))
 
 
 def _settle(future: Future[None], action: Callable[[], None]) -> None:

@@ -1,9 +1,9 @@
 """What crosses the HTTP line of an inference server: vLLM's field names, as msgspec structs.
 
-The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, with
-`--enable-scale-out`), of `/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict: an unknown
-sampling parameter is an error here, because ignoring it would change what is sampled. Responses are lenient, because
-real vLLM sends more. No torch here: clients import it.
+The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, `--enable-scale-out`),
+of `/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict: an unknown sampling parameter is
+an error here, because ignoring it would change what is sampled. Responses are lenient: real vLLM sends more. No torch
+here: clients import it.
 """
 
 from __future__ import annotations

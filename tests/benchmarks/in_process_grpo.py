@@ -24,8 +24,9 @@ import numpy as np
 import reasoning_gym
 import torch
 
-from lachesis.pipeline.inference.engine import Engine, GenerationResult
+from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner, StepMetrics

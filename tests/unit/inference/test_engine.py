@@ -129,6 +129,19 @@ def test_prompt_logprobs_and_ranks(start_engine, policy):
         assert entry[str(token)].rank == plain[position + 1][str(token)].rank
 
 
+@pytest.mark.parametrize("elements", [1, 2**26])
+def test_prompts_scored_together_equal_prompts_scored_alone(start_engine, policy, monkeypatch, elements):
+    monkeypatch.setattr("lachesis.pipeline.inference.prompt_scoring.SCORING_ELEMENTS", elements)
+    with start_engine() as engine:
+        engine.pause("keep").result(WAIT)
+        futures = [engine.submit(prompt, SamplingParams(max_tokens=1, prompt_logprobs=0)) for prompt in PROMPTS]
+        engine.resume().result(WAIT)
+        results = [future.result(WAIT).prompt_logprobs for future in futures]
+    for prompt, scores in zip(PROMPTS, results, strict=True):
+        values = [entry[str(token)].logprob for token, entry in zip(prompt[1:], scores[1:], strict=True)]
+        assert values == pytest.approx(alone(policy.model, prompt[:1], prompt[1:]), abs=1e-5)
+
+
 def test_new_weights_between_two_tokens_give_exact_spans_and_logprobs(start_engine, policy):
     other = build_tiny_policy(9, width=32, layers=2, max_length=96)
     old = {name: tensor.clone() for name, tensor in policy_tensors(policy.model).items()}

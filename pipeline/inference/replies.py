@@ -1,0 +1,92 @@
+"""Replies of the HTTP server: values as JSON, errors as vLLM's error bodies, and waiting for the engine.
+
+Guarantees that every error this package raises on purpose has one status code, and that work is cancelled when the one
+who waits for it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from lachesis.pipeline.inference.engine import EngineFullError
+from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+
+__all__ = ["Handler", "answer", "completed", "unless_disconnected"]
+
+RETRY_AFTER_SECONDS = 1
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Turn a handler's value into JSON, and its errors into vLLM's error bodies."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return _json(await handler(request))
+        except EngineFullError as error:
+            return _error(503, "ServiceUnavailableError", error, {"Retry-After": str(RETRY_AFTER_SECONDS)})
+        except InfrastructureError as error:
+            return _error(503, "ServiceUnavailableError", error)
+        except NotFoundError as error:
+            return _error(404, "NotFoundError", error)
+        except (DataError, msgspec.MsgspecError, RecursionError) as error:
+            return _error(400, "BadRequestError", error)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
+
+    return endpoint
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def _error(status: int, kind: str, error: Exception, headers: dict[str, str] | None = None) -> Response:
+    return _json({"error": {"message": str(error), "type": kind, "param": None, "code": status}}, status, headers)
+
+
+async def unless_disconnected(request: Request, future: Future[T]) -> T:
+    """As `completed`; the future is also cancelled when the client hangs up."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        future.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch)
+        await _done(future)
+        tasks.cancel_scope.cancel()
+    return _result(future)
+
+
+async def completed(future: Future[T]) -> T:
+    """Wait for a future of the engine's thread and return its result or raise its error."""
+    await _done(future)
+    return _result(future)
+
+
+async def _done(future: Future[Any]) -> None:
+    """Wait until the future is done; cancel it when this task is cancelled."""
+    done = anyio.Event()
+    loop = asyncio.get_running_loop()
+    future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
+    try:
+        await done.wait()
+    finally:
+        future.cancel()  # no effect on a future that is done
+
+
+def _result(future: Future[T]) -> T:
+    if future.cancelled():
+        raise ClientDisconnect
+    return future.result()

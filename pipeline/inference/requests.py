@@ -1,0 +1,96 @@
+"""Requests in the engine: what was asked, the rows (samples) it became, and the result they end as.
+
+A row knows when it ends, names the weights of each of its tokens, and owns its random numbers; a request settles its
+future once. No model and no thread here.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from lachesis.pipeline.inference.prompt_scoring import PromptLogprobs
+from lachesis.pipeline.inference.protocol import FinishReason, SamplingParams, WeightVersionSpan
+
+__all__ = ["GenerationResult", "Request", "Row", "SampleResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One sample. `token_ids` holds the stop token, if one ended it; `logprobs` one value for each token, nats."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[list[tuple[int, float]]]
+    finish_reason: FinishReason
+    stop_reason: int | None
+    weight_versions: list[WeightVersionSpan]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """The samples of one request, and its prompt's logprobs if they were asked for."""
+
+    samples: list[SampleResult]
+    prompt_logprobs: PromptLogprobs | None
+
+
+class Request:
+    """A prompt with its sampling parameters, `params.n` rows and the future of its result.
+
+    `limit`: new tokens of a row at most.
+    """
+
+    def __init__(self, prompt: list[int], params: SamplingParams, limit: int) -> None:
+        self.prompt = prompt
+        self.params = params
+        self.limit = limit
+        self.future: Future[GenerationResult] = Future()
+        self.prompt_logprobs: PromptLogprobs | None = None
+        seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
+        self.rows = [Row(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
+
+    def finish(self) -> None:
+        """Settle the future, unless it was cancelled. A row that has not ended by itself is reported as aborted."""
+        if self.future.set_running_or_notify_cancel():
+            self.future.set_result(GenerationResult([row.result() for row in self.rows], self.prompt_logprobs))
+
+
+class Row:
+    """One sample in the making. `draw` gives its random numbers, one for each token."""
+
+    def __init__(self, request: Request, draw: random.Random) -> None:
+        self.request = request
+        self.draw = draw
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._logprobs: list[float] = []
+        self._top: list[list[tuple[int, float]]] = []
+        self._spans: list[WeightVersionSpan] = []
+        self._stop_reason: int | None = None
+
+    def append(
+        self, token: int, logprob: float, top: list[tuple[int, float]], *, version: str, eos_token_id: int
+    ) -> None:
+        """Add a token that the weights named `version` sampled, and set `finish_reason` if it is the last."""
+        params, count = self.request.params, len(self.tokens)
+        self.tokens.append(token)
+        self._logprobs.append(logprob)
+        self._top.append(top)
+        start = count
+        if self._spans and self._spans[-1].version == version:
+            start = self._spans.pop().start
+        self._spans.append(WeightVersionSpan(version=version, start=start, end=count + 1))
+        if token == eos_token_id and not params.ignore_eos:
+            self.finish_reason = "stop"
+        elif token in params.stop_token_ids:
+            self.finish_reason, self._stop_reason = "stop", token
+        elif len(self.tokens) >= self.request.limit:
+            self.finish_reason = "length"
+
+    def result(self) -> SampleResult:
+        """Return the sample as it stands."""
+        return SampleResult(
+            self.tokens, self._logprobs, self._top, self.finish_reason or "abort", self._stop_reason, self._spans
+        )
