@@ -3,7 +3,7 @@
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s`.
 
-Exit codes: 0 drained, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by another writer,
+Exit codes: 0 its work is finished, 5 drained as it was told, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by another writer,
 4 the drain took too long.
 """
 
@@ -22,11 +22,12 @@ from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
 
-__all__ = ["DRAIN_TIMEOUT", "FENCED", "STARTUP", "Role", "run_process"]
+__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "STARTUP", "Role", "run_process"]
 
 STARTUP = 2
 FENCED = 3
 DRAIN_TIMEOUT = 4
+DRAINED = 5
 
 log = logging.getLogger("lachesis")
 
@@ -55,8 +56,6 @@ def run_process(role: Role, config: RunConfig) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
         return anyio.run(_run, role, load_main(role.spec), config)
-            partial(_run, load_main(spec), config, part, name=name, about=spec.about, supervised=supervised)
-        )
     except (LachesisError, BaseExceptionGroup) as error:
         return _explain(error)
 
@@ -84,7 +83,7 @@ async def _run(role: Role, main: Main, config: RunConfig) -> int:
     async with (
         await connect_run(config, f"{config.run}.{role.name}") as bus,
         open_service(bus, role.name, config.run, config.revision, replica=role.replica) as service,
-        micro_service(bus, service, about),
+        micro_service(bus, service, role.spec.about),
         anyio.create_task_group() as tasks,
     ):
         late = anyio.Event()
@@ -98,8 +97,9 @@ async def _run(role: Role, main: Main, config: RunConfig) -> int:
     if late.is_set():
         log.error("stopped: the drain took longer than %s s", config.services.drain_s)
         return DRAIN_TIMEOUT
-    log.info("drained" if service.draining.is_set() else "finished")
-    return 0
+    drained = service.draining.is_set()
+    log.info("drained" if drained else "finished")
+    return DRAINED if drained else 0
 
 
 async def _drain_on_signal(service: Service) -> None:
