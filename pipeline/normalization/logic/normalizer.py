@@ -157,7 +157,9 @@ class EnvNormalizer:
             else:
                 closed.append(self._fold(self._base, opened))
                 self._base += 1
-        self._forget()
+        self._drop_passed()
+        if self._base != before:
+            self._forget()
         handed = [item.seq for item in ready if self._window(item.seq) >= self._base]
         if not ready and self._base == before:
             return Step([], None)
@@ -322,14 +324,17 @@ class EnvNormalizer:
         fields = {key: acc.to_list() for key, acc in keys.items()}
         return {"window": window, "keys": fields, "members": members}
 
-    def _forget(self) -> None:
-        """Drop what no future snapshot, duplicate or repeat can refer to."""
+    def _drop_passed(self) -> None:
+        """Drop early outcomes whose membership can no longer come."""
         for group, copies in list(self._early.items()):
             kept = {at: held for at, held in copies.items() if at > self._last}
             if len(kept) < len(copies):
                 self._early[group] = kept
             if not kept:
                 del self._early[group]
+
+    def _forget(self) -> None:
+        """Drop what no future snapshot, duplicate or repeat can refer to."""
         oldest = self._base - LAG - self.config.history
         self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
         self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
