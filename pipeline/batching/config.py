@@ -22,10 +22,10 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_staleness: Annotated[int, Meta(ge=0)] = 2
     """Most optimizer steps between the oldest policy that made a group and the step that trains it. Default 2."""
     teacher: Literal["off", "optional", "required"] = "off"
-    """off: the teacher's logprobs are not waited for. optional: waited for until `teacher_deadline_s`, then the group is
-    trained without. required: a group without them is unscorable. Default off."""
+    """off: the teacher's logprobs are not waited for. optional: waited for until `teacher_deadline_s`, then the group
+    is trained without. required: a group without them is unscorable. Default off."""
     teacher_deadline_s: Seconds | None = 60.0
-    """Seconds after a rollout was stored from which the teacher's logprobs count as missing. Default 60; None: never."""
+    """Seconds after a rollout was stored from which the teacher's logprobs are missing. None: never. Default 60."""
     score_deadline_s: Seconds | None = None
     """Seconds after a rollout was stored from which an unscored group is given up as dead. Default None: an outage of
     the raters stalls the run instead of costing rollouts."""

@@ -1,0 +1,324 @@
+"""The join of rollouts with their annotations: a state machine that gives every rollout exactly one outcome.
+
+What goes in, in any interleaving: the membership of the run (rollouts in the order of ROLLOUTS) and annotations (in the
+order of EVENTS), either repeated at will. What comes out: `ready` groups, which a batch may take, and outcomes of all
+others. Of several annotations of one kind for one group the first stored counts, and so it does between a reward and a
+dead letter.
+
+A settled rollout is *recorded* when `record` or `take_outcomes` hands it to the entry being written. `state` describes
+what is recorded and nothing else, so that a joiner made from the last stored entry, fed from its `watermark` + 1 and
+its `events_cursor`, comes to the same groups again whatever its predecessor knew beyond that entry.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.early import Annotation, Early, EarlyAnnotations
+from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
+from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
+from lachesis.schemas.plan import Plan
+from lachesis.schemas.subjects import ROLLOUTS
+
+__all__ = ["JoinState", "Joiner", "Member"]
+
+_DECISIVE_STAGES = frozenset({"scorer", "normalizer", "batcher"})
+"""Whose dead letter ends a rollout: those a batch cannot do without. Anybody else's concerns that stage alone."""
+_TEACHER_STAGE = "teacher"
+_LONGEST_REASON = 500
+
+
+class JoinState(NamedTuple):
+    """The part of a ledger entry that the joiner keeps; see `LedgerEntry`."""
+
+    watermark: int
+    resolved: bytes
+    events_cursor: int
+    producers: dict[str, ProducerMark]
+
+
+@dataclass(slots=True)
+class Member:
+    """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read."""
+
+    seq: int
+    env: str
+    plan: Plan | None
+    stored_ns: int
+    reward: GroupReward | None = None
+    teacher: TeacherPointer | None = None
+    without_teacher: bool = False
+    first_event: int | None = None
+    annotated_ns: int = 0
+    outcome: Outcome | None = None
+    stamps: list[Stamp] = field(default_factory=list)
+
+
+class Joiner:
+    """See the module's docstring. `entry` is the last one of the ledger, None where there is none yet.
+
+    `frontier` is the last sequence of ROLLOUTS seen; `ready` holds the groups a batch may take, by that sequence.
+    """
+
+    def __init__(self, config: BatchingConfig, entry: LedgerEntry | None = None) -> None:
+        self._config = config
+        self._recorded = Resolved(entry.watermark, entry.resolved) if entry else Resolved()
+        self._marks = ProducerMarks(entry.producers if entry else None)
+        self._event = entry.events_cursor if entry else 0
+        self._open: dict[int, Member] = {}
+        self._by_group: dict[str, Member] = {}
+        self._by_key: dict[tuple[str, int, int], Member] = {}
+        self._early = EarlyAnnotations()
+        self._deadlines: list[tuple[int, int, str]] = []
+        self._outcomes: deque[Member] = deque()
+        self.frontier = self._recorded.watermark
+        self.ready: dict[int, GroupRef] = {}
+
+    # membership
+
+    def member(self, seq: int, env: str, plan: Plan, stored_ns: int) -> None:
+        """Take in the rollout stored at `seq`; a repeated one is ignored."""
+        member = self._admit(Member(seq, env, plan, stored_ns))
+        if member is None:
+            return
+        key = (plan.producer, plan.epoch, plan.counter)
+        earlier = self._by_key.get(key) or self._by_group.get(plan.group)
+        if earlier is not None or plan in self._marks:
+            where = f", first at sequence {earlier.seq}" if earlier else ""
+            self._settle(member, "duplicate", f"producer {plan.producer} published it before{where}")
+        else:
+            self._by_key[key] = self._by_group[plan.group] = member
+            self._weigh(member, plan)
+        for early in self._early.take(plan.group, seq):
+            self._apply(member, early)
+        self._early.drop_up_to(self.frontier)
+
+    def unreadable(self, seq: int, env: str, reason: str) -> None:
+        """Take in a message of ROLLOUTS that is no rollout: its outcome is dead."""
+        member = self._admit(Member(seq, env, None, 0))
+        if member is not None:
+            self._settle(member, "dead", reason)
+            self._early.drop_up_to(self.frontier)
+
+    def _admit(self, member: Member) -> Member | None:
+        if member.seq <= self.frontier:
+            return None
+        self.frontier = member.seq
+        if member.seq in self._recorded:
+            self._early.drop_up_to(self.frontier)
+            return None
+        self._open[member.seq] = member
+        return member
+
+    def _weigh(self, member: Member, plan: Plan) -> None:
+        config = self._config
+        if plan.sequences > config.batch_size:
+            reason = (
+                f"{plan.sequences} sequences where a batch has {config.batch_size}; lower the environment's samples"
+            )
+            self._settle(member, "oversized", reason)
+        elif config.token_budget is not None and plan.tokens > config.token_budget:
+            self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
+        else:
+            for seconds, what in ((config.score_deadline_s, "score"), (self._teacher_deadline(), "teacher")):
+                if seconds is not None:
+                    heapq.heappush(self._deadlines, (member.stored_ns + int(seconds * 1e9), member.seq, what))
+
+    def _teacher_deadline(self) -> float | None:
+        return None if self._config.teacher == "off" else self._config.teacher_deadline_s
+
+    # annotations
+
+    def reward(self, event_seq: int, stored_ns: int, item: GroupReward) -> bool:
+        """Take in a reward stored at `event_seq` of EVENTS. False: no room for it until its rollout has been seen.
+
+        After False, feed the rollouts up to the end of ROLLOUTS, call `all_seen`, and offer it again.
+        """
+        return self._annotate(item.group, Early(event_seq, stored_ns, item.seq, item))
+
+    def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
+        """Take in a pointer to the teacher's logprobs, as `reward`."""
+        return self._annotate(item.group, Early(event_seq, stored_ns, item.seq, item))
+
+    def dead(self, event_seq: int, stored_ns: int, letter: DeadLetter) -> bool:
+        """Take in a dead letter, as `reward`. It names a message, not a group: a duplicate's does not end the first."""
+        if letter.stream != ROLLOUTS or letter.stage not in _DECISIVE_STAGES | {_TEACHER_STAGE}:
+            self._event = max(self._event, event_seq)
+            return True
+        item: Annotation = letter
+        if letter.stage == _TEACHER_STAGE:
+            item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
+        return self._annotate(letter.seq, Early(event_seq, stored_ns, letter.seq, item))
+
+    def _annotate(self, target: str | int, early: Early) -> bool:
+        self._event = max(self._event, early.event_seq)
+        member = self._by_group.get(target) if isinstance(target, str) else self._open.get(target)
+        if member is not None:
+            self._apply(member, early)
+        elif early.rollout_seq > self.frontier:
+            return self._early.add(target, early)
+        return True
+
+    def all_seen(self) -> None:
+        """Say that the end of ROLLOUTS was reached after the last annotation taken in: what still waits never joins."""
+        self._early.clear()
+
+    @property
+    def waiting_for_members(self) -> bool:
+        """Whether annotations are kept for rollouts not seen yet."""
+        return len(self._early) > 0
+
+    def _apply(self, member: Member, early: Early) -> None:
+        first = member.first_event
+        member.first_event = early.event_seq if first is None else min(first, early.event_seq)
+        if member.outcome is not None:
+            return
+        member.annotated_ns = max(member.annotated_ns, early.stored_ns)
+        match early.item:
+            case GroupReward() as item:
+                if member.reward is None:
+                    member.reward = item
+                    member.stamps += item.stamps
+            case TeacherPointer() as item:
+                if member.teacher is None:
+                    member.teacher = item
+                    member.stamps += item.stamps
+            case DeadLetter() as item:
+                if member.reward is None:
+                    self._settle(member, "dead", f"{item.stage}, {item.kind}: {item.reason}")
+                return
+        self._decide(member)
+
+    def _decide(self, member: Member) -> None:
+        plan, reward, teacher = member.plan, member.reward, member.teacher
+        if plan is None or reward is None or member.outcome is not None or member.seq in self.ready:
+            return
+        if reward.verdict != "trainable":
+            self._settle(member, reward.verdict, reward.reason)
+        elif len(reward.advantages) != plan.samples:
+            self._settle(member, "unscorable", f"{len(reward.advantages)} advantages for {plan.samples} samples")
+        elif all(value is None for value in reward.advantages):
+            self._settle(member, "unscorable", "called trainable, but every advantage is missing")
+        elif self._config.teacher == "off":
+            self._make_ready(member, plan, reward, None)
+        elif teacher is not None and teacher.stored is not None:
+            self._make_ready(member, plan, reward, teacher.stored)
+        elif teacher is not None or member.without_teacher:
+            if self._config.teacher == "required":
+                why = teacher.reason if teacher else f"nothing in {self._config.teacher_deadline_s} s"
+                self._settle(member, "unscorable", f"teacher: {why}")
+            else:
+                self._make_ready(member, plan, reward, None)
+
+    def _make_ready(self, member: Member, plan: Plan, reward: GroupReward, teacher: int | None) -> None:
+        scores = [score for score in reward.scores if score is not None]
+        self.ready[member.seq] = GroupRef(
+            group=plan.group,
+            seq=member.seq,
+            env=member.env,
+            sequences=plan.sequences,
+            tokens=plan.tokens,
+            policy_step=plan.policy_step,
+            advantages=reward.advantages,
+            teacher=teacher,
+            score=sum(scores) / len(scores) if scores else None,
+        )
+
+    # time and staleness
+
+    def next_deadline_ns(self) -> int | None:
+        """Return the Unix time at which `expire` has something to do."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now_ns: int) -> list[Member]:
+        """Apply the deadlines passed: go on without the teacher, and return the rollouts to be given up unscored.
+
+        Those stay open: their dead letter has to be published, and ends them when it comes back by way of EVENTS.
+        """
+        unscored = []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            _, seq, what = heapq.heappop(self._deadlines)
+            member = self._open.get(seq)
+            if member is None or member.outcome is not None:
+                continue
+            if what == "teacher":
+                member.without_teacher = True
+                self._decide(member)
+            elif member.reward is None:
+                unscored.append(member)
+        return unscored
+
+    def judge(self, batch: int) -> None:
+        """Settle every group too old for batch number `batch`, which is trained into optimizer step `batch` + 1."""
+        most = self._config.max_staleness
+        for member in self._open.values():
+            if member.outcome is None and member.plan is not None and batch - member.plan.policy_step > most:
+                staleness = batch - member.plan.policy_step
+                self._settle(member, "stale", f"{staleness} steps old in batch {batch}, where {most} are allowed")
+
+    def _settle(self, member: Member, kind: OutcomeKind, reason: str | None) -> None:
+        plan = member.plan
+        member.outcome = Outcome(
+            seq=member.seq,
+            group=plan.group if plan else None,
+            kind=kind,
+            sequences=plan.sequences if plan else 0,
+            reason=reason[:_LONGEST_REASON] if reason else None,
+        )
+        self.ready.pop(member.seq, None)
+        self._outcomes.append(member)
+
+    # recording
+
+    @property
+    def unrecorded_outcomes(self) -> int:
+        """Outcomes that no entry holds yet."""
+        return len(self._outcomes)
+
+    @property
+    def undecided(self) -> int:
+        """Rollouts neither ready nor settled: something is still to come for them."""
+        return len(self._open) - len(self.ready) - len(self._outcomes)
+
+    @property
+    def open_sequences(self) -> int:
+        """Sequences of all rollouts without a recorded outcome."""
+        return sum(member.plan.sequences for member in self._open.values() if member.plan)
+
+    def take_outcomes(self, limit: int) -> list[Member]:
+        """Record up to `limit` outcomes, the earliest settled first, and return their rollouts."""
+        taken = [self._outcomes.popleft() for _ in range(min(limit, len(self._outcomes)))]
+        self._close(taken)
+        return taken
+
+    def record(self, seqs: Iterable[int]) -> list[Member]:
+        """Record ready groups as batched and return them."""
+        taken = []
+        for seq in seqs:
+            del self.ready[seq]
+            taken.append(self._open[seq])
+        self._close(taken)
+        return taken
+
+    def _close(self, members: list[Member]) -> None:
+        for member in members:
+            del self._open[member.seq]
+            self._recorded.add(member.seq)
+            plan = member.plan
+            if plan is None or (member.outcome is not None and member.outcome.kind == "duplicate"):
+                continue  # a duplicate must not mark the one it repeats, which may be open still
+            self._marks.add(plan)
+            del self._by_key[plan.producer, plan.epoch, plan.counter]
+            del self._by_group[plan.group]
+
+    def state(self) -> JoinState:
+        """Return what is recorded, as the next entry describes it."""
+        lowest_open = next(iter(self._open), self.frontier + 1)
+        self._recorded.advance(lowest_open - 1)
+        needed = [member.first_event for member in self._open.values()] + [self._early.lowest_event()]
+        cursor = min((event for event in needed if event is not None), default=self._event)
+        return JoinState(self._recorded.watermark, self._recorded.pack(), min(cursor, self._event), self._marks.pack())

@@ -1,0 +1,70 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.schemas.plan import Plan
+
+
+def plan(counter: int, *, producer: str = "p", epoch: int = 1) -> Plan:
+    return Plan(
+        group=f"{counter:032x}",
+        sequences=1,
+        samples=1,
+        tokens=1,
+        policy_step=0,
+        producer=producer,
+        epoch=epoch,
+        counter=counter,
+        started_ns=0,
+    )
+
+
+@given(st.integers(0, 50), st.lists(st.one_of(st.integers(1, 200), st.tuples(st.integers(1, 200))), max_size=60))
+def test_resolved_is_the_set_it_stands_for(start: int, steps: list[int | tuple[int]]) -> None:
+    kept, model, watermark = Resolved(start), set(range(1, start + 1)), start
+    for step in steps:
+        if isinstance(step, tuple):
+            watermark = max(watermark, step[0])
+            kept.advance(step[0])
+            model |= set(range(1, step[0] + 1))
+        else:
+            kept.add(step)
+            model.add(step)
+        kept = Resolved(kept.watermark, kept.pack())
+        assert kept.watermark == watermark
+        assert {seq for seq in range(1, 260) if seq in kept} == model
+
+
+@given(st.permutations(range(40)))
+def test_counters_are_known_in_any_order_and_the_marks_shrink_to_one_number(order: list[int]) -> None:
+    marks = ProducerMarks()
+    for i, counter in enumerate(order):
+        assert plan(counter) not in marks
+        marks.add(plan(counter))
+        marks = ProducerMarks(marks.pack())
+        assert all((plan(c) in marks) == (c in order[: i + 1]) for c in range(41))
+    assert marks.pack()["p@1"].next == 40
+    assert marks.pack()["p@1"].above == []
+
+
+def test_epochs_and_producers_do_not_mix() -> None:
+    marks = ProducerMarks()
+    marks.add(plan(0, producer="a@1", epoch=2))
+    assert plan(0, producer="a", epoch=2) not in marks
+    assert plan(0, producer="a@1", epoch=1) not in marks
+    assert plan(0, producer="a@1", epoch=2) in marks
+
+
+def test_entries_stay_small_with_gaps_that_never_fill_and_producers_without_end() -> None:
+    marks = ProducerMarks()
+    for counter in range(1, 3001):  # 0 was never stored
+        marks.add(plan(counter))
+    assert plan(3000) in marks
+    assert marks.pack()["p@1"].next == 3001
+    for i in range(1000):
+        marks.add(plan(0, producer=f"q{i}"))
+        marks.add(plan(3001 + i))
+    packed = marks.pack()
+    assert len(packed) == 256
+    assert plan(3500) in marks
+    assert plan(0, producer="q999") in marks
