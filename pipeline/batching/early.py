@@ -25,16 +25,16 @@ class Early(NamedTuple):
 
 
 class EarlyAnnotations:
-    """Annotations by target: a group id, or for dead letters the sequence of the message that died."""
+    """Annotations by target: a group id, or for dead letters the sequence (in digits) of the message that died."""
 
     def __init__(self) -> None:
-        self._by_target: dict[str | int, list[Early]] = {}
-        self._order: list[tuple[int, int, str | int]] = []  # a heap; the event's sequence breaks ties
+        self._by_target: dict[str, list[Early]] = {}
+        self._order: list[tuple[int, int, str]] = []  # a heap; the event's sequence breaks ties
 
     def __len__(self) -> int:
         return len(self._by_target)
 
-    def add(self, target: str | int, early: Early) -> bool:
+    def add(self, target: str, early: Early) -> bool:
         """Keep an annotation. False: there is no room."""
         if len(self._order) >= _MOST:
             return False
@@ -42,7 +42,7 @@ class EarlyAnnotations:
         heapq.heappush(self._order, (early.rollout_seq, early.event_seq, target))
         return True
 
-    def take(self, *targets: str | int) -> list[Early]:
+    def take(self, *targets: str) -> list[Early]:
         """Remove and return what is kept for the targets, in the order of EVENTS."""
         found = [early for target in targets for early in self._by_target.pop(target, ())]
         return sorted(found, key=lambda early: early.event_seq)

@@ -93,7 +93,7 @@ class Joiner:
         else:
             self._by_key[key] = self._by_group[plan.group] = member
             self._weigh(member, plan)
-        for early in self._early.take(plan.group, seq):
+        for early in self._early.take(plan.group, str(seq)):
             self._apply(member, early)
         self._early.drop_up_to(self.frontier)
 
@@ -138,11 +138,11 @@ class Joiner:
 
         After False, feed the rollouts up to the end of ROLLOUTS, call `all_seen`, and offer it again.
         """
-        return self._annotate(item.group, Early(event_seq, stored_ns, item.seq, item))
+        return self._annotate(self._by_group.get(item.group), item.group, Early(event_seq, stored_ns, item.seq, item))
 
     def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
         """Take in a pointer to the teacher's logprobs, as `reward`."""
-        return self._annotate(item.group, Early(event_seq, stored_ns, item.seq, item))
+        return self._annotate(self._by_group.get(item.group), item.group, Early(event_seq, stored_ns, item.seq, item))
 
     def dead(self, event_seq: int, stored_ns: int, letter: DeadLetter) -> bool:
         """Take in a dead letter, as `reward`. It names a message, not a group: a duplicate's does not end the first."""
@@ -152,11 +152,11 @@ class Joiner:
         item: Annotation = letter
         if letter.stage == _TEACHER_STAGE:
             item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
-        return self._annotate(letter.seq, Early(event_seq, stored_ns, letter.seq, item))
+        early = Early(event_seq, stored_ns, letter.seq, item)
+        return self._annotate(self._open.get(letter.seq), str(letter.seq), early)
 
-    def _annotate(self, target: str | int, early: Early) -> bool:
+    def _annotate(self, member: Member | None, target: str, early: Early) -> bool:
         self._event = max(self._event, early.event_seq)
-        member = self._by_group.get(target) if isinstance(target, str) else self._open.get(target)
         if member is not None:
             self._apply(member, early)
         elif early.rollout_seq > self.frontier:

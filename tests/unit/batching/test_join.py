@@ -215,7 +215,7 @@ class Writer:
         if self.world.lies:
             return
         unresolved = {p.group for s, p in self.world.rollouts.items() if p and s not in self.outcomes}
-        unresolved_seqs = {s for s in self.world.rollouts if s not in self.outcomes}
+        unresolved_seqs = {s for s, p in self.world.rollouts.items() if p and s not in self.outcomes}
         for event, items in self.world.events.items():
             for item in items:
                 letter = isinstance(item, DeadLetter)
