@@ -3,8 +3,8 @@
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
 supervisor dies; either way within `services.drain_s`.
 
-Exit codes: 0 its work is finished, 5 drained as it was told, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by another writer,
-4 the drain took too long.
+Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
+another writer, 4 the drain took too long, 5 drained as it was told.
 """
 
 import logging

@@ -72,8 +72,6 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Held-out tasks in the evaluations between. Default 50."""
     samples: PositiveInt = 4
     """Samples per task. Default 4."""
-    success: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """A sample succeeds when the environment's own score reaches this. Default 1."""
 
 
 class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

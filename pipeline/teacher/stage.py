@@ -59,8 +59,8 @@ class _Teacher:
         """Store the group's teacher logprobs and return where they are."""
         group = rollout.group
         if self.tokenizer_hash not in {None, group.tokenizer_hash}:
-            reason = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
-            return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=reason)
+            refusal = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
+            return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
         answers, reason = await self._ask(group)
         logprobs, missing = group_logprobs(group, answers)
         arrays = TeacherLogprobs(

@@ -45,9 +45,9 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy_version: str
     """Name of the weights, `<step>-<lineage>-<digest>`."""
     ledger_position: int
-    """Stream sequence of the last ledger entry whose batch is in the weights; 0 before the first."""
+    """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
     chain_hash: str
-    """Hash of that entry; empty before the first."""
+    """Digest of the last of them; 64 zeros before the first."""
     unreported: list[int] = []
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
 

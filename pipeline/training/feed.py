@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.training.batch import PackedBatch, pack
@@ -21,7 +22,7 @@ from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError
-from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, TrainReport, Void
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BatchFeed", "FedBatch"]
@@ -70,8 +71,7 @@ class BatchFeed:
         self._report_seq = 0
         self._policy_revision = 0
         self.report: TrainReport | None = None
-        self.position = 0
-        self.chain = GENESIS
+        self.position = Position()
 
     @classmethod
     async def open(cls, bus: Bus, run: str, trainer: str, *, term: str) -> Self:
@@ -81,22 +81,18 @@ class BatchFeed:
         if stored is not None:
             feed._report_seq = stored.seq
             feed.report = decode(TrainReport, stored.data)
-            feed.seek(feed.report.ledger_index + 1, feed.report.chain)
+            feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
         policy = await bus.value(subjects.BUCKETS["policy"], run)
         feed._policy_revision = policy.revision if policy else 0
         return feed
 
-    def seek(self, position: int, chain: str) -> None:
-        """Go on after `position` ledger entries, the last of which has the digest `chain`."""
-        self.position, self.chain = position, chain
-
     def advance(self, fed: FedBatch) -> None:
         """Say that the batch is in the weights (or void)."""
-        self.seek(fed.entry.index + 1, fed.entry.digest())
+        self.position = Position(fed.entry.index + 1, fed.entry.digest())
 
     async def batches(self) -> AsyncIterator[FedBatch]:
         """Yield the batches from the position on, for ever. Raises `LedgerError` where the chain does not hold."""
-        async for entry in follow_ledger(self._bus, self._run, self._trainer, self.position, self.chain):
+        async for entry in follow_ledger(self._bus, self._run, self._trainer, self.position):
             if entry.batch is None:
                 continue
             failure, groups = None, []
@@ -122,8 +118,8 @@ class BatchFeed:
             lineage=lineage,
             term=self._term,
             step=step,
-            ledger_index=self.position - 1,
-            chain=self.chain,
+            ledger_index=self.position.entries - 1,
+            chain=self.position.digest,
             next_batch=step,
             policy_version=policy_version,
             checkpoint=checkpoint,

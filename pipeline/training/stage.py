@@ -14,8 +14,9 @@ from functools import partial
 import anyio
 import anyio.to_thread
 import torch
-from anyio.streams.memory import MemoryObjectSendStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
@@ -30,7 +31,7 @@ from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, ConfigError, DataError
-from lachesis.schemas.ledger import GENESIS, Void
+from lachesis.schemas.ledger import Void
 
 __all__ = ["run_trainer"]
 
@@ -82,7 +83,7 @@ class _Trainer:
         if path is not None:
             checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, settings.learner))
             policy, learner = checkpoint.policy, checkpoint.learner
-            feed.seek(checkpoint.state.ledger_position, checkpoint.state.chain_hash or GENESIS)
+            feed.position = Position(checkpoint.state.ledger_position, checkpoint.state.chain_hash)
             log.info("resumed from %s at step %d", path.name, learner.steps)
         elif config.model is None:
             raise ConfigError("model: not set; name a local folder or a Hugging Face id")
@@ -121,7 +122,7 @@ class _Trainer:
             async for batch in self.feed.batches():
                 await send.send(batch)
 
-    async def _next(self, receive: anyio.streams.memory.MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:
+    async def _next(self, receive: MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:
         """Wait for a batch or for the drain."""
         found: FedBatch | None = None
 
@@ -198,8 +199,8 @@ class _Trainer:
                 self.policy,
                 self.learner,
                 lineage=self.lineage,
-                ledger_position=self.feed.position,
-                chain_hash=self.feed.chain,
+                ledger_position=self.feed.position.entries,
+                chain_hash=self.feed.position.digest,
                 unreported=list(range(self.checkpointed, self.learner.steps)),
                 keep=settings.checkpoints_kept,
             )
