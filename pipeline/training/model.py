@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.training.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.schemas.errors import ConfigError
+
+disable_progress_bar()  # the output of a service is its log
 
 __all__ = ["Policy", "build_tiny_policy", "load_model", "save_policy"]
 
