@@ -151,8 +151,8 @@ class ReasoningGym(Environment):
 
 
 def _plain(value: Any) -> Any:
-    """Return metadata as types the wire knows; numpy scalars and arrays become Python's."""
-    return msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=lambda other: other.tolist())
+    """Return metadata as it will be after the wire: tuples become lists, numpy's scalars and arrays Python's."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(value, enc_hook=lambda other: other.tolist()))
 
 
 def _lookup(metadata: Mapping[str, Any], key: str) -> Any:

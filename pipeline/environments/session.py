@@ -55,14 +55,21 @@ class Opening:
         self._lock = anyio.Lock()
         self._prompt_ids: list[int] = []
         self._generations: list[Generation] = []
+        self._failure: LachesisError | None = None
 
     async def take(self, sample: int) -> tuple[list[int], Generation]:
-        """Return the prompt's ids and the sample's generation; the first caller makes the request for all."""
+        """Return the prompt's ids and the sample's generation; the first caller asks for all of them."""
         async with self._lock:
+            if self._failure is not None:
+                raise self._failure
             if not self._generations:
-                self._prompt_ids = await self._requests.tokenize(self.messages)
-                check_prompt(self._prompt_ids, self._requests, self._sampling)
-                self._generations = await self._requests.generate(self._prompt_ids, self._n, self._sampling)
+                try:
+                    self._prompt_ids = await self._requests.tokenize(self.messages)
+                    check_prompt(self._prompt_ids, self._requests, self._sampling)
+                    self._generations = await self._requests.generate(self._prompt_ids, self._n, self._sampling)
+                except LachesisError as error:
+                    self._failure = error
+                    raise
         return self._prompt_ids, self._generations[sample]
 
 

@@ -1,3 +1,33 @@
 """Lachesis: an event-driven rollout pipeline for reinforcement learning of language models."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lachesis.pipeline.environments.environment import Environment
+    from lachesis.pipeline.environments.session import Reply, Session
+    from lachesis.pipeline.environments.task import Task
+    from lachesis.pipeline.environments.tools import tool
+    from lachesis.schemas.errors import ToolError
+    from lachesis.schemas.rollout import Message
+
 __version__ = "0.1.0"
+
+__all__ = ["Environment", "Message", "Reply", "Session", "Task", "ToolError", "tool"]
+
+_HOMES = {
+    "Environment": "lachesis.pipeline.environments.environment",
+    "Message": "lachesis.schemas.rollout",
+    "Reply": "lachesis.pipeline.environments.session",
+    "Session": "lachesis.pipeline.environments.session",
+    "Task": "lachesis.pipeline.environments.task",
+    "ToolError": "lachesis.schemas.errors",
+    "tool": "lachesis.pipeline.environments.tools",
+}
+"""Where the public names live. They are imported on first use, so that a service pays only for what it needs."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

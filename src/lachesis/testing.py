@@ -1,4 +1,4 @@
-"""For your own unit tests: a bus that lives in the process and behaves as the real one does.
+"""For your own unit tests: a bus that lives in the process and behaves as the real one does, and fake inference.
 
 from lachesis.testing import MemoryBus
 
@@ -6,8 +6,13 @@ async def test_my_stage():
     async with MemoryBus() as bus:
         ...
         bus.advance(30)  # seconds: what was lent and not acknowledged is delivered again
+
+async def test_my_environment():
+    inference = FakeInference(lambda prompt, call: "the model's answer")
+    draft = await collect_group(MyEnvironment(), task, inference, 2, SamplingParams())
 """
 
 from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.environments.testing import FakeInference
 
-__all__ = ["MemoryBus"]
+__all__ = ["FakeInference", "MemoryBus"]

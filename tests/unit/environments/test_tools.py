@@ -1,0 +1,62 @@
+"""Tool calls: whatever a model writes is read or answered, and nothing it writes raises."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis import Environment, tool
+from lachesis.pipeline.environments.tools import parse_tool_calls, run_tools
+
+
+class Box(Environment):
+    @tool
+    def add(self, a: int, b: int = 1) -> int:
+        """Return a+b."""
+        return a + b
+
+    @tool
+    async def join(self, parts: list[str]) -> str:
+        """Join texts."""
+        return "-".join(parts)
+
+
+async def answers(text: str) -> list[str]:
+    return [message.content for message in await run_tools(Box().tools, parse_tool_calls(text), 5)]
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+
+async def test_calls_are_run_in_order_with_checked_arguments() -> None:
+    text = "first " + call("add", '{"a": 2}') + " then\n" + call("join", '{"parts": ["x", "y"]}')
+    assert await answers(text) == ["3", "x-y"]
+    assert await answers(call("add", '{"a": "4", "b": 5}')) == ["9"]
+
+
+async def test_the_arguments_stay_as_written() -> None:
+    (found,) = parse_tool_calls(call("add", '{ "a":  1e0 }')).calls
+    assert found.arguments == '{ "a":  1e0 }'
+
+
+async def test_every_mistake_is_told() -> None:
+    assert await answers(call("ad", "{}")) == ["error: there is no tool 'ad'; did you mean 'add'?"]
+    assert await answers(call("add", "{}")) == ["error: add: missing argument 'a'"]
+    assert await answers(call("add", '{"a": 1, "c": 1}')) == ["error: add: unknown argument 'c'; known: a, b"]
+    assert "argument 'a'" in (await answers(call("add", '{"a": "x"}')))[0]
+    assert "argument 'self'" in (await answers(call("add", '{"self": 1, "a": 1}')))[0]
+    assert (await answers(call("add", "[1]")))[0].startswith("error: add: ")
+    assert (await answers("<tool_call>{oops}</tool_call>"))[0].startswith("error: this tool call is not valid")
+    assert (await answers("<tool_call>" + "[" * 100_000))[0].startswith("error: this tool call is not valid")
+    assert len(await answers(call("add", '{"a": 1}') * 50)) == 17
+
+
+@given(st.text(alphabet='<>/tool_call{}":nameargumts[]0\\\ud800 ', max_size=80))
+def test_parsing_never_raises(text: str) -> None:
+    parse_tool_calls(text)
+    parse_tool_calls(f"<tool_call>{text}</tool_call>")
+
+
+def test_instructions_name_every_tool() -> None:
+    text = Box().tool_instructions()
+    assert "add(a: int, b: int = 1): Return a+b." in text
+    assert "join(parts: list[str]): Join texts." in text
