@@ -1,0 +1,134 @@
+"""Choosing the groups of a batch: exactly so many sequences, within a token budget, no group split.
+
+What goes in: ready groups. What comes out: the indexes of the chosen ones, or None when no choice fills the batch.
+Guarantees that a choice is found whenever there is one, so no group blocks those behind it; that of all choices the
+one with the earliest groups is taken (compared group by group in order of precedence); and that the same groups always
+give the same choice. Precedence is age, or with a mix of environments a weighted turn of each.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.schemas.ledger import GroupRef
+
+__all__ = ["precedence", "select"]
+
+_MOST = 2048
+"""Groups weighed against each other at once. Those before them are taken in order as long as they fit, which is all
+that happens in a batch of one size of group; of more sizes than that, a choice may be missed."""
+_CELLS = 1 << 24
+_NEVER = np.iinfo(np.int64).max // 2
+
+
+def select(
+    groups: Sequence[GroupRef],
+    batch_size: int,
+    *,
+    token_budget: int | None = None,
+    mix: Mapping[str, float] | None = None,
+    incomplete: bool = False,
+) -> list[GroupRef] | None:
+    """Return groups of `batch_size` sequences in all and at most `token_budget` tokens, or None.
+
+    With `incomplete` the largest number of sequences that can be had at all will do. Sequences of one group must not
+    exceed `batch_size`, nor its tokens the budget.
+    """
+    if not incomplete and sum(ref.sequences for ref in groups) < batch_size:
+        return None
+    budget = math.inf if token_budget is None else token_budget
+    ordered = [groups[i] for i in precedence(groups, mix or {})]
+    chosen, missing, _ = _first_fit(ordered, batch_size, budget)
+    if missing == 0:
+        return chosen
+    ordered = _thin(ordered, batch_size, by_tokens=token_budget is not None)
+    split = max(0, len(ordered) - min(_MOST, _CELLS // (batch_size + 1)))
+    chosen, missing, budget = _first_fit(ordered[:split], batch_size, budget)
+    more = _weigh(ordered[split:], missing, budget)
+    left = missing - sum(ref.sequences for ref in more)
+    chosen += more
+    return chosen if chosen and (incomplete or left == 0) else None
+
+
+def _first_fit(ordered: Sequence[GroupRef], sequences: int, tokens: float) -> tuple[list[GroupRef], int, float]:
+    """Take each group that still fits; return them and what is left of `sequences` and `tokens`.
+
+    When nothing is left of `sequences`, no choice has earlier groups.
+    """
+    chosen = []
+    for ref in ordered:
+        if ref.sequences <= sequences and ref.tokens <= tokens:
+            chosen.append(ref)
+            sequences, tokens = sequences - ref.sequences, tokens - ref.tokens
+    return chosen, sequences, tokens
+
+
+def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[GroupRef]:
+    """Return the earliest groups that make up as many of `sequences` as can be had within the budget."""
+    if not ordered:
+        return []
+    unit = math.gcd(*(ref.sequences for ref in ordered))  # groups of one size make a table of few columns
+    sizes = [ref.sequences // unit for ref in ordered]
+    fewest = _fewest_tokens(sizes, [ref.tokens for ref in ordered], sequences // unit)
+    target = int(np.flatnonzero(fewest[0] <= min(budget, _NEVER - 1))[-1])
+    chosen = []
+    for i, ref in enumerate(ordered):
+        rest = target - sizes[i]
+        if rest >= 0 and fewest[i + 1, rest] <= min(budget - ref.tokens, _NEVER - 1):
+            chosen.append(ref)
+            target, budget = rest, budget - ref.tokens
+    return chosen
+
+
+def _fewest_tokens(sizes: Sequence[int], tokens: Sequence[int], most: int) -> NDArray[np.int64]:
+    """Return int64 [n + 1, most + 1]: the fewest tokens with which groups i.. make up exactly s sequences."""
+    fewest = np.full((len(sizes) + 1, most + 1), _NEVER, np.int64)
+    fewest[len(sizes), 0] = 0
+    for i in range(len(sizes) - 1, -1, -1):
+        fewest[i] = fewest[i + 1]
+        if sizes[i] <= most:
+            with_it = fewest[i + 1, : most + 1 - sizes[i]] + tokens[i]
+            np.minimum(fewest[i, sizes[i] :], with_it, out=fewest[i, sizes[i] :])
+    return fewest
+
+
+def _thin(ordered: Sequence[GroupRef], batch_size: int, *, by_tokens: bool) -> list[GroupRef]:
+    """Drop groups that cannot be needed: of each size a batch holds only so many.
+
+    Without a token budget that changes no choice. With one, the first and the lightest of each size are kept, and only
+    where there are more than `_MOST`: a choice is still found if there is one, but may be of later groups.
+    """
+    if by_tokens and len(ordered) <= _MOST:
+        return list(ordered)
+    by_size: dict[int, list[int]] = {}
+    for i, ref in enumerate(ordered):
+        by_size.setdefault(ref.sequences, []).append(i)
+    kept: set[int] = set()
+    for size, indexes in by_size.items():
+        fit = batch_size // size
+        kept.update(indexes[:fit])
+        if by_tokens:
+            kept.update(sorted(indexes, key=lambda i: ordered[i].tokens)[:fit])
+    return [ordered[i] for i in sorted(kept)]
+
+
+def precedence(groups: Sequence[GroupRef], mix: Mapping[str, float]) -> list[int]:
+    """Return the indexes of `groups` in the order in which they should be taken.
+
+    Without a mix the oldest come first. With one, an environment's next group has its turn when the sequences it had so
+    far, divided by its weight (1 where `mix` names none), are fewer than any other's: each gets its share of the batch
+    to within one group, and one that has no group ready is passed over.
+    """
+    oldest_first = sorted(range(len(groups)), key=lambda i: groups[i].seq)
+    if not mix:
+        return oldest_first
+    turns: list[tuple[float, int, int]] = []
+    had: dict[str, int] = {}
+    for i in oldest_first:
+        ref = groups[i]
+        before = had.get(ref.env, 0)
+        turns.append((before / mix.get(ref.env, 1.0), ref.seq, i))
+        had[ref.env] = before + ref.sequences
+    return [i for _, _, i in sorted(turns)]
