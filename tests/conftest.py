@@ -29,6 +29,12 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
+def streams_config() -> StreamsConfig:
+    """Small budgets, so that a test can fill a stream."""
+    return TEST_STREAMS
+
+
+@pytest.fixture(scope="session")
 async def nats_server(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[EmbeddedServer]:
     """A server on a free loopback port with a store of its own; stopped, by its pid, with the session."""
     async with EmbeddedServer(tmp_path_factory.mktemp("nats"), ServerConfig(max_file_bytes=4 << 30)) as server:

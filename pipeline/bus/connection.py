@@ -81,7 +81,7 @@ async def _attempt(
             config.url.split(","),
             name=name,
             allow_reconnect=False,  # for this attempt: its failure must come to us
-            max_reconnect_attempts=-1,
+            max_reconnect_attempts=1,
             reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
             ping_interval=5,
             max_outstanding_pings=2,
@@ -93,10 +93,10 @@ async def _attempt(
             closed_cb=link.on_closed,
             **options,
         )
-        nc.options["allow_reconnect"] = True
+        nc.options.update(allow_reconnect=True, max_reconnect_attempts=-1)
         await link.setup()
     except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
-        errors.append(error)
+        errors.append(link.last_error or error)  # the client's own says no more than that no server is left
         await nc.close()
         return None
     return link

@@ -118,10 +118,11 @@ async def consume(
 
     async def keep_alive() -> None:
         """What waits in the queue counts as delivered: its timer must not run out before it is handed out."""
-        while True:
+        while link.failure is None:
             await anyio.sleep(ack_wait_s / 3)
             for msg in list(pull.queue):
-                await link.send(msg.reply, b"+WPI")
+                if link.is_up:
+                    await link.send(msg.reply, b"+WPI")
 
     await ensure()
     async with background() as tasks:

@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
+from nats.aio.client import Client
+
 from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
 from lachesis.pipeline.bus.answers import ConsumerInfo
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
@@ -36,6 +38,11 @@ class NatsBus:
     async def close(self) -> None:
         """Close the connection. Whatever waits, and every later call, raises `BusClosedError`."""
         await self._link.close()
+
+    @property
+    def client(self) -> Client:
+        """The underlying client, for what the bus does not cover (the micro protocol)."""
+        return self._link.nc
 
     @property
     def reconnects(self) -> int:

@@ -52,6 +52,7 @@ class Link:
         self.losses = 0
         """How often the connection was lost: whoever sees it change has to ask again."""
         self.failure: LachesisError | None = None
+        self.last_error: Exception | None = None
         self._up = anyio.Event()
         self._prefix = ""
         self._tokens = itertools.count()
@@ -85,9 +86,10 @@ class Link:
         self._notify()
 
     async def on_closed(self) -> None:
-        self.fail(BusClosedError(f"the connection to the server was closed: {self.nc.last_error or 'no reason given'}"))
+        self.fail(BusClosedError(f"the connection to the server was closed: {self.last_error or 'no reason given'}"))
 
     async def on_error(self, error: Exception) -> None:
+        self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
             self.fail(AccessError(f"the server refused this process's credentials a subject: {error}"))
@@ -98,15 +100,17 @@ class Link:
         """Make every waiting and every later call raise `error`. The first failure stays."""
         if self.failure is None:
             self.failure = error
+        error = self.failure
         for future in list(self._waiting.values()):
             if not future.done():
-                future.set_exception(self.failure)
+                future.set_exception(type(error)(*error.args))
         self._up.set()
         self._notify()
 
     def check(self) -> None:
+        """Raise the failure, if there is one."""
         if self.failure is not None:
-            raise self.failure
+            raise type(self.failure)(*self.failure.args)  # a new one, since many tasks may raise it
 
     async def wait_up(self) -> None:
         """Wait until there is a connection. Raises the failure where there will be none."""

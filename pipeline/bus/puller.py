@@ -7,6 +7,7 @@ request. What arrives is queued for whoever owns the pull; room comes back when 
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import anyio
 import msgspec
@@ -14,7 +15,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from lachesis.pipeline.bus.link import Link, backoff_s, status_of
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import AccessError, InfrastructureError
 
 __all__ = ["Metadata", "Pull", "weight"]
 
@@ -126,22 +127,22 @@ class Pull:
             await self._sub.drain()
 
     async def run(self) -> None:
+        """Pull until cancelled, or until the link has failed for good, which `next` then raises."""
         self._link.observers.add(self.wake)
         self._sub = await self._link.nc.subscribe(self._inbox + ".*", cb=self._on_message)
-        for attempt in itertools.count():
-            try:
+        attempt = 0
+        while self._link.failure is None:
+            # the server may be away or busy, for however long; where it is gone for good, `next` raises that
+            with suppress(InfrastructureError, AccessError):
                 await self._link.wait_up()
                 losses = self._link.losses
                 name = await self._ensure()
-            except InfrastructureError:
-                self._link.check()  # closed for good; otherwise the server is away or busy, for however long
-                await anyio.sleep(backoff_s(attempt))
-                continue
-            self._lost = False
-            self._requested = 0
-            await self._pull_from(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", losses)
-            self._link.check()
-            await anyio.sleep(backoff_s(0))  # a consumer that is refused again and again must not spin
+                attempt = -1
+                self._lost = False
+                self._requested = 0
+                await self._pull_from(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", losses)
+            attempt += 1
+            await anyio.sleep(backoff_s(attempt))  # a consumer that is refused again and again must not spin
 
     async def _pull_from(self, subject: str, losses: int) -> None:
         """Keep a request open until the connection or the consumer is lost."""

@@ -1,0 +1,170 @@
+"""What connecting finds out, and what the server refuses later."""
+
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect, without_secrets
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import AccessError, BusClosedError, ConfigError, StartupError
+from lachesis.schemas.subjects import ROLLOUTS, STREAMS
+
+MATH = subjects.rollout("run", "math")
+SHORT = ConnectionConfig(connect_timeout_s=0.5, give_up_s=1.0)
+
+
+class CustomServer(EmbeddedServer):
+    """An embedded server with a configuration of the test's own."""
+
+    def __init__(self, store: Path, text: str) -> None:
+        super().__init__(store, ServerConfig())
+        self.text = text
+
+    def _config_text(self) -> str:
+        return f'listen: "127.0.0.1:{self._port or -1}"\nports_file_dir: "{self.store}"\n{self.text}'
+
+
+async def test_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(StartupError, match=rf"no nats-server answers at nats://\*\*\*@127.0.0.1:{port}") as caught:
+        await connect(f"nats://user:secret@127.0.0.1:{port}", name="test", config=SHORT)
+    assert "secret" not in str(caught.value)
+
+
+async def test_something_else_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
+        with anyio.fail_after(10), pytest.raises(StartupError, match="no nats-server answers"):
+            await connect(url, name="test", config=SHORT)
+
+
+async def test_a_server_without_jetstream(tmp_path: Path) -> None:
+    async with CustomServer(tmp_path, "") as server:
+        with pytest.raises(StartupError, match="no JetStream"):
+            await connect(server.url, name="test", config=SHORT)
+
+
+async def test_an_old_server(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lachesis.pipeline.bus.connection.MIN_SERVER_VERSION", (99, 0))
+    with pytest.raises(StartupError, match=r"is 2\.\d+\.\d+; 99\.0 or newer is needed"):
+        await connect(nats_server.url, name="test", token=nats_server.token)
+
+
+async def test_secrets_from_files(nats_server: EmbeddedServer, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(nats_server.token + "\n")
+    config = ConnectionConfig(url=nats_server.url, token_file=str(tmp_path / "token"))
+    async with await connect(name="test", config=config) as bus:
+        assert await bus.describe_streams() == []
+    with pytest.raises(ConfigError, match="there is no file"):
+        await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "none")))
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "empty")))
+
+
+def test_without_secrets() -> None:
+    assert without_secrets("nats://a:b@h:1,tls://t@h2") == "nats://***@h:1,tls://***@h2"
+    assert without_secrets("nats://h:1") == "nats://h:1"
+
+
+@pytest.fixture
+async def restricted(tmp_path: Path, streams_config: StreamsConfig) -> AsyncIterator[tuple[CustomServer, NatsBus]]:
+    text = f"""
+jetstream {{ store_dir: "{tmp_path}/js" }}
+authorization {{ users = [
+  {{ user: admin, password: admin }}
+  {{ user: producer, password: p, permissions: {{
+       publish: ["rl.rollout.run.math", "$JS.API.INFO"], subscribe: ["_INBOX.>"] }} }}
+] }}"""
+    async with CustomServer(tmp_path / "store", text) as server:
+        admin = server.url.replace("://", "://admin:admin@")
+        async with await connect(admin, name="admin") as bus:
+            await bus.ensure_streams(streams_config)
+        async with await connect(server.url.replace("://", "://producer:p@"), name="producer") as bus:
+            yield server, bus
+
+
+async def test_a_refused_subject_is_fatal_and_named(restricted: tuple[CustomServer, NatsBus]) -> None:
+    _, bus = restricted
+    assert (await bus.publish(MATH, b"", msg_id="1")).seq == 1
+    with anyio.fail_after(2), pytest.raises(AccessError, match=r"rl\.rollout\.run\.code"):
+        await bus.publish(subjects.rollout("run", "code"), b"", msg_id="2")
+    with pytest.raises(AccessError):  # the process cannot do its work: every call says so
+        await bus.publish(MATH, b"", msg_id="3")
+    with pytest.raises(AccessError):
+        await bus.usage(ROLLOUTS)
+
+
+async def test_a_refused_subject_reaches_those_who_wait(restricted: tuple[CustomServer, NatsBus]) -> None:
+    _, bus = restricted
+    with anyio.fail_after(2), pytest.raises(AccessError):
+        async with bus.listen("rl.heartbeat.>") as beats:
+            await anext(beats)
+
+
+async def test_closing_ends_every_wait(nats_bus: NatsBus, nats_server: EmbeddedServer) -> None:
+    ended = []
+
+    async def waits(bus: NatsBus, kind: str) -> None:
+        with pytest.raises(BusClosedError):  # noqa: PT012
+            if kind == "read":
+                async with bus.read(ROLLOUTS, []) as reader:
+                    await anext(aiter(reader))
+            elif kind == "consume":
+                async with bus.consume(ROLLOUTS, "d", []) as deliveries:
+                    await anext(deliveries)
+            elif kind == "listen":
+                async with bus.listen("rl.heartbeat.>") as beats:
+                    await anext(beats)
+            else:
+                async with bus.watch(subjects.BUCKETS["policy"], "run") as entries:
+                    await anext(entries)
+        ended.append(kind)
+
+    bus = await connect(nats_server.url, name="test", token=nats_server.token)
+    async with anyio.create_task_group() as tasks:
+        for kind in ("read", "consume", "listen", "watch"):
+            tasks.start_soon(waits, bus, kind)
+        await anyio.sleep(0.2)
+        await bus.close()
+    assert sorted(ended) == ["consume", "listen", "read", "watch"]
+    with pytest.raises(BusClosedError):
+        await bus.publish(MATH, b"", msg_id="1")
+
+
+async def test_streams_are_made_once_and_migrated(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
+    assert await nats_bus.ensure_streams(streams_config) == []
+    names = [s.name for s in await nats_bus.describe_streams()]
+    assert names == [*STREAMS, *(f"KV_{b}" for b in subjects.BUCKETS.values())]
+    await nats_bus.publish(MATH, b"kept", msg_id="1")
+    larger = StreamsConfig(**{**{f: getattr(streams_config, f) for f in streams_config.__struct_fields__},
+                              "rollouts_bytes": 300 << 20})  # fmt: skip
+    assert await nats_bus.ensure_streams(larger) == [f"changed ROLLOUTS: max_bytes {256 << 20} -> {300 << 20}"]
+    assert (await nats_bus.usage(ROLLOUTS)).max_bytes == 300 << 20
+    assert (await nats_bus.get(ROLLOUTS, 1)).data == b"kept"
+
+
+async def test_a_stream_that_cannot_be_migrated(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
+    link = nats_bus._link
+    await link.nc.jetstream().delete_stream("EVENTS")
+    await link.nc.jetstream().add_stream(name="EVENTS", subjects=STREAMS["EVENTS"], storage="memory")
+    with pytest.raises(ConfigError, match=r"EVENTS exists and cannot be changed in place .*storage memory -> file"):
+        await nats_bus.ensure_streams(streams_config)
+
+
+async def test_budgets_beyond_the_servers(nats_bus: NatsBus) -> None:
+    with pytest.raises(ConfigError, match="no room for stream"):
+        await nats_bus.ensure_streams(StreamsConfig(rollouts_bytes=1 << 50))
+
+
+async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> None:
+    async with await connect(fresh_server.url, name="test", token=fresh_server.token, config=SHORT) as bus:
+        with pytest.raises(Exception, match="run `lachesis init`"):
+            await bus.publish(MATH, b"", msg_id="1")

@@ -1,0 +1,71 @@
+"""A server that neither answers nor closes: memory stays bounded, and everything goes on when it wakes."""
+
+import os
+import signal
+
+import anyio
+
+from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.schemas import subjects
+from lachesis.schemas.subjects import ROLLOUTS
+
+ALL = subjects.rollout("run")
+WINDOW = 4 << 20
+
+
+async def test_a_frozen_server_bounds_what_waits(fresh_server: EmbeddedServer, streams_config: StreamsConfig) -> None:
+    config = ConnectionConfig(window_bytes=WINDOW)
+    acked: list[int] = []
+    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token, config=config) as bus:
+        await bus.ensure_streams(streams_config)
+
+        async def publish(i: int) -> None:
+            acked.append((await bus.publish(subjects.rollout("run", "math"), bytes(256 << 10), msg_id=str(i))).seq)
+
+        await publish(0)
+        os.kill(fresh_server.pid, signal.SIGSTOP)
+        try:
+            async with anyio.create_task_group() as tasks:
+                for i in range(1, 200):  # 50 MiB
+                    tasks.start_soon(publish, i)
+                worst = 0
+                for _ in range(30):
+                    await anyio.sleep(0.05)
+                    worst = max(worst, bus._link.nc.pending_data_size, bus._publisher._window.bytes)
+                assert len(acked) == 1
+                assert 0 < worst <= WINDOW + (1 << 20)
+                with anyio.move_on_after(0.5) as scope:  # a caller can give up on a call that is stuck
+                    await bus.publish(subjects.rollout("run", "math"), bytes(1 << 20), msg_id="given up")
+                assert scope.cancelled_caught
+                os.kill(fresh_server.pid, signal.SIGCONT)
+        finally:
+            os.kill(fresh_server.pid, signal.SIGCONT)
+        async with bus.read(ROLLOUTS, [ALL], follow=False) as reader:
+            ids = [m.headers["Nats-Msg-Id"] async for m in reader if m.headers["Nats-Msg-Id"] != "given up"]
+        assert sorted(map(int, ids)) == list(range(200))
+        assert len(acked) == 200
+
+
+async def test_frozen_until_the_connection_is_given_up(
+    fresh_server: EmbeddedServer, streams_config: StreamsConfig
+) -> None:
+    """Longer than the pings allow (15 s): the client lets go, connects again and goes on."""
+    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+        await bus.ensure_streams(streams_config)
+        async with bus.read(ROLLOUTS, [ALL]) as reader, bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
+            await bus.publish(subjects.rollout("run", "math"), b"0", msg_id="0")
+            iterator = aiter(reader)
+            assert (await anext(iterator)).data == b"0"
+            os.kill(fresh_server.pid, signal.SIGSTOP)
+            try:
+                with anyio.fail_after(25):
+                    while not bus.reconnects:  # noqa: ASYNC110
+                        await anyio.sleep(0.1)
+            finally:
+                os.kill(fresh_server.pid, signal.SIGCONT)
+            await bus.publish(subjects.rollout("run", "math"), b"1", msg_id="1")
+            with anyio.fail_after(20):
+                assert (await anext(iterator)).data == b"1"
+                assert {(await anext(deliveries)).message.data for _ in range(2)} == {b"0", b"1"}

