@@ -14,6 +14,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
+from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = [
     "Commit",
@@ -207,6 +208,11 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     time_ns: int
     trace_id: str | None = None
     attempts: int = 1
+
+    @property
+    def ends_rollout(self) -> bool:
+        """Whether the rollout at `seq` ends with this letter: not if the stage is one that a batch can do without."""
+        return self.stream == ROLLOUTS and self.stage in {"scorer", "normalizer", "batcher"}
 
 
 class EvalEvent(_Annotation, frozen=True, kw_only=True):

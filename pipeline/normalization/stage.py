@@ -101,7 +101,7 @@ class _EnvWriter:
                 self.normalizer.member(message.seq, plan.group)
             elif message.subject.startswith("rl.dead."):
                 letter = decode(DeadLetter, message.data)
-                if letter.stream == subjects.ROLLOUTS and letter.group is not None:
+                if letter.ends_rollout and letter.group is not None:
                     self.normalizer.outcome(letter.group, letter.seq, None, source=message.seq)
             else:
                 for score in decode(ScoreEvent, message.data).groups:

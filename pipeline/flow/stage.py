@@ -1,0 +1,147 @@
+"""The governor as a service: it knows every rollout and every outcome, and answers requests for leases.
+
+Fail closed: it serves only once it has caught up with the log, and after a restart only when every lease that an
+earlier life may have granted has run out. One governor a run: its term is written to the log, and a later one ends it.
+"""
+
+import time
+
+import anyio
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.logic import Governor
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
+from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["run_governor"]
+
+_USAGE_S = 1.0
+
+
+async def run_governor(service: Service, config: RunConfig) -> None:
+    """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
+    term = await _Term.take(service)
+    waits_s = config.flow.lease_s if term.has_predecessor else 0.0
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=time.monotonic() + waits_s)
+    follower = _Follower(service, config, governor)
+    await follower.catch_up()
+
+    async def answer(data: bytes) -> bytes:
+        try:
+            request = decode(LeaseRequest, data)
+        except SchemaError as error:
+            return encode(LeaseReply(granted=False, reason=str(error)))
+        return encode(governor.ask(request, time.monotonic()))
+
+    async with anyio.create_task_group() as tasks:
+        for follow in (follower.members, follower.ledger, follower.policy, follower.streams, term.watch):
+            tasks.start_soon(follow)
+        async with service.bus.serve(subjects.lease(service.run), answer):
+            service.recovered()
+            await service.draining.wait()
+        tasks.cancel_scope.cancel()
+
+
+class _Term:
+    """This governor's term: the last message of its state subject."""
+
+    def __init__(self, service: Service, subject: str, seq: int, *, has_predecessor: bool) -> None:
+        self._service = service
+        self._subject = subject
+        self._seq = seq
+        self.has_predecessor = has_predecessor
+
+    @classmethod
+    async def take(cls, service: Service) -> "_Term":
+        """Write a term after the last one."""
+        subject = subjects.state(service.run, "governor", service.revision, "0")
+        last = await service.bus.last(subjects.LEDGER, subject)
+        index = decode(StateSnapshot, last.data).index + 1 if last else 0
+        event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
+        msg_id = f"term.{subject}.{service.instance}"
+        seq = await service.bus.commit(subject, encode(event), expected=last.seq if last else 0, msg_id=msg_id)
+        return cls(service, subject, seq, has_predecessor=last is not None)
+
+    async def watch(self) -> None:
+        """Raise `FencedError` once a later term is written."""
+        async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
+            async for message in later:
+                owner = decode(StateSnapshot, message.data).state.decode()
+                raise FencedError(f"governor {owner} has taken over run {self._service.run}")
+
+
+class _Follower:
+    """Feeds the governor with what the log says."""
+
+    def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
+        self.service = service
+        self.governor = governor
+        self.ledger_subject = subjects.ledger(service.run, config.training.name)
+        self.rollouts = [subjects.rollout(service.run)]
+        self.next_rollout = 1
+        self.next_entry = 1
+
+    async def catch_up(self) -> None:
+        """Take in everything that is stored now: the last entry is the whole state of the ledger."""
+        bus = self.service.bus
+        last = await bus.last(subjects.LEDGER, self.ledger_subject)
+        if last is not None:
+            entry = decode(LedgerEntry, last.data)
+            self.governor.entry(entry)
+            self.next_entry = last.seq + 1
+            self.next_rollout = entry.watermark + 1
+        policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
+        if policy is not None:
+            self.governor.trained(decode(PolicyRecord, policy.value).policy_version.step)
+        await self._measure()
+        async with bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    async def members(self) -> None:
+        async with self.service.bus.read(
+            subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True
+        ) as stored:
+            async for message in stored:
+                self._member(message)
+
+    def _member(self, message: Stored) -> None:
+        self.next_rollout = message.seq + 1
+        try:
+            plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+        except SchemaError:
+            return  # it is no rollout, so no capacity was taken; the ledger says what became of it
+        self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan)
+
+    async def ledger(self) -> None:
+        async with self.service.bus.read(subjects.LEDGER, [self.ledger_subject], start=self.next_entry) as entries:
+            async for message in entries:
+                self.governor.entry(decode(LedgerEntry, message.data))
+
+    async def policy(self) -> None:
+        async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as records:
+            async for record in records:
+                self.governor.trained(decode(PolicyRecord, record.value).policy_version.step)
+
+    async def streams(self) -> None:
+        """Measure the streams and let leases run out, once a second."""
+        while True:
+            try:
+                await self._measure()
+            except InfrastructureError as error:
+                self.service.health.note = f"stream sizes unknown: {error}"
+            self.governor.expire(time.monotonic())
+            self.service.health.metrics = self.governor.metrics()
+            await anyio.sleep(_USAGE_S)
+
+    async def _measure(self) -> None:
+        names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER)
+        self.governor.usage({name: await self.service.bus.usage(name) for name in names})

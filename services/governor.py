@@ -1,0 +1,12 @@
+"""The governor service: grants leases, so that nothing is generated that cannot be used."""
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.stage.service import Service
+
+__all__ = ["main"]
+
+
+async def main(service: Service, config: RunConfig, part: str) -> None:
+    """Run the run's governor."""
+    await run_governor(service, config)
