@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 
-__all__ = ["StreamDescription", "definitions", "describe", "ensure", "stream_info", "to_usage"]
+__all__ = ["StreamDescription", "definitions", "describe", "differences", "ensure", "stream_info", "to_usage"]
 
 _NS = 1_000_000_000
 _FIXED = ("storage", "retention")
@@ -92,9 +92,7 @@ async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
     except NotFoundError:
         await _write(link, "CREATE", wanted)
         return f"created {name}"
-    changes = {
-        key: (current.get(key), value) for key, value in wanted.items() if current.get(key, _zero(value)) != value
-    }
+    changes = differences(current, wanted)
     if not changes:
         return None
     text = ", ".join(f"{key} {old} -> {new}" for key, (old, new) in sorted(changes.items()))
@@ -105,6 +103,11 @@ async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
         )
     await _write(link, "UPDATE", {**current, **wanted})
     return f"changed {name}: {text}"
+
+
+def differences(current: dict[str, Any], wanted: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return what a stream's definition on the server has otherwise than wanted: (is, should be) by key."""
+    return {key: (current.get(key), value) for key, value in wanted.items() if current.get(key, _zero(value)) != value}
 
 
 def _zero(value: object) -> object:

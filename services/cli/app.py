@@ -1,0 +1,174 @@
+"""The commands: what each is called, takes and says in its help. What they do is in the module each one imports."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lachesis import __version__
+from lachesis.services.cli.options import Options, with_options
+
+__all__ = ["app"]
+
+_HELP = """Event-driven rollout pipeline for reinforcement learning of language models.
+
+`lachesis up` runs everything; `lachesis run NAME` runs one service; `status`, `tail` and `doctor` look at it."""
+
+app = typer.Typer(
+    name="lachesis", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+)
+env_app = typer.Typer(help="Environments.", no_args_is_help=True)
+dead_app = typer.Typer(help="Messages that could not be handled.", no_args_is_help=True)
+config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
+app.add_typer(env_app, name="env")
+app.add_typer(dead_app, name="dead")
+app.add_typer(config_app, name="config")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lachesis {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@with_options
+def up(options: Options) -> None:
+    """Run everything: the server, unless one is named, and every service, in order, until Ctrl-C or the last step."""
+    from lachesis.services.cli.up import run_up
+
+    run_up(options)
+
+
+def _services(incomplete: str) -> list[str]:
+    from lachesis.services.registry import SERVICES
+
+    return [name for name in SERVICES if name.startswith(incomplete)]
+
+
+@app.command()
+@with_options
+def run(
+    options: Options,
+    service: Annotated[str | None, typer.Argument(help="Service; none: list them.", autocompletion=_services)] = None,
+    part: Annotated[str, typer.Argument(help="Its part: an environment, or the role of an inference server.")] = "",
+    replica: Annotated[int, typer.Option(min=1, help="Number of this replica, from 1.")] = 1,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Run one service until it is told to stop, or list the services."""
+    from lachesis.services.cli.run import list_services, run_service
+
+    if service is None:
+        list_services()
+    else:
+        run_service(options, service, part, replica=replica, supervised=supervised)
+
+
+@app.command()
+@with_options
+def init(options: Options) -> None:
+    """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
+    from lachesis.services.cli.init import run_init
+
+    run_init(options)
+
+
+@app.command()
+@with_options
+def status(options: Options, as_json: Json = False) -> None:
+    """Show how the run stands: streams, services, ledger, policy, trainer."""
+    from lachesis.services.cli.status import run_status
+
+    run_status(options, as_json=as_json)
+
+
+@app.command()
+@with_options
+def tail(
+    options: Options,
+    subject: Annotated[
+        str, typer.Argument(help="A subject (`rl.score.>`) or a kind (score, reward, ledger, dead...).")
+    ],
+    *,
+    since_start: Annotated[bool, typer.Option("--since-start", help="Begin with the oldest message.")] = False,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Begin N messages back.")] = None,
+    follow: Annotated[bool, typer.Option(help="Wait for further messages.")] = True,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Only such events, e.g. groups.item=7.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Columns with their values, not their lengths.")] = False,
+) -> None:
+    """Follow events as they are stored, decoded."""
+    from lachesis.services.cli.tail import Span, run_tail
+
+    span = Span(since_start=since_start, last=last, follow=follow)
+    run_tail(options, subject, span, where=where or [], as_json=as_json, full=full)
+
+
+@env_app.command("list")
+def env_list(as_json: Json = False) -> None:
+    """List the built-in environments and the tasks they offer."""
+    from lachesis.services.cli.environments import list_environments
+
+    list_environments(as_json=as_json)
+
+
+@dead_app.command("list")
+@with_options
+def dead_list(options: Options, as_json: Json = False) -> None:
+    """List the run's dead letters."""
+    from lachesis.services.cli.dead import list_dead
+
+    list_dead(options, as_json=as_json)
+
+
+@dead_app.command("show")
+@with_options
+def dead_show(
+    options: Options, seq: Annotated[int, typer.Argument(min=1, help="Sequence, as `dead list` prints it.")]
+) -> None:
+    """Show one dead letter and the message it is about, as JSON."""
+    from lachesis.services.cli.dead import show_dead
+
+    show_dead(options, seq)
+
+
+@app.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every file there (for --check: read).")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if DIR (deploy/schema) differs.")] = False,
+) -> None:
+    """Print the AsyncAPI document, or write it and the JSON Schemas to a folder."""
+    from lachesis.services.cli.schema import run_schema
+
+    run_schema(out, check=check)
+
+
+@config_app.command("show")
+@with_options
+def config_show(options: Options, as_json: Json = False) -> None:
+    """Show every setting: its value, where the value comes from, and what it means."""
+    from lachesis.services.cli.settings import show_settings
+
+    show_settings(options, as_json=as_json)
+
+
+@app.command()
+@with_options
+def doctor(options: Options, as_json: Json = False) -> None:
+    """Check this machine and the server, and say how to mend what is wrong. Exits with 1 if something is."""
+    from lachesis.services.cli.doctor import run_doctor
+
+    run_doctor(options, as_json=as_json)

@@ -1,0 +1,24 @@
+"""`lachesis init`: the streams and buckets, created or changed in place."""
+
+import anyio
+
+from lachesis.pipeline.bus.connection import without_secrets
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.cli.options import Options
+from lachesis.services.connect import connect_run
+
+__all__ = ["run_init"]
+
+
+def run_init(options: Options) -> None:
+    """Print one line for each thing done."""
+    anyio.run(_init, options.config())
+
+
+async def _init(config: RunConfig) -> None:
+    async with await connect_run(config, f"{config.run}.init") as bus:
+        done = await bus.ensure_streams(config.streams)
+    for line in done:
+        print(line)
+    where = f"on {without_secrets(config.nats.url)}" if config.nats else f"in {config.path}"
+    print(f"{'done' if done else 'nothing to do'}: the streams {where} are as the configuration says")

@@ -1,0 +1,102 @@
+"""The options that most commands share, declared once: where the configuration comes from.
+
+`with_options` gives a command `--config`, `--set`, `--nats` and `--run`, and calls it with an `Options`. Light to
+import: the configuration itself is loaded when a command asks for it.
+"""
+
+import inspect
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from lachesis.pipeline.config.load import Loaded
+    from lachesis.pipeline.config.run import RunConfig
+
+__all__ = ["Options", "with_options"]
+
+_PANEL = "Configuration"
+
+_ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file of the run.", rich_help_panel=_PANEL)
+]
+_Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Set one value; may be given again.", rich_help_panel=_PANEL),
+]
+_Nats = Annotated[
+    str | None,
+    typer.Option("--nats", metavar="URL", help="Use this NATS server (nats.url).", rich_help_panel=_PANEL),
+]
+_Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run", metavar="NAME", help="Name of the run; its folder is runs/NAME unless set.", rich_help_panel=_PANEL
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says about the configuration."""
+
+    file: Path | None = None
+    sets: tuple[str, ...] = ()
+    nats: str | None = None
+    run: str | None = None
+
+    def load(self) -> "Loaded[RunConfig]":
+        """Return the configuration and the origins of its values. Raises `ConfigError`."""
+        from lachesis.pipeline.config.load import load
+        from lachesis.pipeline.config.run import RunConfig
+
+        loaded = load(RunConfig, file=self.file, environ=os.environ, sets=self._all_sets())
+        if self.run is not None and "folder" not in loaded.origins:
+            sets = [*self._all_sets(), _assign("folder", f"runs/{self.run}")]
+            loaded = load(RunConfig, file=self.file, environ=os.environ, sets=sets)
+        return loaded
+
+    def config(self) -> "RunConfig":
+        """Return the configuration. Raises `ConfigError`."""
+        return self.load().config
+
+    def arguments(self) -> list[str]:
+        """Return what gives another process the same configuration."""
+        named = {"--config": self.file and str(self.file.absolute()), "--nats": self.nats, "--run": self.run}
+        found = [part for name, value in named.items() if value for part in (name, value)]
+        return found + [part for text in self.sets for part in ("--set", text)]
+
+    def _all_sets(self) -> list[str]:
+        sugar = {"nats.url": self.nats, "run": self.run}
+        return [*self.sets, *(_assign(path, value) for path, value in sugar.items() if value is not None)]
+
+
+def _assign(path: str, text: str) -> str:
+    """Return `path=text` with the text as a TOML string, lest it be read as a number."""
+    return f"{path}={json.dumps(text, ensure_ascii=False)}"
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command`, whose first parameter is an `Options`, the shared options in its place."""
+
+    @wraps(command)
+    def wrapper(**given: Any) -> None:
+        options = Options(
+            given.pop("config_file"), tuple(given.pop("sets") or ()), given.pop("nats"), given.pop("run_name")
+        )
+        command(options, **given)
+
+    shared = {"config_file": _ConfigFile, "sets": _Sets, "nats": _Nats, "run_name": _Run}
+    own = list(inspect.signature(command).parameters.values())[1:]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+        for name, kind in shared.items()
+    ]
+    wrapper.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
+    return wrapper

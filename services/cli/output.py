@@ -1,0 +1,50 @@
+"""Printing: tables that fit a terminal and are plain, uncut lines without one."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["human_bytes", "human_seconds", "print_json", "print_table"]
+
+_PLAIN_WIDTH = 10_000
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print rows of values; None is shown as a dash, since it means "not known". A `Text` keeps its style."""
+    terminal = sys.stdout.isatty()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, overflow="fold", no_wrap=not terminal)
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text("-" if cell is None else str(cell)) for cell in row))
+    console = Console(width=None if terminal else _PLAIN_WIDTH, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def print_json(value: Any) -> None:
+    """Print any msgspec-encodable value as indented JSON."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+
+
+def human_bytes(size: int) -> str:
+    """Return a size with a binary unit: 1536 -> `1.5 KiB`."""
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{size / 1024**power:.1f} {_UNITS[power]}"
+
+
+def human_seconds(value: float | None) -> str | None:
+    """Return a duration with three digits and a unit; None stays None."""
+    if value is None:
+        return None
+    factor, unit = (1.0, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
+    return f"{value * factor:.3g} {unit}"

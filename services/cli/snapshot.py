@@ -1,0 +1,240 @@
+"""How a run stands at one moment: what `status` shows, gathered from the bus in one go.
+
+What goes in: the bus and the run's configuration. What comes out: a `Snapshot`, in which None means "not known" or
+"none yet". Nothing is written and no consumer is made.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.connection import without_secrets
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.streams import StreamDescription
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat, PackedHistogram, PolicyRecord
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.services.supervisor import plan
+
+__all__ = ["Quantiles", "ServiceStatus", "Snapshot", "StreamStatus", "merge", "take"]
+
+_WORST_FIRST = ("waiting", "backpressure", "draining", "starting", "ok")
+
+
+class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream or bucket; `bytes` of its `max_bytes` budget are taken."""
+
+    name: str
+    messages: int
+    bytes: int
+    max_bytes: int
+    first: int
+    last: int
+    replicas: int
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Of a time in seconds, over everything since the replicas started; None: nothing was counted."""
+
+    p50: float | None
+    p99: float | None
+
+
+class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One service, its replicas taken together: counts added up, `lag` the largest reported, `state` the worst.
+
+    `state` is `silent` when the run should have the service and no heartbeat came.
+    """
+
+    service: str
+    state: str
+    instances: list[str] = []
+    pids: list[int] = []
+    handled: int = 0
+    emitted: int = 0
+    redelivered: int = 0
+    retried: int = 0
+    dead: int = 0
+    in_flight: int = 0
+    lag: int | None = None
+    wait: Quantiles = Quantiles(None, None)
+    process: Quantiles = Quantiles(None, None)
+    notes: list[str] = []
+    metrics: dict[str, float] = {}
+
+
+class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry."""
+
+    index: int
+    batches: int
+    watermark: int
+    outcomes: dict[str, int]
+    age_s: float
+
+
+class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest published weights."""
+
+    version: str
+    step: int
+    age_s: float
+
+
+class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer has made durable."""
+
+    step: int
+    batches: int
+    voids: int
+    policy_version: str
+    checkpoint: str
+    age_s: float
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's docstring."""
+
+    run: str
+    server: str
+    server_version: str
+    streams: list[StreamStatus]
+    services: list[ServiceStatus]
+    ledger: LedgerStatus | None
+    policy: PolicyStatus | None
+    trainer: TrainerStatus | None
+
+
+async def take(bus: NatsBus, config: RunConfig, *, listen_s: float) -> Snapshot:
+    """Return the snapshot after listening to heartbeats for `listen_s` seconds."""
+    beats: dict[str, Heartbeat] = {}
+    async with bus.listen(subjects.heartbeat(config.run)) as messages:
+        with anyio.move_on_after(listen_s):
+            await _collect(messages, beats)
+    streams = await bus.describe_streams()
+    names = {stream.name for stream in streams}
+    planned = {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
+    url = bus.client.connected_url
+    return Snapshot(
+        run=config.run,
+        server=without_secrets(url.geturl()) if url else "",
+        server_version=str(bus.client.connected_server_version),
+        streams=[_stream(stream) for stream in streams],
+        services=merge(list(beats.values()), planned),
+        ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
+        policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
+        trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
+    )
+
+
+def merge(beats: Sequence[Heartbeat], planned: set[str]) -> list[ServiceStatus]:
+    """Return one row for each service that spoke (its newest heartbeat by instance) or should have."""
+    by_service: dict[str, list[Heartbeat]] = defaultdict(list)
+    for beat in beats:
+        by_service[beat.service].append(beat)
+    rows = [_service(name, replicas) for name, replicas in by_service.items()]
+    rows += [ServiceStatus(service=name, state="silent") for name in planned - by_service.keys()]
+    return sorted(rows, key=lambda row: row.service)
+
+
+async def _collect(messages: AsyncIterator[Stored], beats: dict[str, Heartbeat]) -> None:
+    async for message in messages:
+        try:
+            beat = decode(Heartbeat, message.data)
+        except SchemaError:
+            continue  # whoever sent it, it is none of ours
+        beats[beat.instance] = beat
+
+
+def _service(name: str, beats: list[Heartbeat]) -> ServiceStatus:
+    beats = sorted(beats, key=lambda beat: beat.instance)
+    stages = [beat.stage for beat in beats]
+    lags = [stage.lag for stage in stages if stage.lag is not None]
+    return ServiceStatus(
+        service=name,
+        state=min((stage.state for stage in stages), key=_WORST_FIRST.index),
+        instances=[beat.instance for beat in beats],
+        pids=[beat.pid for beat in beats],
+        handled=sum(stage.handled for stage in stages),
+        emitted=sum(stage.emitted for stage in stages),
+        redelivered=sum(stage.redelivered for stage in stages),
+        retried=sum(stage.retried for stage in stages),
+        dead=sum(stage.dead for stage in stages),
+        in_flight=sum(stage.in_flight for stage in stages),
+        lag=max(lags, default=None),
+        wait=_quantiles([stage.wait for stage in stages]),
+        process=_quantiles([stage.process for stage in stages]),
+        notes=sorted({stage.note for stage in stages if stage.note}),
+        metrics={key: value for beat in beats for key, value in beat.metrics.items()},
+    )
+
+
+def _quantiles(packed: list[PackedHistogram | None]) -> Quantiles:
+    total = Histogram()
+    for histogram in packed:
+        if histogram is not None:
+            total.merge(Histogram.unpack(histogram))
+    return Quantiles(total.quantile(0.5), total.quantile(0.99))
+
+
+def _stream(stream: StreamDescription) -> StreamStatus:
+    usage = stream.usage
+    return StreamStatus(
+        name=stream.name,
+        messages=usage.messages,
+        bytes=usage.bytes,
+        max_bytes=usage.max_bytes,
+        first=usage.first,
+        last=usage.last,
+        replicas=stream.replicas,
+    )
+
+
+async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
+    stored = await bus.last(subjects.LEDGER, subjects.ledger(config.run, config.training.name))
+    if stored is None:
+        return None
+    entry = decode(LedgerEntry, stored.data)
+    return LedgerStatus(
+        index=entry.index,
+        batches=entry.next_batch,
+        watermark=entry.watermark,
+        outcomes=dict(sorted(entry.totals.items())),
+        age_s=_age(stored.time_ns),
+    )
+
+
+async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
+    entry = await bus.value(subjects.BUCKETS["policy"], config.run)
+    if entry is None:
+        return None
+    record = decode(PolicyRecord, entry.value)
+    return PolicyStatus(version=record.version, step=record.policy_version.step, age_s=_age(record.written_ns))
+
+
+async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
+    trainer = config.training.name
+    stored = await bus.last(subjects.LEDGER, subjects.state(config.run, "trainer", subjects.LIVE, trainer))
+    if stored is None:
+        return None
+    report = decode(TrainReport, stored.data)
+    return TrainerStatus(
+        step=report.step,
+        batches=report.next_batch,
+        voids=len(report.voids),
+        policy_version=report.policy_version,
+        checkpoint=report.checkpoint,
+        age_s=_age(stored.time_ns),
+    )
+
+
+def _age(then_ns: int) -> float:
+    return round((time.time_ns() - then_ns) / 1e9, 3)

@@ -1,0 +1,98 @@
+"""`lachesis status`: one snapshot of a run, as tables or JSON."""
+
+import anyio
+from rich.text import Text
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
+from lachesis.services.cli.snapshot import Quantiles, Snapshot, take
+from lachesis.services.connect import connect_run
+
+__all__ = ["run_status"]
+
+LISTEN_S = 1.5
+"""Longer than the second between two heartbeats of a service."""
+
+_STYLES = {"ok": "green", "silent": "red", "waiting": "red", "backpressure": "yellow"}
+
+
+def run_status(options: Options, *, as_json: bool) -> None:
+    """Print the snapshot."""
+    snapshot = anyio.run(_take, options.config())
+    if as_json:
+        print_json(snapshot)
+    else:
+        _print(snapshot)
+
+
+async def _take(config: RunConfig) -> Snapshot:
+    async with await connect_run(config, f"{config.run}.status") as bus:
+        return await take(bus, config, listen_s=LISTEN_S)
+
+
+def _print(snapshot: Snapshot) -> None:
+    print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
+    print(f"policy   {_policy(snapshot)}")
+    print(f"trainer  {_trainer(snapshot)}")
+    print(f"ledger   {_ledger(snapshot)}\n")
+    services = (
+        (
+            row.service,
+            Text(row.state, style=_STYLES.get(row.state, "")),
+            len(row.instances),
+            row.lag,
+            row.in_flight,
+            row.handled,
+            row.redelivered,
+            row.dead,
+            _pair(row.wait),
+            _pair(row.process),
+            "; ".join(row.notes),
+        )
+        for row in snapshot.services
+    )
+    header = (
+        "service", "state", "replicas", "lag", "held", "handled", "again", "dead", "wait p50/p99", "process p50/p99", ""
+    )  # fmt: skip
+    print_table(header, services)
+    print()
+    streams = (
+        (row.name, row.messages, human_bytes(row.bytes), human_bytes(row.max_bytes), _share(row.bytes, row.max_bytes))
+        for row in snapshot.streams
+    )
+    print_table(("stream", "messages", "bytes", "budget", "full"), streams)
+    if not snapshot.streams:
+        print("no streams yet: lachesis init")
+
+
+def _policy(snapshot: Snapshot) -> str:
+    policy = snapshot.policy
+    return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago" if policy else "none published yet"
+
+
+def _trainer(snapshot: Snapshot) -> str:
+    trainer = snapshot.trainer
+    if trainer is None:
+        return "has reported nothing yet"
+    voids = f", {trainer.voids} void" if trainer.voids else ""
+    return f"step {trainer.step} durable, batches {trainer.batches}{voids}, {trainer.age_s:.0f} s ago"
+
+
+def _ledger(snapshot: Snapshot) -> str:
+    ledger = snapshot.ledger
+    if ledger is None:
+        return "empty"
+    outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
+    return (
+        f"entry {ledger.index}, batches {ledger.batches}, resolved up to {ledger.watermark}, {ledger.age_s:.0f} s ago; "
+        f"outcomes: {outcomes}"
+    )
+
+
+def _pair(times: Quantiles) -> str | None:
+    return f"{human_seconds(times.p50)} / {human_seconds(times.p99)}" if times.p50 is not None else None
+
+
+def _share(part: int, whole: int) -> str | None:
+    return f"{100 * part / whole:.1f} %" if whole > 0 else None

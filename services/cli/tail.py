@@ -1,0 +1,165 @@
+"""`lachesis tail`: events as they are stored, decoded and filtered, until Ctrl-C or until the reader has enough."""
+
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.events import Where, json_line, text_line, to_plain
+from lachesis.services.cli.options import Options
+from lachesis.services.connect import connect_run
+
+__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What of each stream: from the oldest message on, from `last` messages back, or (neither) from the next one;
+
+    with `follow` without end, else up to where the stream ends now.
+    """
+
+    since_start: bool = False
+    last: int | None = None
+    follow: bool = True
+
+    def __post_init__(self) -> None:
+        if self.since_start and self.last is not None:
+            raise ConfigError("--since-start and --last: give one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to follow: the channels concerned, filters by stream, and subjects of core NATS."""
+
+    channels: list[Channel]
+    filters: dict[str, list[str]]
+    subjects: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Printer:
+    """Writes the events that pass the filters to standard output, each at once."""
+
+    filters: Sequence[Where]
+    as_json: bool
+    full: bool
+
+    def show(self, message: Stored) -> None:
+        channel = channel_of(message.subject)
+        if channel is None:
+            return
+        event = to_plain(message, channel, full=self.full)
+        if not all(where.matches(message, event) for where in self.filters):
+            return
+        if self.as_json:
+            sys.stdout.buffer.write(json_line(message, event))
+        else:
+            line = text_line(message, event)
+            if sys.stdout.isatty() and not self.full:
+                line = line[: shutil.get_terminal_size().columns]
+            sys.stdout.buffer.write(line.encode(errors="replace") + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def run_tail(options: Options, subject: str, span: Span, *, where: Sequence[str], as_json: bool, full: bool) -> None:
+    """Print events until interrupted, or until nobody reads them any more, or to the end of the span."""
+    config = options.config()
+    wanted = resolve(subject, config.run)
+    printer = Printer([Where.parse(text, wanted.channels) for text in where], as_json, full)
+    try:
+        anyio.run(_tail, config, wanted, span, printer)
+    except* BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
+
+
+def resolve(subject: str, run: str) -> Wanted:
+    """Return what `subject` means: a subject with wildcards, or a kind of this run. Raises `ConfigError`."""
+    named = [channel for channel in CHANNELS if channel.name == subject]
+    if named:
+        subject = ".".join(run if part == "{run}" else pattern for part, pattern in _parts(named[0]))
+    parts = subject.split(".")
+    pairs = [(channel, found) for channel in CHANNELS if (found := narrow(subject, channel.pattern)) is not None]
+    if not pairs or not all(parts) or ">" in parts[:-1]:
+        kinds = ", ".join(channel.name for channel in CHANNELS)
+        raise ConfigError(f"nothing travels on {subject!r}; use a subject such as rl.score.>, or one of {kinds}")
+    filters: dict[str, list[str]] = {}
+    for channel, found in pairs:
+        if channel.stream is not None:
+            filters.setdefault(channel.stream, []).append(found)
+    return Wanted(
+        [channel for channel, _ in pairs], filters, [found for channel, found in pairs if channel.stream is None]
+    )
+
+
+def _parts(channel: Channel) -> list[tuple[str, str]]:
+    return list(zip(channel.address.split("."), channel.pattern.split("."), strict=True))
+
+
+async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
+    async with await connect_run(config, f"{config.run}.tail") as bus, anyio.create_task_group() as tasks:
+        async with anyio.create_task_group() as readers:
+            if _is_pipe(sys.stdout.fileno()):
+                tasks.start_soon(_end_with_reader, readers.cancel_scope)
+            for stream, filters in wanted.filters.items():
+                readers.start_soon(_follow_stream, bus, stream, filters, span, printer)
+            for subject in wanted.subjects if span.follow else ():
+                readers.start_soon(_follow_core, bus, subject, printer)
+        tasks.cancel_scope.cancel()
+
+
+async def _follow_stream(bus: Bus, stream: str, filters: list[str], span: Span, printer: Printer) -> None:
+    usage = await bus.usage(stream)
+    start = usage.last + 1
+    if span.since_start:
+        start = usage.first
+    elif span.last is not None:
+        start = await first_of_last(bus, stream, filters, span.last)
+    async with bus.read(stream, filters, start=start, follow=span.follow) as messages:
+        async for message in messages:
+            printer.show(message)
+
+
+async def _follow_core(bus: Bus, subject: str, printer: Printer) -> None:
+    async with bus.listen(subject) as messages:
+        async for message in messages:
+            printer.show(message)
+
+
+async def first_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
+    """Return the sequence of the `count`-th last message on `filters`, or the stream's first where there are fewer.
+
+    Looks back in steps that grow eightfold, so that a long stream is not read from its start for its last messages.
+    """
+    usage = await bus.usage(stream)
+    reach = 8 * count
+    while True:
+        start = max(usage.first, usage.last - reach + 1)
+        seqs: list[int] = []
+        async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                seqs.append(message.seq)  # noqa: PERF401  # an async comprehension would hide the reader's context
+        if len(seqs) >= count:
+            return seqs[-count]
+        if start == usage.first:
+            return start
+        reach *= 8
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+async def _end_with_reader(scope: anyio.CancelScope) -> None:
+    """Cancel once nobody reads standard output any more, even if no further event comes that would tell."""
+    await anyio.wait_readable(sys.stdout.fileno())  # the writing end of a pipe becomes "readable" by an error alone
+    scope.cancel()

@@ -1,0 +1,52 @@
+"""`lachesis up`: the supervisor in the foreground, and what it started, in plain lines."""
+
+import logging
+import signal
+import sys
+
+import anyio
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.cli.options import Options
+from lachesis.services.supervisor import Supervisor
+
+__all__ = ["run_up", "stop_on_signals"]
+
+log = logging.getLogger("lachesis")
+
+
+def run_up(options: Options) -> None:
+    """Run until told to stop or until the run is finished. Raises `StartupError`."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config = options.config()
+    anyio.run(_up, config, options.arguments())
+
+
+async def _up(config: RunConfig, arguments: list[str]) -> None:
+    supervisor = Supervisor(config, arguments)
+    print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop_on_signals, supervisor)
+        for row in supervisor.running:
+            tasks.start_soon(_announce, supervisor, row.planned.name)
+        await supervisor.run()
+        tasks.cancel_scope.cancel()
+
+
+async def _announce(supervisor: Supervisor, name: str) -> None:
+    row = next(row for row in supervisor.running if row.planned.name == name)
+    await row.ready.wait()
+    pid = row.process.pid if row.process else "?"
+    print(f"ready: {name}, pid {pid}, log {supervisor.logs / name}.log", flush=True)
+
+
+async def stop_on_signals(supervisor: Supervisor) -> None:
+    """Stop in order at the first SIGINT or SIGTERM, at once at the second."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for number in signals:
+            log.info("%s: stopping; once more to stop without draining", signal.Signals(number).name)
+            supervisor.stop()
+            break
+        async for number in signals:
+            log.warning("%s: killing every process", signal.Signals(number).name)
+            supervisor.kill()
