@@ -26,8 +26,6 @@ from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["JoinState", "Joiner", "Member"]
 
-_DECISIVE_STAGES = frozenset({"scorer", "normalizer", "batcher"})
-"""Whose dead letter ends a rollout: those a batch cannot do without. Anybody else's concerns that stage alone."""
 _TEACHER_STAGE = "teacher"
 _LONGEST_REASON = 500
 
@@ -75,6 +73,7 @@ class Joiner:
         self._early = EarlyAnnotations()
         self._deadlines: list[tuple[int, int, str]] = []
         self._outcomes: deque[Member] = deque()
+        self._batch = 0
         self.frontier = self._recorded.watermark
         self.ready: dict[int, GroupRef] = {}
 
@@ -123,7 +122,7 @@ class Joiner:
             self._settle(member, "oversized", reason)
         elif config.token_budget is not None and plan.tokens > config.token_budget:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
-        else:
+        elif not self._judge(member):
             for seconds, what in ((config.score_deadline_s, "score"), (self._teacher_deadline(), "teacher")):
                 if seconds is not None:
                     heapq.heappush(self._deadlines, (member.stored_ns + int(seconds * 1e9), member.seq, what))
@@ -146,11 +145,11 @@ class Joiner:
 
     def dead(self, event_seq: int, stored_ns: int, letter: DeadLetter) -> bool:
         """Take in a dead letter, as `reward`. It names a message, not a group: a duplicate's does not end the first."""
-        if letter.stream != ROLLOUTS or letter.stage not in _DECISIVE_STAGES | {_TEACHER_STAGE}:
-            self._event = max(self._event, event_seq)
-            return True
         item: Annotation = letter
-        if letter.stage == _TEACHER_STAGE:
+        if not letter.ends_rollout:
+            if letter.stream != ROLLOUTS or letter.stage != _TEACHER_STAGE:
+                self._event = max(self._event, event_seq)
+                return True
             item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
         early = Early(event_seq, stored_ns, letter.seq, item)
         return self._annotate(self._open.get(letter.seq), str(letter.seq), early)
@@ -253,12 +252,20 @@ class Joiner:
         return unscored
 
     def judge(self, batch: int) -> None:
-        """Settle every group too old for batch number `batch`, which is trained into optimizer step `batch` + 1."""
-        most = self._config.max_staleness
+        """Settle every group too old for `batch`, the next one, which is trained into optimizer step `batch` + 1."""
+        self._batch = batch
         for member in self._open.values():
-            if member.outcome is None and member.plan is not None and batch - member.plan.policy_step > most:
-                staleness = batch - member.plan.policy_step
-                self._settle(member, "stale", f"{staleness} steps old in batch {batch}, where {most} are allowed")
+            if member.outcome is None:
+                self._judge(member)
+
+    def _judge(self, member: Member) -> bool:
+        """Settle the rollout if it is too old; staleness only grows, so it need not be scored first."""
+        most = self._config.max_staleness
+        if member.plan is None or self._batch - member.plan.policy_step <= most:
+            return False
+        staleness = self._batch - member.plan.policy_step
+        self._settle(member, "stale", f"{staleness} steps old in batch {self._batch}, where {most} are allowed")
+        return True
 
     def _settle(self, member: Member, kind: OutcomeKind, reason: str | None) -> None:
         plan = member.plan

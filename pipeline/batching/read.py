@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Position
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
@@ -24,26 +24,38 @@ async def follow_ledger(
     Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
     """
     subject = subjects.ledger(run, trainer)
-    last = await bus.last(subjects.LEDGER, subject)
-    newest = decode(LedgerEntry, last.data).index if last else -1
-    if newest < position.entries - 1:
-        raise LedgerError(
-            f"ledger of run {run}, trainer {trainer} ends at entry {newest}, before {position.entries - 1}, which was "
-            "read already: the broker lost history it had acknowledged; restore its store, or start a new run"
-        )
-    at = Position()
-    skip = position.entries
-    async with bus.read(subjects.LEDGER, [subject], follow=follow) as entries:
+    seq = await _find(bus, subject, position) if position.entries else 0
+    async with bus.read(subjects.LEDGER, [subject], start=seq + 1, follow=follow) as entries:
         async for message in entries:
             entry = decode(LedgerEntry, message.data)
-            at = at.after(entry)
-            if entry.index == skip - 1 and at != position:
+            position = position.after(entry)
+            yield entry
+
+
+async def _find(bus: Bus, subject: str, position: Position) -> int:
+    """Return the sequence in LEDGER of the last entry that `position` knows, walking back from the newest."""
+    message = await bus.last(subjects.LEDGER, subject)
+    while message is not None:
+        entry = decode(LedgerEntry, message.data)
+        if entry.index < position.entries:
+            if Position(entry.index + 1, entry.digest()) == position:
+                return message.seq
+            if entry.index == position.entries - 1:
                 raise LedgerError(
-                    f"ledger of run {run}, trainer {trainer}: entry {entry.index} is {at.digest[:12]}, not "
-                    f"{position.digest[:12]} as when it was read; its history was replaced"
+                    f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it was "
+                    "read; the broker's history was replaced: restore its store, or start a new run"
                 )
-            if entry.index >= skip:
-                yield entry
+            break
+        previous = message.headers.get(PREVIOUS_HEADER, "")
+        if not previous.isdecimal():
+            raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
+        message = await bus.get(subjects.LEDGER, int(previous)) if int(previous) else None
+    newest = await bus.last(subjects.LEDGER, subject)
+    held = decode(LedgerEntry, newest.data).index + 1 if newest else 0
+    raise LedgerError(
+        f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history it had "
+        "acknowledged; restore its store, or start a new run"
+    )
 
 
 async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:

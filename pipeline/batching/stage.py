@@ -1,0 +1,318 @@
+"""The batcher: memberships and annotations in, ledger entries out. The single writer of one trainer's ledger.
+
+What goes in: headers of ROLLOUTS, and rewards, teacher pointers and dead letters of the run's revision from EVENTS.
+What comes out: one fenced message for each entry. An entry leaves at once when a batch is ready; other outcomes share
+one as soon as nothing more is waiting to be read, or when they have become many. Nothing is kept outside the ledger: a
+start reads its last entry and the streams from where that says.
+"""
+
+import time
+from collections.abc import Sequence
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.join import Joiner, Member
+from lachesis.pipeline.batching.select import select
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import DataError, SchemaError
+from lachesis.schemas.ledger import GroupRef, LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+__all__ = ["run_batcher"]
+
+_BURST = 256
+"""Messages taken in between two looks for a batch."""
+_OUTCOMES = 512
+"""Outcomes besides a batch in one entry."""
+_LARGEST = 4 << 20
+"""Bytes of an entry beyond which it leaves its stamps out, which serve traces alone."""
+_LETTERS = 1024
+"""Dead letters waiting to be stored."""
+
+
+async def run_batcher(service: Service, config: RunConfig) -> None:
+    """Write the ledger of the run's trainer until the service drains. Raises `FencedError` when another one does."""
+    batcher = await _Batcher.open(service, config)
+    letters_out, letters = anyio.create_memory_object_stream[DeadLetter](_LETTERS)
+    async with letters_out, anyio.create_task_group() as tasks:
+        batcher.letters = letters_out
+        tasks.start_soon(_publish_letters, service, letters)
+        async with open_bursts(service, batcher.sources(), most=_BURST) as bursts:
+            tasks.start_soon(batcher.watch_deadlines)
+            tasks.start_soon(batcher.watch_governor)
+            service.recovered()
+            async for burst in bursts:
+                await batcher.take(burst)
+        tasks.cancel_scope.cancel()
+
+
+async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[DeadLetter]) -> None:
+    """Store dead letters beside everything else: a full EVENTS must not hold up the outcomes that free it."""
+    async with letters:
+        async for letter in letters:
+            async for attempt in service.retrying("publish a dead letter"):
+                with attempt:
+                    await publish_dead_letter(service, letter)
+            service.health.dead += 1
+            service.recovered()
+
+
+class _Batcher:
+    """The joiner and the chain, fed and written. `seq` is where the newest entry is stored."""
+
+    def __init__(self, service: Service, config: BatchingConfig, trainer: str, last: Stored | None) -> None:
+        entry = decode(LedgerEntry, last.data) if last else None
+        self.service = service
+        self.config = config
+        self.subject = subjects.ledger(service.run, trainer)
+        self.chain = Chain(service.run, trainer, service.instance, entry)
+        self.joiner = Joiner(config, entry)
+        self.joiner.judge(self.chain.next_batch)
+        self.seq = last.seq if last else 0
+        self.letters: anyio.abc.ObjectSendStream[DeadLetter]
+        self._events_from = max(1, entry.events_cursor if entry else 1)
+        self._lock = anyio.Lock()
+        self._earlier_deadline = anyio.Event()
+        self._blocked: tuple[int, int] | None = None
+
+    @classmethod
+    async def open(cls, service: Service, config: RunConfig) -> "_Batcher":
+        """Return the writer as its predecessor's last entry describes it."""
+        trainer = config.training.name
+        async for attempt in service.retrying("read the ledger"):
+            with attempt:
+                last = await service.bus.last(subjects.LEDGER, subjects.ledger(service.run, trainer))
+        return cls(service, config.batching, trainer, last)
+
+    def sources(self) -> list[Source]:
+        run, revision = self.service.run, self.service.revision
+        kinds = ["reward", "dead"] if self.config.teacher == "off" else ["reward", "dead", "teacher"]
+        return [
+            Source(subjects.ROLLOUTS, [subjects.rollout(run)], self.joiner.frontier + 1, headers_only=True),
+            Source(
+                subjects.EVENTS,
+                [subjects.event(kind, run, revision) for kind in kinds],  # type: ignore[arg-type]
+                self._events_from,
+            ),
+        ]
+
+    # what comes in
+
+    async def take(self, burst: Sequence[Stored]) -> None:
+        """Take a burst in and write what follows from it."""
+        async with self._lock:
+            before = self.joiner.next_deadline_ns()
+            for message in burst:
+                await self._take(message)
+            drained = len(burst) < _BURST
+            if drained and self.joiner.waiting_for_members:
+                await self._see_all_members()
+            await self._write(drained=drained)
+            if self.joiner.next_deadline_ns() != before:
+                self._earlier_deadline.set()
+
+    async def _take(self, message: Stored) -> None:
+        if message.stream == subjects.ROLLOUTS:
+            self._take_member(message)
+            return
+        try:
+            items = _annotations(message)
+        except DataError as error:
+            await self.letters.send(dead_letter(self.service, message, "data", error))
+            return
+        for item in items:
+            if not self._offer(message, item):
+                await self._see_all_members()
+                self._offer(message, item)
+
+    def _take_member(self, message: Stored) -> None:
+        env = message.subject.rsplit(".", 1)[-1]
+        try:
+            plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+        except SchemaError as error:
+            self.joiner.unreadable(message.seq, env, str(error))
+        else:
+            self.joiner.member(message.seq, env, plan, message.time_ns)
+
+    def _offer(self, message: Stored, item: GroupReward | TeacherPointer | DeadLetter) -> bool:
+        match item:
+            case GroupReward():
+                return self.joiner.reward(message.seq, message.time_ns, item)
+            case TeacherPointer():
+                return self.joiner.teacher(message.seq, message.time_ns, item)
+        return self.joiner.dead(message.seq, message.time_ns, item)
+
+    async def _see_all_members(self) -> None:
+        """Read ROLLOUTS to its end: annotations are waiting for rollouts that the reader has not brought yet."""
+        async for attempt in self.service.retrying("read ROLLOUTS"):
+            with attempt:
+                async with self.service.bus.read(
+                    subjects.ROLLOUTS,
+                    [subjects.rollout(self.service.run)],
+                    start=self.joiner.frontier + 1,
+                    headers_only=True,
+                    follow=False,
+                ) as members:
+                    async for message in members:
+                        self._take_member(message)
+        self.joiner.all_seen()
+
+    async def watch_deadlines(self) -> None:
+        """Let deadlines pass when they are due."""
+        while True:
+            self._earlier_deadline = anyio.Event()
+            due_ns = self.joiner.next_deadline_ns()
+            with anyio.move_on_after(None if due_ns is None else max(0.0, (due_ns - time.time_ns()) / 1e9)):
+                await self._earlier_deadline.wait()
+                continue
+            async with self._lock:
+                for member in self.joiner.expire(time.time_ns()):
+                    await self.letters.send(self._unscored(member))
+                await self._write(drained=True)
+
+    def _unscored(self, member: Member) -> DeadLetter:
+        group = member.plan.group if member.plan else None
+        return DeadLetter(
+            run=self.service.run,
+            env=member.env,
+            revision=self.service.revision,
+            stage=self.service.name,
+            kind="deadline",
+            stream=subjects.ROLLOUTS,
+            seq=member.seq,
+            group=group,
+            reason=f"no reward {self.config.score_deadline_s} s after it was stored",
+            place=f"{self.service.name} {self.service.instance}",
+            time_ns=time.time_ns(),
+            trace_id=group,
+        )
+
+    async def watch_governor(self) -> None:
+        """Learn when nothing more can be admitted before a batch is formed."""
+        async with self.service.bus.listen(subjects.heartbeat(self.service.run, "governor")) as beats:
+            async for message in beats:
+                try:
+                    figures = decode(Heartbeat, message.data).metrics
+                except SchemaError:
+                    continue  # it says nothing; the next one follows in a second
+                blocked = figures.get("flow/blocked") == 1.0
+                seen = int(figures.get("flow/last_rollout", -1)), int(figures.get("flow/last_entry", -1))
+                async with self._lock:
+                    self._blocked = seen if blocked else None
+                    if blocked:
+                        await self._write(drained=True)
+
+    # what goes out
+
+    async def _write(self, *, drained: bool) -> None:
+        while True:
+            groups = self._choose(incomplete=False) or (self._choose(incomplete=True) if self._is_stuck() else None)
+            if groups is None:
+                break
+            await self._append(groups)
+        while self.joiner.unrecorded_outcomes and (drained or self.joiner.unrecorded_outcomes >= _OUTCOMES):
+            await self._append([])
+        self._measure()
+
+    def _choose(self, *, incomplete: bool) -> list[GroupRef] | None:
+        config = self.config
+        return select(
+            list(self.joiner.ready.values()),
+            config.batch_size,
+            token_budget=config.token_budget,
+            mix=config.mix,
+            incomplete=incomplete,
+        )
+
+    def _is_stuck(self) -> bool:
+        """Whether no batch can ever fill: the governor knows all we know, can admit nothing, and nothing runs."""
+        joiner = self.joiner
+        known = (joiner.frontier, self.chain.position.entries - 1)
+        return self._blocked == known and not joiner.undecided and not joiner.unrecorded_outcomes
+
+    async def _append(self, groups: Sequence[GroupRef]) -> None:
+        """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
+        start_ns = time.time_ns()
+        batch = make_batch(self.chain.next_batch, groups, self.config.batch_size) if groups else None
+        settled = self.joiner.take_outcomes(_OUTCOMES)
+        batched = self.joiner.record(ref.seq for ref in groups)
+        stamps = {
+            member.plan.group: [*member.stamps, self._stamp(member, start_ns)]
+            for member in (*batched, *settled)
+            if member.plan
+        }
+        entry = self.chain.extend(
+            self.joiner.state(),
+            batch=batch,
+            outcomes=[member.outcome for member in settled if member.outcome],
+            stamps=stamps,
+            written_ns=time.time_ns(),
+        )
+        await self._store(entry)
+        if batch is not None:
+            self.joiner.judge(self.chain.next_batch)
+            self._measure_batch(batch.number, batch.groups)
+
+    async def _store(self, entry: LedgerEntry) -> None:
+        data = encode(entry)
+        if len(data) > _LARGEST:
+            data = encode(entry.replace(stamps={}))
+        async for attempt in self.service.retrying("write the ledger"):
+            with attempt:
+                self.seq = await self.service.bus.commit(
+                    self.subject,
+                    data,
+                    expected=self.seq,
+                    msg_id=f"{self.subject}.{entry.term}.{entry.index}",
+                    headers={PREVIOUS_HEADER: str(self.seq)},
+                )
+        self.service.health.emitted += 1
+        self.service.recovered()
+
+    # figures
+
+    def _stamp(self, member: Member, start_ns: int) -> Stamp:
+        stored_ns = member.annotated_ns or member.stored_ns or start_ns
+        stamp = Stamp(self.service.name, stored_ns, start_ns, time.time_ns())
+        self.service.health.done(stamp)
+        return stamp
+
+    def _measure(self) -> None:
+        totals = self.chain.totals
+        batched = totals.get("batched_sequences", 0)
+        figures = {
+            "batching/batches": self.chain.next_batch,
+            "batching/open_sequences": self.joiner.open_sequences,
+            "batching/ready_groups": len(self.joiner.ready),
+            "batching/oversampling": totals.get("sequences", 0) / batched if batched else None,
+        }
+        self.service.health.lag = self.joiner.undecided
+        self.service.health.metrics.update({name: value for name, value in figures.items() if value is not None})
+
+    def _measure_batch(self, number: int, groups: Sequence[GroupRef]) -> None:
+        staleness = [number - ref.policy_step for ref in groups]
+        self.service.health.metrics |= {
+            "staleness/mean": sum(staleness) / len(staleness),
+            "staleness/max": max(staleness),
+        }
+
+
+def _annotations(message: Stored) -> Sequence[GroupReward | TeacherPointer | DeadLetter]:
+    """Return what an EVENTS message says of rollouts. Raises `SchemaError`."""
+    match message.subject.split(".")[1]:
+        case "reward":
+            return decode(RewardEvent, message.data).groups
+        case "teacher":
+            return decode(TeacherEvent, message.data).groups
+    return [decode(DeadLetter, message.data)]
