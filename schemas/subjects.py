@@ -60,6 +60,7 @@ BUCKETS: Final = {
     "policy": "lachesis_policy",
     "curriculum": "lachesis_curriculum",
     "attempts": "lachesis_attempts",
+    "inference": "lachesis_inference",
 }
 """Key-value buckets by what they hold."""
 

@@ -24,7 +24,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.services.supervisor import plan
 
-__all__ = ["Quantiles", "ServiceStatus", "Snapshot", "StreamStatus", "merge", "take"]
+__all__ = ["Quantiles", "ServiceStatus", "Snapshot", "StreamStatus", "merge", "server_version", "take"]
 
 _WORST_FIRST = ("waiting", "backpressure", "draining", "starting", "ok")
 
@@ -51,19 +51,19 @@ class Quantiles(msgspec.Struct, frozen=True):
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One service, its replicas taken together: counts added up, `lag` the largest reported, `state` the worst.
 
-    `state` is `silent` when the run should have the service and no heartbeat came.
+    `state` is `silent` when the run should have the service and no heartbeat came; then nothing else is known.
     """
 
     service: str
     state: str
     instances: list[str] = []
     pids: list[int] = []
-    handled: int = 0
-    emitted: int = 0
-    redelivered: int = 0
-    retried: int = 0
-    dead: int = 0
-    in_flight: int = 0
+    handled: int | None = None
+    emitted: int | None = None
+    redelivered: int | None = None
+    retried: int | None = None
+    dead: int | None = None
+    in_flight: int | None = None
     lag: int | None = None
     wait: Quantiles = Quantiles(None, None)
     process: Quantiles = Quantiles(None, None)
@@ -126,13 +126,19 @@ async def take(bus: NatsBus, config: RunConfig, *, listen_s: float) -> Snapshot:
     return Snapshot(
         run=config.run,
         server=without_secrets(url.geturl()) if url else "",
-        server_version=str(bus.client.connected_server_version),
+        server_version=server_version(bus),
         streams=[_stream(stream) for stream in streams],
         services=merge(list(beats.values()), planned),
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
         trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
     )
+
+
+def server_version(bus: NatsBus) -> str:
+    """Return the version of the server that the bus is connected to."""
+    version = bus.client.connected_server_version
+    return f"{version.major}.{version.minor}.{version.patch}"
 
 
 def merge(beats: Sequence[Heartbeat], planned: set[str]) -> list[ServiceStatus]:

@@ -40,7 +40,7 @@ def _print(snapshot: Snapshot) -> None:
         (
             row.service,
             Text(row.state, style=_STYLES.get(row.state, "")),
-            len(row.instances),
+            len(row.instances) or None,
             row.lag,
             row.in_flight,
             row.handled,

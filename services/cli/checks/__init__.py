@@ -1,0 +1,1 @@
+"""The checks of `lachesis doctor`, one module per subject; each returns findings and changes nothing."""

