@@ -1,0 +1,148 @@
+"""The demo's model: character tokenizer, random weights, and a supervised warm start that leaves much to be learned.
+
+In: the run's configuration. Out: `Prepared`, with a folder that the run loads its model from. Guarantees that no prompt
+of the held-out set is among those of the warm start or of training, whatever was cached; that a cached model is one
+that the very same inputs made (data, settings, seed, code, library versions); and that `cached` says which it was.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.training.config import WarmStartConfig
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Prepared", "cache_folder", "cache_key", "check_disjoint", "prepare"]
+
+WARM_START_PAIRS = 3000
+_CODE = ("config.py", "model.py", "tokenizer.py", "warmstart.py")
+"""Modules of lachesis.pipeline.training that decide what the warm start makes."""
+_LIBRARIES = ("reasoning-gym", "tokenizers", "torch", "transformers")
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A model ready to be trained. `difficulties` has the declared difficulty of each task of the environment."""
+
+    folder: str
+    cached: bool
+    key: str | None
+    seconds: float
+    difficulties: list[float | None]
+
+
+def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
+    """Make the model, or find it in `cache`, and put a copy into the run's folder. Imports torch only to make one.
+
+    Raises ConfigError when the environments are not of reasoning-gym.
+    """
+    started = time.monotonic()
+    train, held_out, warm = _pools(config)
+    check_disjoint(train=train.prompt_hashes(), held_out=held_out.prompt_hashes(), warm_start=warm.prompt_hashes())
+    difficulties = [train.task(index).difficulty for index in range(len(train))]
+    folder = config.path / "model"
+    key, cached = None, False
+    if config.model is None:
+        pairs = list(warm.pairs())
+        settings = WarmStartConfig(seed=config.seed)
+        threads = config.training.threads
+        key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions())
+        made = cache / key
+        cached = made.is_dir() and not fresh
+        if not cached:
+            _make(made, pairs, settings, threads)
+        shutil.copytree(made, folder, dirs_exist_ok=True)
+    return Prepared(
+        folder=config.model or str(folder),
+        cached=cached,
+        key=key,
+        seconds=time.monotonic() - started,
+        difficulties=difficulties,
+    )
+
+
+def check_disjoint(**splits: frozenset[str]) -> None:
+    """Raise `AssertionError` if two sets of prompt hashes share one, which would make the gate worthless."""
+    names = list(splits)
+    for i, first in enumerate(names):
+        for second in names[i + 1 :]:
+            common = splits[first] & splits[second]
+            if common:
+                raise AssertionError(f"{first} and {second} share {len(common)} prompts")
+
+
+def cache_key(
+    pairs: Iterable[tuple[str, str]],
+    settings: WarmStartConfig,
+    *,
+    threads: int,
+    code: Mapping[str, bytes],
+    versions: Mapping[str, str],
+) -> str:
+    """Return the SHA-256 (hex, 24 digits) of everything that the warm start is a function of."""
+    inputs = [list(pairs), settings, threads, {name: hashlib.sha256(text).hexdigest() for name, text in code.items()}]
+    return hashlib.sha256(msgspec.json.encode([*inputs, dict(versions)], order="sorted")).hexdigest()[:24]
+
+
+def cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
+    """Return where prepared models are kept: the user's cache, or `fallback` where there is none to write to."""
+    home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
+    if home:
+        folder = Path(home) / "lachesis" / "demo"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return fallback
+        if os.access(folder, os.W_OK):
+            return folder
+    return fallback
+
+
+def _pools(config: RunConfig) -> tuple[ReasoningGym, ReasoningGym, ReasoningGym]:
+    """Return the tasks of training, of evaluation and of the warm start."""
+    (train,), (held_out,) = config.environments.values(), config.evaluation.values()
+    if {train.kind, held_out.kind} != {"reasoning_gym"}:
+        raise ConfigError("the demo's tasks are those of reasoning_gym; use `lachesis up` for runs of your own")
+    warm: dict[str, Any] = {**train.params, "split": "warm_start", "size": WARM_START_PAIRS}
+    return ReasoningGym(**train.params), ReasoningGym(**held_out.params), ReasoningGym(**warm)
+
+
+def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int) -> None:
+    """Train the model in a folder beside `target` and move it there, so that a half-made one is never found."""
+    import torch
+
+    from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+    from lachesis.pipeline.training.tokenizer import common_beginning
+    from lachesis.pipeline.training.warmstart import warm_start
+
+    torch.set_num_threads(threads)
+    policy = build_tiny_policy(settings.seed, phrases=[common_beginning(question for question, _ in pairs)])
+    warm_start(policy, pairs, settings)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
+    save_policy(policy, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    try:
+        partial.rename(target)
+    except OSError:  # another demo was quicker, and made the same
+        shutil.rmtree(partial)
+        if not target.is_dir():
+            raise
+
+
+def _code() -> dict[str, bytes]:
+    folder = Path(__file__).parents[2] / "pipeline" / "training"
+    return {name: (folder / name).read_bytes() for name in _CODE}
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
