@@ -212,6 +212,18 @@ async def test_an_environment_cannot_swallow_an_infrastructure_failure() -> None
         await group_of(Swallows(), Flaky(set(range(2, 100)), InfrastructureError("refused")))
 
 
+async def test_an_environment_cannot_disguise_an_infrastructure_failure() -> None:
+    class Disguises(Ask):
+        async def rollout(self, task: Task, session: Session) -> None:
+            try:
+                await session.generate()
+            except InfrastructureError as error:
+                raise ValueError("something else") from error
+
+    with pytest.raises(InfrastructureError, match="refused"):
+        await group_of(Disguises(), Flaky(set(range(100)), InfrastructureError("refused")))
+
+
 async def test_a_slow_server_is_an_infrastructure_failure() -> None:
     class Hangs(FakeInference):
         async def tokenize(self, messages: object, *, add_generation_prompt: bool = True) -> list[int]:
@@ -242,6 +254,15 @@ async def test_a_bug_leaves_its_sample_out_and_on_record() -> None:
     assert failed["error"].startswith("ZeroDivisionError: ")
     assert "test_collect.py" in failed["error"]
     assert decode(RolloutGroup, encode(group)) == group
+
+
+async def test_a_single_sample_left_is_no_group() -> None:
+    class Buggy(Ask):
+        def reward(self, task: Task, session: Session) -> float:
+            return 1 / (session.sample == 2)
+
+    with pytest.raises(EnvironmentCodeError, match="failed on 2 of 3 samples"):
+        await group_of(Buggy(), FakeInference(lambda *_: "x"), n=3)
 
 
 async def test_bugs_in_all_samples_raise() -> None:
@@ -324,6 +345,20 @@ async def test_a_loop_without_end_is_stopped_by_the_turn_limit() -> None:
 
     group = await group_of(Endless(), FakeInference(lambda *_: "x"))
     assert learned(group, 0)[1::2] == ["x<end>"] * 3
+
+
+async def test_a_loop_without_end_is_stopped_by_a_cut_turn() -> None:
+    class Endless(Ask):
+        async def rollout(self, task: Task, session: Session) -> None:
+            while True:
+                await session.generate()
+                session.add("go on")
+
+    replies = ["a", "much too long", "b"]
+    group = await group_of(
+        Endless(), FakeInference(lambda _, call: replies[call]), n=1, sampling=SamplingParams(max_tokens=4)
+    )
+    assert learned(group, 0)[1::2] == ["a<end>", "much"]
 
 
 class Slow(Ask):
@@ -430,6 +465,8 @@ async def test_an_aborted_sample_keeps_to_its_token_limit() -> None:
     group = await group_of(Ask(), Aborting("abcdefgh"), n=2, sampling=SamplingParams(max_tokens=4))
     assert learned(group, 1)[1] == "abcd"
     assert group.sequences.finish_reasons == ["length", "length"]
+    group = await group_of(Ask(), Aborting("abcdefgh", per_request=3), n=1, sampling=SamplingParams(max_tokens=4))
+    assert learned(group, 0)[1] == "abcd"
 
 
 async def test_a_server_that_only_aborts_is_an_infrastructure_failure() -> None:

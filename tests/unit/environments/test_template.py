@@ -92,6 +92,16 @@ async def test_a_turn_that_ended_on_another_token_is_closed_by_the_template() ->
     assert tokenizer.decode(suffix).startswith("<|im_end|>\n<|im_start|>tool\n1")
 
 
+async def test_a_template_that_insists_on_the_first_message_is_served() -> None:
+    strict = byte_pair_tokenizer(
+        "{% if messages[0]['role'] != 'user' %}{{ raise_exception('the user must begin') }}{% endif %}" + CHATML
+    )
+    suffix = await render_turn(
+        through(strict), [Message(role="user", content="?")], [Message(role="tool", content="1")], strict.eos_token_id
+    )
+    assert strict.decode(suffix) == "\n<|im_start|>tool\n1<|im_end|>\n<|im_start|>assistant\n"
+
+
 async def test_a_template_that_drops_earlier_answers_is_refused() -> None:
     dropping = byte_pair_tokenizer(CHATML.replace("for message in messages", "for message in messages[-1:]"))
     with pytest.raises(ConfigError, match="renders two different assistant messages alike"):
