@@ -42,8 +42,8 @@ async def _find(bus: Bus, subject: str, position: Position) -> int:
                 return message.seq
             if entry.index == position.entries - 1:
                 raise LedgerError(
-                    f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it was "
-                    "read; the broker's history was replaced: restore its store, or start a new run"
+                    f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it "
+                    "was read; the broker's history was replaced: restore its store, or start a new run"
                 )
             break
         previous = message.headers.get(PREVIOUS_HEADER, "")
@@ -53,8 +53,8 @@ async def _find(bus: Bus, subject: str, position: Position) -> int:
     newest = await bus.last(subjects.LEDGER, subject)
     held = decode(LedgerEntry, newest.data).index + 1 if newest else 0
     raise LedgerError(
-        f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history it had "
-        "acknowledged; restore its store, or start a new run"
+        f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history it "
+        "had acknowledged; restore its store, or start a new run"
     )
 
 

@@ -1,0 +1,329 @@
+"""The batcher on the bus, in memory and on a real server: exact batches, one outcome each, restarts, fencing."""
+
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent, TeacherLogprobs, Verdict
+from lachesis.schemas.codec import encode
+from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.errors import DataError, FencedError, LedgerError
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.rollout import RolloutGroup, Sequences, VersionSpan
+
+RUN, ENV = "r", "words"
+
+
+def make_config(**batching: Any) -> RunConfig:
+    return RunConfig(run=RUN, batching=BatchingConfig(**{"batch_size": 8, "max_staleness": 50, **batching}))
+
+
+class World:
+    """An environment and a normalizer, as far as the batcher sees them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.counter = 0
+        self.rewards = 0
+
+    async def rollout(self, sequences: int = 4, step: int = 0) -> tuple[int, RolloutGroup]:
+        offsets = list(range(0, 2 * sequences + 1, 2))
+        group = RolloutGroup(
+            id=new_group_id(),
+            run=RUN,
+            env=ENV,
+            item="i",
+            producer="p",
+            epoch=1,
+            counter=self.counter,
+            policy_versions=[f"{step}-a-b"],
+            sequences=Sequences(
+                offsets=as_bytes(offsets, "int32"),
+                tokens=as_bytes([1] * 2 * sequences, "int32"),
+                loss_mask=pack_mask([False, True] * sequences),
+                logprobs=as_bytes([0.0, -1.0] * sequences, "float32"),
+                finish_reasons=["stop"] * sequences,
+                version_spans=[VersionSpan(i, 0, 0) for i in range(sequences)],
+            ),
+            tokenizer_hash="h",
+            started_ns=1,
+        )
+        self.counter += 1
+        return await self.publish(group, f"rollout.{group.id}"), group
+
+    async def publish(self, group: RolloutGroup, msg_id: str) -> int:
+        headers = {PLAN_HEADER: Plan.of(group).pack()}
+        subject = subjects.rollout(RUN, ENV)
+        return (await self.bus.publish_large(subject, encode(group), msg_id=msg_id, headers=headers)).seq
+
+    async def reward(self, *scored: tuple[int, RolloutGroup], verdict: Verdict = "trainable") -> None:
+        items = [
+            GroupReward(
+                group=group.id,
+                seq=seq,
+                item="i",
+                policy_step=0,
+                verdict=verdict,
+                scores=[1.0] * group.sequences.n_samples,
+                rewards=[1.0] * group.sequences.n_samples,
+                advantages=[0.5] * group.sequences.n_samples,
+                snapshot="s",
+                mean=1.0,
+                std=0.0,
+                range=0.0,
+                n_valid=group.sequences.n_samples,
+            )
+            for seq, group in scored
+        ]
+        self.rewards += 1
+        event = RewardEvent(
+            run=RUN,
+            env=ENV,
+            revision="live",
+            advantage="grpo",
+            commit=Commit(term="t", index=self.rewards, cursors={}, delta=b""),
+            groups=items,
+        )
+        subject = subjects.event("reward", RUN, "live", ENV)
+        await self.bus.publish(subject, encode(event), msg_id=f"reward.{self.rewards}")
+
+
+@asynccontextmanager
+async def batcher(bus: Bus, config: RunConfig) -> AsyncIterator[Service]:
+    """Run a batcher; leaving ends it at whatever line it is, as a kill does."""
+    service = Service(bus, "batcher", RUN)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_batcher, service, config)
+        yield service
+        tasks.cancel_scope.cancel()
+
+
+async def read_until(bus: Bus, outcomes: int = 0, batches: int = 0) -> list[LedgerEntry]:
+    """Return the ledger's entries, as soon as they hold so many outcomes (batched ones too) and batches."""
+    entries: list[LedgerEntry] = []
+    with anyio.fail_after(20):
+        async with aclosing(follow_ledger(bus, RUN, "main", Position())) as ledger:
+            async for entry in ledger:
+                entries.append(entry)
+                done = sum(len(e.outcomes) + (len(e.batch.groups) if e.batch else 0) for e in entries)
+                if done >= outcomes and sum(e.batch is not None for e in entries) >= batches:
+                    break
+    return entries
+
+
+def fates(entries: list[LedgerEntry]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for entry in entries:
+        settled = [(outcome.seq, outcome.kind) for outcome in entry.outcomes]
+        settled += [(ref.seq, "batched") for ref in (entry.batch.groups if entry.batch else [])]
+        for seq, kind in settled:
+            assert seq not in found, f"sequence {seq} has two outcomes"
+            found[seq] = kind
+    return found
+
+
+async def test_batches_are_exact_and_their_payloads_come_back(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        groups = [await world.rollout(sequences) for sequences in (3, 3, 5, 5, 16)]
+        await world.reward(*groups)
+        entries = await read_until(bus, outcomes=5)
+    assert fates(entries)[groups[4][0]] == "oversized"
+    batches = [entry.batch for entry in entries if entry.batch]
+    assert [batch.sequences for batch in batches] == [8, 8]
+    assert [batch.number for batch in batches] == [0, 1]
+    assert all(batch.complete for batch in batches)
+    assert [[ref.sequences for ref in batch.groups] for batch in batches] == [[3, 5], [3, 5]]
+    payloads = await fetch_batch(bus, batches[0])
+    assert [group.id for _, group, _ in payloads] == [groups[0][1].id, groups[2][1].id]
+    assert entries[-1].totals == {"batched": 4, "batched_sequences": 16, "oversized": 1, "sequences": 32}
+
+
+async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        groups = [await world.rollout() for _ in range(2)]
+        await world.reward(*groups)
+        batch = (await read_until(bus, batches=1))[-1].batch
+    assert batch
+    ref = batch.groups[0]
+    teacher = TeacherLogprobs(
+        run=RUN,
+        env=ENV,
+        group=ref.group,
+        teacher="t",
+        tokenizer_hash="h",
+        temperature=1.0,
+        logprobs=as_bytes([0.0] * 3, "float32"),
+    )
+    stored = await bus.publish(subjects.logprobs(RUN, "live", ENV), encode(teacher), msg_id="t")
+    for change in ({"seq": batch.groups[1].seq}, {"seq": 10_000}, {"teacher": stored.seq}, {"teacher": 99}):
+        kept = {name: getattr(ref, name) for name in ref.__struct_fields__}
+        wrong = type(ref)(**{**kept, **change})
+        bad = type(batch)(
+            number=batch.number, groups=[wrong, *batch.groups[1:]], sequences=batch.sequences, tokens=batch.tokens
+        )
+        with pytest.raises(DataError):
+            await fetch_batch(bus, bad)
+
+
+async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> None:
+    world, rng = World(bus), random.Random(5)
+    config = make_config(max_staleness=3)
+    published: list[tuple[int, RolloutGroup]] = []
+    again: list[int] = []
+    repeats: list[int] = []
+
+    async def produce() -> None:
+        for n in range(120):
+            published.append(await world.rollout(rng.choice([3, 4, 5]), step=n // 12))
+            if n % 10 == 9:
+                repeats.append(await world.publish(rng.choice(published)[1], f"again.{n}"))
+            if n % 5 == 4:
+                verdict: Verdict = "zero_variance" if n % 20 == 4 else "trainable"
+                again.append(n)
+                await world.reward(*rng.sample(published[-5:], 5), verdict=verdict)
+            await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(produce)
+        for _ in range(12):
+            async with batcher(bus, config):
+                await anyio.sleep(rng.uniform(0.0, 0.06))
+    async with batcher(bus, config):
+        last = await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main"))
+        assert last is not None
+        with anyio.fail_after(20):
+            while True:
+                entries = await read_until(bus)
+                found = fates([e async for e in follow_ledger(bus, RUN, "main", Position(), follow=False)])
+                left = [group for seq, group in published if seq not in found]
+                if sum(len(group.sequences) for group in left) < 8 and all(seq in found for seq in repeats):
+                    break
+                await anyio.sleep(0.02)
+    assert entries
+    assert {found[seq] for seq in repeats} == {"duplicate"}
+    assert set(found) <= {seq for seq, _ in published} | set(repeats)
+    entries = [entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)]
+    batches = [entry.batch for entry in entries if entry.batch]
+    assert [batch.number for batch in batches] == list(range(len(batches)))
+    assert all(batch.sequences == 8 for batch in batches)
+    assert all(batch.number - ref.policy_step <= 3 for batch in batches for ref in batch.groups)
+    assert entries[-1].totals["batched"] == sum(len(batch.groups) for batch in batches)
+
+
+async def test_a_second_batcher_ends_the_first(bus: Bus) -> None:
+    world = World(bus)
+    with pytest.RaisesGroup(FencedError, flatten_subgroups=True):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), make_config())
+            await world.reward(*[await world.rollout() for _ in range(2)])
+            await read_until(bus, batches=1)
+            async with anyio.create_task_group() as later:
+                second = Service(bus, "batcher", RUN)
+                later.start_soon(run_batcher, second, make_config())
+                await world.reward(*[await world.rollout() for _ in range(2)])
+                await read_until(bus, batches=2)
+                await anyio.sleep(5)  # one of the two has been refused by then
+
+
+async def test_what_cannot_be_read_gets_an_outcome_and_a_letter_and_the_rest_goes_on(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        bad = await bus.publish(subjects.rollout(RUN, ENV), b"?", msg_id="bad", headers={PLAN_HEADER: "1 nonsense"})
+        event = await bus.publish(subjects.event("reward", RUN, "live", ENV), b"?", msg_id="bad2")
+        good = [await world.rollout() for _ in range(2)]
+        await world.reward(*good)
+        entries = await read_until(bus, outcomes=3, batches=1)
+        with anyio.fail_after(10):
+            async with bus.read(subjects.EVENTS, [subjects.event("dead", RUN, "live")]) as letters:
+                letter = await anext(aiter(letters))
+    assert fates(entries) == {bad.seq: "dead", good[0][0]: "batched", good[1][0]: "batched"}
+    assert letter.seq > event.seq
+
+
+async def test_an_unscored_rollout_is_given_up_at_its_deadline(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config(score_deadline_s=0.2)):
+        seq, _ = await world.rollout()
+        assert fates(await read_until(bus, outcomes=1)) == {seq: "dead"}
+
+
+async def test_a_smaller_batch_leaves_only_when_the_governor_knows_that_nothing_else_can_come(bus: Bus) -> None:
+    world = World(bus)
+
+    async def beat(last_rollout: int, last_entry: int) -> None:
+        metrics = {"flow/blocked": 1.0, "flow/last_rollout": last_rollout, "flow/last_entry": last_entry}
+        event = Heartbeat(
+            run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageHealth(), metrics=metrics
+        )
+        await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(event))
+
+    async def until_ready(service: Service, groups: int, last_rollout: int) -> None:
+        with anyio.fail_after(10):
+            while service.health.metrics.get("batching/ready_groups") != groups:
+                await beat(last_rollout, -1)
+                await anyio.sleep(0.01)
+
+    async with batcher(bus, make_config()) as service:
+        groups = [await world.rollout(3) for _ in range(2)]
+        await world.reward(*groups)
+        await until_ready(service, 2, groups[0][0])  # the governor knows less than the batcher
+        groups.append(await world.rollout(3))
+        await world.reward(groups[2])
+        await until_ready(service, 3, groups[0][0])
+        assert await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main")) is None
+        await beat(groups[2][0], 0)  # it knows more: an entry that we have not written
+        await anyio.sleep(0.1)
+        assert await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main")) is None
+        await beat(groups[2][0], -1)
+        batch = (await read_until(bus, batches=1))[0].batch
+    assert batch
+    assert (batch.sequences, batch.complete, len(batch.groups)) == (6, False, 2)
+
+
+async def test_reading_goes_on_from_a_position_and_refuses_another_history(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        for n in range(3):
+            await world.reward(*[await world.rollout() for _ in range(2)])
+            await read_until(bus, batches=n + 1)
+    entries = await read_until(bus, batches=3)
+    position = Position()
+    for i, entry in enumerate(entries):
+        position = position.after(entry)
+        rest = [e.index async for e in follow_ledger(bus, RUN, "main", position, follow=False)]
+        assert rest == [e.index for e in entries[i + 1 :]]
+    for wrong in (Position(1, "0" * 64), Position(len(entries) + 1, position.digest)):
+        with pytest.raises(LedgerError):
+            await anext(follow_ledger(bus, RUN, "main", wrong, follow=False))
+    with pytest.raises(LedgerError, match="where 0 follows"):
+        Position().after(entries[1])
+    with pytest.raises(LedgerError, match="rolled back"):
+        Position(1, "f" * 64).after(entries[1])
+
+
+async def test_the_deadline_of_a_batchers_life_before_still_holds(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config(score_deadline_s=0.3)):
+        seq, _ = await world.rollout()
+    begin = time.monotonic()
+    async with batcher(bus, make_config(score_deadline_s=0.3)):
+        assert fates(await read_until(bus, outcomes=1)) == {seq: "dead"}
+    assert time.monotonic() - begin < 10
