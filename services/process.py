@@ -115,8 +115,8 @@ async def _drain_without_supervisor(service: Service) -> None:
         await anyio.wait_readable(sys.stdin)
         while os.read(sys.stdin.fileno(), 4096):
             await anyio.wait_readable(sys.stdin)
-    except ConnectionResetError:
-        pass  # it died with something unread
+    except (ConnectionResetError, PermissionError):
+        pass  # it died with something unread; or this is a file, which nobody holds open
     log.warning("draining: the supervisor is gone")
     service.drain()
 

@@ -36,8 +36,8 @@ async def _up(config: RunConfig, arguments: list[str]) -> None:
 async def _announce(supervisor: Supervisor, name: str) -> None:
     row = next(row for row in supervisor.running if row.planned.name == name)
     await row.ready.wait()
-    pid = row.process.pid if row.process else "?"
-    print(f"ready: {name}, pid {pid}, log {supervisor.logs / name}.log", flush=True)
+    if row.process is not None and not row.stopping:
+        print(f"ready: {name}, pid {row.process.pid}, log {supervisor.logs / name}.log", flush=True)
 
 
 async def stop_on_signals(supervisor: Supervisor) -> None:

@@ -1,0 +1,85 @@
+"""The command line as a whole: help, version, errors and what gets imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lachesis import __version__
+from lachesis.schemas.asyncapi import documents
+
+HEAVY = ("torch", "transformers", "matplotlib", "wandb", "reasoning_gym")
+
+
+def lachesis(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lachesis", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=cwd, check=False)
+
+
+def imported_by(code: str) -> set[str]:
+    program = f"import sys\n{code}\nprint(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    )
+
+
+def test_version() -> None:
+    assert lachesis("--version").stdout == f"lachesis {__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    modules = imported_by("from lachesis.services.cli.app import app")
+    assert "lachesis.services.cli.app" in modules
+    assert modules.isdisjoint({*HEAVY, "numpy", "nats", "anyio", "msgspec", "lachesis.pipeline.config.run"})
+
+
+@pytest.mark.parametrize(
+    "name", ["scorer", "environment", "governor", "batcher", "normalizer", "curriculum", "teacher"]
+)
+def test_a_service_that_does_not_train_imports_nothing_heavy(name: str) -> None:
+    code = f"import lachesis.services.cli.run\nfrom lachesis.services.registry import *\nload_main(find({name!r}))"
+    modules = imported_by(code)
+    assert f"lachesis.services.{name}" in modules
+    assert modules.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["run", "scorr"], "did you mean 'scorer'"),
+        (["status", "--set", "nats.ur=x"], "did you mean 'nats.url'"),
+        (["status", "--config", "none.toml"], "none.toml"),
+        (["run", "scorer"], "no server runs in"),
+        (["status"], "no server runs in"),
+        (["tail", "scores"], "nothing travels on 'scores'"),
+        (["tail", "score", "--last", "1", "--since-start"], "give one of them"),
+        (["schema", "--check"], "there is no folder deploy/schema"),
+    ],
+)
+def test_expected_errors_are_one_line_and_exit_code_2(arguments: list[str], expected: str, tmp_path: Path) -> None:
+    done = lachesis(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done
+    assert expected in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_run_without_a_name_lists_the_services() -> None:
+    done = lachesis("run")
+    assert done.returncode == 0
+    assert "rates rollouts" in done.stdout
+
+
+def test_schema_writes_what_check_accepts_and_notices_every_change(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    assert lachesis("schema", "--out", str(folder)).returncode == 0
+    assert {path.name: path.read_text() for path in folder.iterdir()} == documents()
+    assert lachesis("schema", "--out", str(folder), "--check").returncode == 0
+    (folder / "asyncapi.json").write_text("{}")
+    (folder / "Old.schema.json").write_text("{}")
+    (folder / "ScoreEvent.schema.json").unlink()
+    done = lachesis("schema", "--out", str(folder), "--check")
+    assert done.returncode == 1
+    for text in ("different: ", "asyncapi.json", "left over: ", "Old.schema.json", "missing: ", "ScoreEvent"):
+        assert text in done.stderr

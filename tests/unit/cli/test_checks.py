@@ -1,0 +1,124 @@
+import importlib.metadata
+import socket
+from pathlib import Path
+
+import pytest
+
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.schemas.errors import StartupError
+from lachesis.services.cli.checks import machine, server
+from lachesis.services.cli.checks.finding import Finding
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def test_every_finding_that_is_not_ok_says_how_to_mend_it(tmp_path: Path) -> None:
+    for finding in machine.check_machine(RunConfig(folder=str(tmp_path / "run")), running=False):
+        assert (finding.mend is None) == (finding.level == "OK"), finding
+
+
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = [
+        "numpy>=2.0", "surely-not-installed>=1", "msgspec>=99", "anyio[x]>=4.0",
+        'torch>=2.6; extra == "train"', 'surely-not-there>=1; extra == "wandb"', "lachesis-rl[train]; extra == 'demo'",
+    ]  # fmt: skip
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: required)
+    found = list(machine.packages())
+    assert levels(found) == {"packages": "FAIL", "extra train": "OK", "extra wandb": "WARN"}
+    assert "surely-not-installed is not installed" in found[0].text
+    assert "older than 99" in found[0].text
+    assert "numpy" not in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("version", "minimum", "old"),
+    [("2.13.0+cpu", "2.6", False), ("2.0", "2.0.0", False), ("1.9.9", "1.10", True), ("3rc1", "3", False)],
+)
+def test_versions_compare_by_number(monkeypatch: pytest.MonkeyPatch, version: str, minimum: str, old: bool) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    assert (machine._problem("x", f">={minimum},<9") is not None) is old
+
+
+def test_secrets_that_others_can_read_fail(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    config = RunConfig(folder=str(tmp_path / "run"), nats=ConnectionConfig(token_file=str(token)))
+    for mode, level in ((0o644, "FAIL"), (0o600, "OK")):
+        token.chmod(mode)
+        found = list(machine.files(config))
+        assert levels(found)["secrets"] == level
+        assert "s3cret" not in str(found)
+    token.unlink()
+    assert levels(list(machine.files(config)))["secrets"] == "FAIL"
+
+
+def test_a_folder_in_a_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert levels(list(machine.files(RunConfig(folder=str(tmp_path / "file" / "run")))))["folder"] == "FAIL"
+
+
+def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
+        assert [finding.level for finding in machine.ports(config)] == ["FAIL", "FAIL"]
+    assert [finding.level for finding in machine.ports(config)] == ["OK", "OK"]
+    assert [finding.level for finding in machine.ports(RunConfig())] == ["OK"]
+
+
+def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(folder=str(tmp_path))
+    budget = config.streams.total_bytes()
+    for free, level in ((budget + 1, "OK"), (budget - 1, "WARN"), (1000, "FAIL")):
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free}))
+        assert machine.disk(config).level == level
+
+
+def test_a_missing_server_binary_fails_only_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise StartupError("nats-server is not installed")
+
+    monkeypatch.setattr(machine, "find_binary", none)
+    assert machine.binary(RunConfig()).level == "FAIL"
+    assert machine.binary(RunConfig(nats=ConnectionConfig())).level == "OK"
+
+
+def test_an_old_or_broken_server_binary_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "nats-server"
+    monkeypatch.setattr(machine, "find_binary", lambda: fake)
+    for script, level in (
+        ("echo nats-server: v2.9.1", "FAIL"),
+        ("exit 3", "FAIL"),
+        ("echo nats-server: v2.15.1", "OK"),
+    ):
+        fake.write_text(f"#!/bin/sh\n{script}\n")
+        fake.chmod(0o755)
+        assert machine.binary(RunConfig()).level == level
+
+
+def test_a_key_is_found_but_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert machine.wandb_key().level == "WARN"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password s3cret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert machine.wandb_key().level == "OK"
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
+    assert "s3cret" not in str(machine.wandb_key())
+
+
+@pytest.mark.parametrize(("offset", "level"), [(0.0, "OK"), (-0.05, "OK"), (0.5, "WARN"), (-60.0, "FAIL")])
+def test_the_clock(offset: float, level: str) -> None:
+    assert server._clock(offset).level == level
+
+
+async def test_a_server_that_is_not_there_fails_only_where_one_was_named(tmp_path: Path) -> None:
+    nats = ConnectionConfig(url="nats://127.0.0.1:1", connect_timeout_s=0.1)
+    assert levels(await server.check_server(RunConfig(nats=nats))) == {"server": "FAIL"}
+    assert levels(await server.check_server(RunConfig(folder=str(tmp_path)))) == {"server": "WARN"}
