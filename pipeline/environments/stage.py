@@ -8,6 +8,7 @@ import logging
 import time
 
 import anyio
+import msgspec
 import numpy as np
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -23,7 +24,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
@@ -51,7 +52,7 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
-            await producer.learn_tokenizer()
+            await producer.learn_limits()
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):
                     workers.start_soon(producer.work)
@@ -95,8 +96,12 @@ class _Producer:
                 snapshot = decode(CurriculumSnapshot, entry.value)
                 self.sampler = Sampler.from_snapshot(snapshot.values(), snapshot.id)
 
-    async def learn_tokenizer(self) -> None:
-        """Wait for the run's policy and note its tokenizer."""
+    async def learn_limits(self) -> None:
+        """Wait for the run's policy and its server; note the tokenizer and the longest context."""
+        async for attempt in self.service.retrying("probe the policy's server"):
+            with attempt:
+                capabilities = await (await self.inference.current()).probe()
+        self.collect = msgspec.structs.replace(self.collect, max_context=capabilities.max_model_len)
         async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as entries:
             async for entry in entries:
                 self.tokenizer_hash = decode(PolicyRecord, entry.value).tokenizer_hash
@@ -132,8 +137,8 @@ class _Producer:
             health.state, health.note = "waiting", f"inference: {error}"
             health.retried += 1
             return None
-        except EnvironmentCodeError as error:
-            log.exception("a group failed", exc_info=error.__cause__)
+        except (EnvironmentCodeError, DataError) as error:  # its bug, or a task that the server refuses
+            log.warning("a group of item %d failed", draw.item, exc_info=error)
             health.note = str(error)
             self.failures += 1
             if self.failures >= MOST_FAILURES:

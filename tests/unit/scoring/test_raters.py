@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Sample
@@ -121,13 +122,10 @@ def test_json_valid():
 
 
 def test_reasoning_gym_scores_with_the_datasets_own_scorer():
-    gym = pytest.importorskip("reasoning_gym")
-    entry = gym.create_dataset("spell_backward", size=1, seed=1)[0]
+    env = ReasoningGym("spell_backward", size=1, seed=1)
+    task = env.task(0)
     rater = load_member(RaterConfig(rater="reasoning_gym")).rater
-    right = Sample(prompt=entry["question"], completion=entry["answer"], task=entry)
-    assert rater.rate(right) == 1.0
-    assert rater.rate(Sample(prompt="q", completion="zzz", task=entry)) < 1.0
-    with pytest.raises(DataError, match="source_dataset is missing"):
+    assert rater.rate(Sample(prompt="q", completion=task.task["answer"], task=task.task)) == 1.0
+    assert rater.rate(Sample(prompt="q", completion="zzz", task=task.task)) < 1.0
+    with pytest.raises(DataError, match="the task lacks"):
         rater.rate(Sample(prompt="q", completion="zzz", task={"answer": "x"}))
-    with pytest.raises(ConfigError, match="no_such_dataset"):
-        load_member(RaterConfig(rater="reasoning_gym", params={"dataset": "no_such_dataset"}))
