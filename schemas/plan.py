@@ -67,8 +67,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def unpack(cls, text: str | None) -> Self:
         """Return the plan that `pack` wrote. Raises `SchemaError`."""
-        parts = (text or "")[:_LONGEST].split(" ")
-        if text is None or len(parts) != _FIELDS or parts[0] != _FORM or not is_group_id(parts[1]):
+        parts = (text or "")[: _LONGEST + 1].split(" ")
+        if (
+            text is None
+            or len(text) > _LONGEST
+            or len(parts) != _FIELDS
+            or parts[0] != _FORM
+            or not is_group_id(parts[1])
+        ):
             raise SchemaError(f"header {PLAN_HEADER}: {(text or '')[:80]!r} is not a plan of form {_FORM}")
         numbers = parts[2:9]
         if not all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in numbers):

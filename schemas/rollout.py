@@ -4,6 +4,7 @@ A group holds the samples drawn for one item. A sample is one training sequence,
 rewritten or branched (`sample_index`). Columns run over all sequences one after the other; `offsets` cuts them.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,8 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 
 __all__ = ["Attachment", "Dispatch", "Message", "RolloutGroup", "Sequence", "Sequences", "ToolCall", "VersionSpan"]
+
+_WORD = re.compile(r"[!-~]{1,128}")  # what one field of the planning header may hold
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -214,8 +217,11 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
     def check(self) -> None:
         if not is_group_id(self.id):
             raise SchemaError(f"id: {self.id[:60]!r} is not 32 hex digits")
-        if self.epoch < 0 or self.counter < 0:
-            raise SchemaError("epoch, counter: must not be negative")
+        if not all(0 <= number < 1 << 63 for number in (self.epoch, self.counter, self.started_ns)):
+            raise SchemaError("epoch, counter, started_ns: must be from 0 to 2^63 - 1")
+        for name, text in (("producer", self.producer), ("lease", self.lease)):
+            if text is not None and (not _WORD.fullmatch(text) or text == "-"):
+                raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
         if not self.policy_versions:
             raise SchemaError("policy_versions: empty; a rollout without its policy cannot be trained on")
         for text in self.policy_versions:

@@ -126,9 +126,10 @@ async def consume(
 
     await ensure()
     async with background() as tasks:
-        tasks.start_soon(pull.run)
-        tasks.start_soon(keep_alive)
         try:
+            await pull.open()
+            tasks.start_soon(pull.run)
+            tasks.start_soon(keep_alive)
             yield _Deliveries(link, pull, stream, blobs)
         finally:
             await pull.stop()

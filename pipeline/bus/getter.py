@@ -1,6 +1,5 @@
 """Fetching messages by sequence: direct gets, several outstanding, in the order asked for."""
 
-import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +10,7 @@ from nats.aio.msg import Msg
 from lachesis.pipeline.bus.answers import plain_headers, to_ns
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
-from lachesis.pipeline.bus.link import Link, status_of
+from lachesis.pipeline.bus.link import Link, Question, status_of
 from lachesis.pipeline.bus.publisher import Publisher
 
 __all__ = ["Getter"]
@@ -29,19 +28,18 @@ class Getter:
 
     async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
         """Yield the messages at `seqs` as stored (large ones as heads). Raises `NotFoundError`."""
-        asked: deque[tuple[int, asyncio.Future[Msg | None]]] = deque()
+        asked: deque[tuple[int, Question]] = deque()
         largest = INLINE_BYTES  # until sizes are known, assume the worst
         remaining = iter(seqs)
         try:
             while True:
                 room = max(1, min(_OUTSTANDING, _BUDGET_BYTES // max(largest, 1)))
                 for seq in itertools.islice(remaining, max(0, room - len(asked))):
-                    future = await self._link.post(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq))
-                    asked.append((seq, future))
+                    asked.append((seq, await self._link.post(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq))))
                 if not asked:
                     return
-                seq, future = asked.popleft()
-                message = self._read(stream, await self._link.settle(future, self._link.config.ack_timeout_s))
+                seq, question = asked.popleft()
+                message = self._read(stream, await self._link.settle(question, self._link.config.ack_timeout_s))
                 if message is None:
                     message = await self._again(stream, seq)
                     largest = INLINE_BYTES
@@ -49,8 +47,8 @@ class Getter:
                     largest = max(largest * 3 // 4, len(message.data), 1)
                 yield message
         finally:
-            for _, future in asked:
-                future.cancel()
+            for _, question in asked:
+                self._link.drop(question)
 
     async def get(self, stream: str, seq: int) -> Stored:
         """Return the message at `seq` as stored. Raises `NotFoundError`."""

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import nats.errors
@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["Link", "backoff_s", "is_no_responder", "status_of"]
+__all__ = ["Link", "Question", "backoff_s", "is_no_responder", "status_of"]
 
 A = TypeVar("A", bound=Answer)
 
@@ -40,6 +40,13 @@ def is_no_responder(msg: Msg) -> bool:
 def backoff_s(attempt: int) -> float:
     """Return how long to wait after failed attempt number `attempt` (from 0), seconds."""
     return _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+
+
+class Question(NamedTuple):
+    """A question sent: its answer will hold the message, or None once the connection was lost or the time was up."""
+
+    token: str
+    answer: "asyncio.Future[Msg | None]"
 
 
 class Link:
@@ -76,9 +83,8 @@ class Link:
         self.losses += 1
         if self._up.is_set():
             self._up = anyio.Event()
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_result(None)
+        for answer in self._waiting.values():
+            _resolve(answer)
         self._notify()
 
     async def on_reconnected(self) -> None:
@@ -101,9 +107,9 @@ class Link:
         if self.failure is None:
             self.failure = error
         error = self.failure
-        for future in list(self._waiting.values()):
-            if not future.done():
-                future.set_exception(type(error)(*error.args))
+        for answer in self._waiting.values():
+            if not answer.done():
+                answer.set_exception(type(error)(*error.args))
         self._up.set()
         self._notify()
 
@@ -114,9 +120,10 @@ class Link:
 
     async def wait_up(self) -> None:
         """Wait until there is a connection. Raises the failure where there will be none."""
-        self.check()
-        await self._up.wait()
-        self.check()
+        if not self.is_up:
+            self.check()
+            await self._up.wait()
+            self.check()
 
     @property
     def is_up(self) -> bool:
@@ -153,39 +160,39 @@ class Link:
             raise asyncio.CancelledError  # the client swallowed it
         return True
 
-    async def post(
-        self, subject: str, data: bytes, headers: Mapping[str, str] | None = None
-    ) -> "asyncio.Future[Msg | None]":
-        """Send a question; its future holds the answer, or None once the connection was lost."""
-        token = str(next(self._tokens))
-        future: asyncio.Future[Msg | None] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = future
-        future.add_done_callback(lambda _: self._waiting.pop(token, None))
+    async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Question:
+        """Send a question. Whoever posts it must `settle` or `drop` it."""
+        question = Question(str(next(self._tokens)), asyncio.get_running_loop().create_future())
+        self._waiting[question.token] = question.answer
         try:
-            sent = await self.send(subject, data, reply=self._prefix + token, headers=headers)
+            sent = await self.send(subject, data, reply=self._prefix + question.token, headers=headers)
         except BaseException:
-            future.cancel()
+            self.drop(question)
             raise
-        if not sent and not future.done():
-            future.set_result(None)
-        return future
+        if not sent:
+            _resolve(question.answer)
+        return question
 
-    async def settle(self, future: "asyncio.Future[Msg | None]", timeout_s: float) -> Msg | None:
-        """Wait for an answer: None when the connection was lost or the time is up."""
-        if future.done():
-            return future.result()
-        timer = asyncio.get_running_loop().call_later(timeout_s, _expire, future)
+    async def settle(self, question: Question, timeout_s: float) -> Msg | None:
+        """Wait for the answer: None when the connection was lost or the time is up."""
+        timer = asyncio.get_running_loop().call_later(timeout_s, _resolve, question.answer)
         try:
-            return await future
+            return await question.answer
         finally:
             timer.cancel()
+            self.drop(question)
+
+    def drop(self, question: Question) -> None:
+        """Forget a question; its answer, should it come, is ignored."""
+        self._waiting.pop(question.token, None)
+        question.answer.cancel()
 
     async def ask(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Msg | None:
         """Ask once and return the answer, or None where none came."""
-        future = await self.post(subject, data, headers)
-        return await self.settle(future, timeout_s or self.config.ack_timeout_s)
+        question = await self.post(subject, data, headers)
+        return await self.settle(question, timeout_s or self.config.ack_timeout_s)
 
     @asynccontextmanager
     async def subscribed(
@@ -195,17 +202,18 @@ class Link:
         self.check()
         sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
         try:
-            with suppress(nats.errors.Error):  # away just now: it is subscribed again with the reconnect
-                await self.nc.flush(timeout=1)
+            # shielded: the client closes the connection when a ping that was given up is answered after all
+            with suppress(nats.errors.Error), anyio.CancelScope(shield=True):
+                await self.nc.flush(timeout=1)  # away just now: it is subscribed again with the reconnect
             yield
         finally:
             with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
                 await sub.unsubscribe()
 
     async def _on_answer(self, msg: Msg) -> None:
-        future = self._waiting.get(msg.subject[len(self._prefix) :])
-        if future is not None and not future.done():
-            future.set_result(msg)
+        answer = self._waiting.get(msg.subject[len(self._prefix) :])
+        if answer is not None:
+            _resolve(answer, msg)
 
     async def call(self, kind: type[A], subject: str, request: bytes, *, what: str, patient: bool = False) -> A:
         """Ask JetStream's API until it answers, for `give_up_s` seconds (`patient`: for ever).
@@ -235,6 +243,6 @@ class Link:
         raise InfrastructureError(f"{what}: {reason} within {self.config.give_up_s} s")
 
 
-def _expire(future: "asyncio.Future[Any]") -> None:
-    with suppress(asyncio.InvalidStateError):
-        future.set_result(None)
+def _resolve(answer: "asyncio.Future[Msg | None]", msg: Msg | None = None) -> None:
+    if not answer.done():
+        answer.set_result(msg)

@@ -4,10 +4,8 @@ Guarantees that `store` returns only what the server acknowledged and sends agai
 it did not; and that `commit` never takes its own message for another writer's, nor the other way round.
 """
 
-import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 
 import anyio
 import msgspec
@@ -42,32 +40,29 @@ class Window:
             return True
         return self.messages < self._max_messages and self.bytes + size <= self._max_bytes
 
-    @asynccontextmanager
-    async def room(self, size: int) -> AsyncIterator[None]:
-        if self._queue or not self._fits(size):
-            turn = (size, anyio.Event())
-            self._queue.append(turn)
-            try:
-                await turn[1].wait()
-            except BaseException:
-                if turn[1].is_set():  # it was given room as it was cancelled
-                    self._leave(size)
-                else:
-                    self._queue.remove(turn)
-                    self._admit()
-                raise
-        else:
-            self._enter(size)
+    async def enter(self, size: int) -> None:
+        """Wait for room and take it; each `enter` that returns needs one `leave`."""
+        if not self._queue and self._fits(size):
+            self._take(size)
+            return
+        turn = (size, anyio.Event())
+        self._queue.append(turn)
         try:
-            yield
-        finally:
-            self._leave(size)
+            await turn[1].wait()
+        except BaseException:
+            if turn[1].is_set():  # it was given room as it was cancelled
+                self.leave(size)
+            else:
+                self._queue.remove(turn)
+                self._admit()
+            raise
 
-    def _enter(self, size: int) -> None:
+    def _take(self, size: int) -> None:
         self.bytes += size
         self.messages += 1
 
-    def _leave(self, size: int) -> None:
+    def leave(self, size: int) -> None:
+        """Give room back, to whoever has waited longest."""
         self.bytes -= size
         self.messages -= 1
         self._admit()
@@ -75,7 +70,7 @@ class Window:
     def _admit(self) -> None:
         while self._queue and self._fits(self._queue[0][0]):
             size, turn = self._queue.popleft()
-            self._enter(size)
+            self._take(size)
             turn.set()
 
 
@@ -92,29 +87,37 @@ class Publisher:
         Silence and lost connections are waited out without bound. A refusal that may pass (no stream or no leader yet)
         is waited out for `give_up_s`, then raised as `InfrastructureError`; others are raised at once.
         """
-        async with self._window.room(len(data) + _OVERHEAD):
-            refused_since: float | None = None
-            for attempt in itertools.count():
-                await self._link.wait_up()
-                msg = await self._link.ask(subject, data, headers=headers)
-                if msg is None:
-                    refused_since = None
-                    await anyio.sleep(backoff_s(0))
-                    continue
-                error = error_in(msg.data)
-                if error is None and not is_no_responder(msg):
-                    return to_pub_ack(msg.data, subject)
-                if error is not None and not error.is_transient:
-                    raise error.to_exception(subject)
-                now = anyio.current_time()
-                refused_since = refused_since or now
-                if now - refused_since > self._link.config.give_up_s:
-                    raise InfrastructureError(
-                        f"{subject}: refused for {self._link.config.give_up_s} s: "
-                        f"{error.description if error else 'no stream takes it; run `lachesis init`'}"
-                    )
-                await anyio.sleep(backoff_s(attempt))
-            raise AssertionError
+        size = len(data) + _OVERHEAD
+        await self._window.enter(size)
+        try:
+            return await self._until_stored(subject, data, headers)
+        finally:
+            self._window.leave(size)
+
+    async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
+        refused_since: float | None = None
+        attempt = 0
+        while True:
+            await self._link.wait_up()
+            msg = await self._link.ask(subject, data, headers=headers)
+            if msg is None:  # the connection was lost, or the answer
+                refused_since = None
+                await anyio.sleep(backoff_s(0))
+                continue
+            error = error_in(msg.data)
+            if error is None and not is_no_responder(msg):
+                return to_pub_ack(msg.data, subject)
+            if error is not None and not error.is_transient:
+                raise error.to_exception(subject)
+            now = anyio.current_time()
+            refused_since = refused_since or now
+            if now - refused_since > self._link.config.give_up_s:
+                raise InfrastructureError(
+                    f"{subject}: refused for {self._link.config.give_up_s} s: "
+                    f"{error.description if error else 'no stream takes it; run `lachesis init`'}"
+                )
+            await anyio.sleep(backoff_s(attempt))
+            attempt += 1
 
     async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
         """Store `data` if the subject's last sequence is `expected`; return its sequence. Raises `FencedError`."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 
 import anyio
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -90,7 +91,6 @@ class Pull:
 
     async def next(self) -> Msg:
         """Return the oldest queued message; its room is not free until `release`."""
-        await anyio.lowlevel.checkpoint()
         while not self.queue:
             await self.wait()
         return self.queue.popleft()
@@ -121,15 +121,22 @@ class Pull:
     async def stop(self) -> None:
         """End the subscription, after what the server has already sent has arrived."""
         self._link.observers.discard(self.wake)
-        if self._sub is None or not self._link.is_up:
+        if self._sub is None:
             return
-        with anyio.move_on_after(2, shield=True):
-            await self._sub.drain()
+        with anyio.move_on_after(2, shield=True), suppress(nats.errors.Error):
+            if self._link.is_up:
+                await self._sub.drain()
+            else:
+                await self._sub.unsubscribe()
+
+    async def open(self) -> None:
+        """Subscribe; to be awaited before `run` is started, and followed by `stop` in any case."""
+        self._link.check()
+        self._link.observers.add(self.wake)
+        self._sub = await self._link.nc.subscribe(self._inbox + ".*", cb=self._on_message)
 
     async def run(self) -> None:
         """Pull until cancelled, or until the link has failed for good, which `next` then raises."""
-        self._link.observers.add(self.wake)
-        self._sub = await self._link.nc.subscribe(self._inbox + ".*", cb=self._on_message)
         attempt = 0
         while self._link.failure is None:
             # the server may be away or busy, for however long; where it is gone for good, `next` raises that

@@ -152,8 +152,9 @@ async def read(reader: StreamReader) -> AsyncIterator[StreamReader]:
     """Run `reader` while the context is open."""
     await reader.open()
     async with background() as tasks:
-        tasks.start_soon(reader.pull.run)
         try:
+            await reader.pull.open()
+            tasks.start_soon(reader.pull.run)
             yield reader
         finally:
             await reader.pull.stop()

@@ -1,5 +1,6 @@
 """Names on the wire: which stream takes a subject, whether a filter covers it, which headers mean something. Pure."""
 
+import functools
 import re
 
 from lachesis.schemas.errors import ConfigError
@@ -29,6 +30,7 @@ def matches(pattern: str, subject: str) -> bool:
     return len(wanted) == len(tokens) and all(w in ("*", t) for w, t in zip(wanted, tokens, strict=True))
 
 
+@functools.lru_cache(maxsize=4096)
 def stream_of(subject: str) -> str:
     """Return the stream that stores `subject`. Raises `ConfigError` where none does."""
     for stream, patterns in STREAMS.items():
