@@ -1,0 +1,265 @@
+"""The commands against a real server, in processes of their own, on a path with a space and without a terminal."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.stage.health import Health
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
+from lachesis.schemas.codec import Event, encode
+from lachesis.schemas.control import Heartbeat, PolicyRecord
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+
+SCORE = subjects.event("score", "demo", "live", "words")
+
+
+class Run:
+    """A run named demo with its server, in a folder of its own."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, bus: NatsBus) -> None:
+        self.folder, self.server, self.bus = folder, server, bus
+
+    async def lachesis(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", "lachesis", *arguments, "--run", "demo"]
+        with anyio.fail_after(45):
+            return await anyio.run_process(command, cwd=self.folder, check=False)
+
+    async def json(self, *arguments: str) -> Any:
+        done = await self.lachesis(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    async def publish(self, subject: str, event: Event | bytes, msg_id: str) -> int:
+        data = event if isinstance(event, bytes) else encode(event)
+        return (await self.bus.publish(subject, data, msg_id=msg_id)).seq
+
+
+@pytest.fixture
+async def run(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Run]:
+    store = tmp_path / "runs" / "demo" / "nats"
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    (folder / "runs").symlink_to(tmp_path / "runs")
+    async with (
+        EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,
+        await connect(server.url, name="tests", token=server.token) as bus,
+    ):
+        yield Run(folder, server, bus)
+
+
+def score(item: str) -> ScoreEvent:
+    group = GroupScore(group=new_group_id(), seq=1, item=item, policy_step=0, scores=[1.0], ratings={}, lengths=[1])
+    return ScoreEvent(run="demo", env="words", revision="live", ensemble="e", raters={}, groups=[group])
+
+
+async def test_init_makes_the_streams_once_and_doctor_agrees(run: Run) -> None:
+    before = await run.lachesis("doctor", "--json")
+    assert before.returncode == 1
+    missing = next(row for row in json.loads(before.stdout) if row["check"] == "streams")
+    assert (missing["level"], missing["mend"]) == ("FAIL", "lachesis init")
+
+    done = await run.lachesis("init")
+    assert done.returncode == 0
+    assert b"created ROLLOUTS" in done.stdout
+    again = await run.lachesis("init")
+    assert again.stdout.startswith(b"nothing to do")
+
+    findings = await run.json("doctor")
+    by_check = {row["check"]: row for row in findings}
+    assert by_check["streams"]["level"] == by_check["clock"]["level"] == by_check["server"]["level"] == "OK"
+    assert [row for row in findings if row["level"] == "FAIL"] == []
+    assert run.server.token not in str(findings)
+
+    changed = await run.lachesis("doctor", "--set", f"streams.events_bytes={64 << 20}")
+    assert changed.returncode == 1
+    assert f"max_bytes is {1 << 30}, should be {64 << 20}".encode() in changed.stdout
+    migrated = await run.lachesis("init", "--set", f"streams.events_bytes={64 << 20}")
+    assert b"changed EVENTS: max_bytes" in migrated.stdout
+
+
+async def test_a_secret_left_open_and_a_nearly_full_stream_are_found(run: Run) -> None:
+    small = ("--set", f"streams.events_bytes={1 << 20}")
+    await run.lachesis("init", *small)
+    await run.publish(SCORE, b"x" * 900_000, "1")
+    (run.server.store / "endpoint.json").chmod(0o644)
+    done = await run.lachesis("doctor", *small)
+    assert done.returncode == 1
+    assert b"chmod 600" in done.stdout
+    assert b"86 % of 1.0 MiB taken" in done.stdout
+
+
+async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> None:
+    empty = await run.json("status")
+    assert (empty["streams"], empty["ledger"], empty["policy"], empty["trainer"]) == ([], None, None, None)
+    assert {row["state"] for row in empty["services"]} == {"silent"}
+
+    await run.lachesis("init")
+    entry = LedgerEntry(
+        run="demo", trainer="main", index=0, previous="0" * 64, watermark=3, resolved=b"", events_cursor=1,
+        next_batch=4, totals={"batched": 2, "stale": 1},
+    )  # fmt: skip
+    await run.publish(subjects.ledger("demo", "main"), entry, "l")
+    report = TrainReport(
+        run="demo", trainer="main", lineage="a", term="t", step=9, ledger_index=0, chain="0" * 64, next_batch=4,
+        policy_version="9-a-b", checkpoint="c",
+    )  # fmt: skip
+    await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
+    record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)
+    await run.bus.put(subjects.BUCKETS["policy"], "demo", encode(record))
+    health = Health()
+    health.state, health.handled, health.lag = "ok", 12, 5
+    health.wait.record(0.25)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat, run.bus, health)
+        status = await run.json("status")
+        text = (await run.lachesis("status")).stdout.decode()
+        tasks.cancel_scope.cancel()
+
+    assert status["ledger"]["outcomes"] == {"batched": 2, "stale": 1}
+    assert status["trainer"]["step"] == status["policy"]["step"] == 9
+    scorer = next(row for row in status["services"] if row["service"] == "scorer")
+    assert (scorer["state"], scorer["handled"], scorer["lag"]) == ("ok", 12, 5)
+    assert scorer["wait"]["p50"] == pytest.approx(0.25, rel=0.011)
+    assert scorer["process"] == {"p50": None, "p99": None}
+    assert {row["name"] for row in status["streams"]} >= {*subjects.STREAMS}
+    assert "2 batched, 1 stale" in text
+    assert "250 ms / 250 ms" in text
+    assert "\x1b" not in text
+
+
+async def beat(bus: NatsBus, health: Health) -> None:
+    while True:
+        event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=health.report())
+        await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))
+        await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-b"), b"\xff no heartbeat")
+        await anyio.sleep(0.2)
+
+
+async def test_tail_from_the_start_filtered_and_the_last_ones(run: Run) -> None:
+    await run.lachesis("init")
+    for number in range(5):
+        await run.publish(SCORE, score(str(number)), f"s{number}")
+    await run.publish(SCORE, b"\x81garbage", "bad")
+    await run.publish(subjects.event("reward", "demo", "live", "words"), b"", "r")
+
+    async def lines(*arguments: str) -> list[Any]:
+        done = await run.lachesis("tail", *arguments, "--json", "--no-follow")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    everything = await lines("rl.score.>", "--since-start")
+    assert [line["seq"] for line in everything] == [1, 2, 3, 4, 5, 6]
+    assert everything[-1]["event"]["bytes"] == 8
+    assert "ScoreEvent" in everything[-1]["event"]["error"]
+    assert [line["event"]["groups"][0]["item"] for line in await lines("score", "--last", "3", "--where", "seq=4")] == [
+        "3"
+    ]
+    assert [line["seq"] for line in await lines("score", "--since-start", "--where", "groups.item=2")] == [3]
+    assert [line["subject"] for line in await lines("rl.*.demo.>", "--last", "1")] == ["rl.reward.demo.live.words"]
+    assert await lines("score") == []
+
+
+async def test_tail_follows_and_ends_quietly_when_its_reader_has_enough(run: Run) -> None:
+    await run.lachesis("init")
+    read, write = os.pipe()
+    tail = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lachesis", "tail", "rl.>", "--run", "demo", "--json",
+        cwd=run.folder, stdout=write, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    os.close(write)
+    await publish_until_readable(run, read)
+    assert json.loads(os.read(read, 1 << 20).splitlines()[0])["subject"] == SCORE
+    os.close(read)  # nothing more is published: it has to notice by itself
+    with anyio.fail_after(20):
+        _, errors = await tail.communicate()
+    assert (tail.returncode, errors) == (0, b"")
+
+
+async def publish_until_readable(run: Run, read: int) -> None:
+    """Publish until the tail, which begins with the next message, has shown one."""
+
+    async def publish() -> None:
+        for number in range(10_000):
+            await run.publish(SCORE, score(str(number)), f"f{number}")
+            await anyio.sleep(0.1)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            await anyio.wait_readable(read)
+            tasks.cancel_scope.cancel()
+
+
+async def test_dead_letters_are_listed_and_shown_with_their_message(run: Run) -> None:
+    await run.lachesis("init")
+    bad = await run.publish(subjects.rollout("demo", "words"), b"no rollout", "bad")
+    letter = DeadLetter(
+        run="demo", env="words", revision="live", stage="scorer", kind="data", stream="ROLLOUTS", seq=bad, group=None,
+        reason="SchemaError: bad", place="scorer 1", time_ns=1,
+    )  # fmt: skip
+    seq = await run.publish(subjects.event("dead", "demo", "live", "words"), letter, "d")
+    other = await run.publish(SCORE, score("1"), "s")
+
+    (listed,) = await run.json("dead", "list")
+    assert (listed["letter"], listed["reason"]) == (seq, "SchemaError: bad")
+    shown = json.loads((await run.lachesis("dead", "show", str(seq))).stdout)
+    assert shown["message"]["subject"] == "rl.rollout.demo.words"
+    assert shown["message"]["content"]["bytes"] == len(b"no rollout")
+    for wrong in (other, 999):
+        done = await run.lachesis("dead", "show", str(wrong))
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+
+
+async def test_a_supervised_service_drains_when_the_supervisor_is_gone(run: Run) -> None:
+    await run.lachesis("init")
+    process = await service(run, "--supervised")
+    assert process.stdin is not None
+    process.stdin.close()
+    with anyio.fail_after(20):
+        _, log = await process.communicate()
+    assert b"draining: the supervisor is gone" in log
+    assert b"drained" in log
+    assert b"Traceback" not in log
+
+
+async def test_a_service_alone_does_not_mind_the_end_of_its_input_and_drains_on_sigterm(run: Run) -> None:
+    await run.lachesis("init")
+    process = await service(run)
+    assert process.stdin is not None
+    process.stdin.close()
+    with anyio.move_on_after(1.0) as waited:
+        await process.wait()
+    assert waited.cancelled_caught
+    process.send_signal(signal.SIGTERM)
+    with anyio.fail_after(20):
+        _, log = await process.communicate()
+    assert b"draining on SIGTERM" in log
+    assert b"Traceback" not in log
+
+
+async def service(run: Run, *flags: str) -> asyncio.subprocess.Process:
+    """Start a governor and wait for its heartbeat."""
+    async with run.bus.listen(subjects.heartbeat("demo", "governor")) as beats:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "lachesis", "run", "governor", "--run", "demo", *flags,
+            cwd=run.folder, stdin=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        with anyio.fail_after(30):
+            await anext(aiter(beats))
+    return process
