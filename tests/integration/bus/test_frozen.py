@@ -1,5 +1,6 @@
 """A server that neither answers nor closes: memory stays bounded, and everything goes on when it wakes."""
 
+import asyncio
 import os
 import signal
 
@@ -69,3 +70,26 @@ async def test_frozen_until_the_connection_is_given_up(
             with anyio.fail_after(20):
                 assert (await anext(iterator)).data == b"1"
                 assert {(await anext(deliveries)).message.data for _ in range(2)} == {b"0", b"1"}
+
+
+async def test_a_plain_cancellation_is_not_swallowed(
+    fresh_server: EmbeddedServer, streams_config: StreamsConfig
+) -> None:
+    """The client's `publish` swallows the one cancellation that asyncio sends; ours must not."""
+    config = ConnectionConfig(window_bytes=64 << 20)
+    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token, config=config) as bus:
+        await bus.ensure_streams(streams_config)
+        os.kill(fresh_server.pid, signal.SIGSTOP)
+        try:
+            started = anyio.current_time()
+            tasks = [
+                asyncio.create_task(
+                    asyncio.wait_for(bus.publish(subjects.rollout("run", "math"), bytes(1 << 20), msg_id=str(i)), 0.5)
+                )
+                for i in range(40)
+            ]
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert anyio.current_time() - started < 5
+            assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
+        finally:
+            os.kill(fresh_server.pid, signal.SIGCONT)
