@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from lachesis.schemas.errors import LachesisError
-from lachesis.services.cli.app import app
+from lachesis.services.cli.commands import app
 
 __all__ = ["main"]
 

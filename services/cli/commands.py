@@ -76,6 +76,43 @@ def run(
 
 
 @app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the model, its warm start and the run.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    run_name: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Name of the run.")] = None,
+    folder: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; default runs/NAME.")] = None,
+    nats: Annotated[str | None, typer.Option(metavar="URL", help="Use this NATS server.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set one value; may be given again.")
+    ] = None,
+    shuffle_advantages: Annotated[
+        bool, typer.Option("--shuffle-advantages", help="A control, which must not learn.")
+    ] = False,
+    gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make the model anew, whatever is cached.")] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which the demo has failed.")] = 600.0,
+) -> None:
+    """Train a small model on real tasks with everything running, and judge by held-out tasks whether it learned."""
+    from lachesis.services.cli.demo import run_demo_command
+    from lachesis.services.demo.settings import DemoOptions
+
+    run_demo_command(
+        DemoOptions(
+            seed=seed,
+            steps=steps,
+            run=run_name,
+            folder=folder,
+            nats=nats,
+            sets=tuple(sets or ()),
+            shuffle_advantages=shuffle_advantages,
+            gate=gate,
+            fresh=fresh,
+            deadline_s=deadline,
+        )
+    )
+
+
+@app.command()
 @with_options
 def init(options: Options) -> None:
     """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
