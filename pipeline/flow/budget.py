@@ -1,11 +1,12 @@
 """The byte budgets: what the streams hold, and what has been promised room in them but is not stored yet. Pure.
 
-Guarantees that promises and what is stored together stay below the closing share of every stream's budget. Bytes that
-were just stored count twice until the stream's figures are read again.
+Guarantees that nothing is promised that could bring a stream above the closing share of its budget. Bytes that
+were just stored count twice until the figures are read again.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
@@ -14,22 +15,22 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 __all__ = ["Budget", "Room"]
 
 _LEAST_BYTES_PER_TOKEN = 8
-"""A token of a rollout takes at least its id (4 bytes) and its logprob (4 bytes); hence tokens <= bytes / 8."""
+"""A token of a rollout takes at least its id (4 bytes) and its logprob (4 bytes), so tokens <= bytes / 8."""
 _BLIND_S = 5.0
-"""Age of the streams' figures, seconds, from which they are no longer trusted."""
+"""Age of the streams' figures, seconds, from which they are not trusted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes a group needs, by stream, at the worst."""
+    """Bytes by stream that something may still come to need."""
 
     rollouts: int = 0
     events: int = 0
     teacher: int = 0
 
     @classmethod
-    def of(cls, config: FlowConfig, *, sequences: int, bytes_: int, tokens: int | None = None) -> "Room":
-        """Return what a group of so many sequences and bytes needs; `tokens` where they are known."""
+    def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "Room":
+        """Return what a group may need: of `bytes_` if it is still to be stored, of `tokens` if it is stored."""
         tokens = bytes_ // _LEAST_BYTES_PER_TOKEN if tokens is None else tokens
         return cls(
             rollouts=bytes_,
@@ -37,58 +38,62 @@ class Room:
             teacher=tokens * config.teacher_bytes_per_token,
         )
 
-    def __add__(self, other: "Room") -> "Room":
-        return Room(self.rollouts + other.rollouts, self.events + other.events, self.teacher + other.teacher)
-
-    def __sub__(self, other: "Room") -> "Room":
-        return Room(self.rollouts - other.rollouts, self.events - other.events, self.teacher - other.teacher)
+    def by_stream(self) -> dict[str, int]:
+        return {ROLLOUTS: self.rollouts, EVENTS: self.events, TEACHER: self.teacher, LEDGER: 0}
 
 
-@dataclass(slots=True)
 class Budget:
-    """`promised` is what leases and rollouts without an outcome may still write."""
+    """Use `promise` and `release` around whatever may still write, and `read` whenever the figures come."""
 
-    config: FlowConfig
-    promised: Room = field(default_factory=Room)
-    _usage: dict[str, StreamUsage] = field(default_factory=dict)
-    _read_at: float | None = None
-    _landing: deque[tuple[float, int]] = field(default_factory=deque)
+    def __init__(self, config: FlowConfig) -> None:
+        self._config = config
+        self._promised = dict.fromkeys(Room().by_stream(), 0)
+        self._usage: Mapping[str, StreamUsage] = {}
+        self._read_s: float | None = None
+        self._landing: deque[tuple[float, int]] = deque()
 
-    def landed(self, now: float, bytes_: int) -> None:
-        """Say that a rollout was stored: its bytes stay counted until figures read after `now` contain them."""
-        self._landing.append((now, bytes_))
+    def promise(self, room: Room) -> None:
+        for stream, size in room.by_stream().items():
+            self._promised[stream] += size
 
-    def read(self, now: float, usage: dict[str, StreamUsage]) -> None:
-        """Take in the figures of all streams, asked for at time `now`."""
+    def release(self, room: Room) -> None:
+        for stream, size in room.by_stream().items():
+            self._promised[stream] -= size
+
+    def landed(self, now_s: float, size: int) -> None:
+        """Say that a rollout was stored: its bytes count until figures asked for after `now_s` contain them."""
+        self._landing.append((now_s, size))
+        self._promised[ROLLOUTS] += size
+
+    def read(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
+        """Take in the figures of the streams, asked for at `now_s`."""
         self._usage = usage
-        self._read_at = now
-        while self._landing and self._landing[0][0] < now:
-            self._landing.popleft()
+        self._read_s = now_s
+        while self._landing and self._landing[0][0] < now_s:
+            self._promised[ROLLOUTS] -= self._landing.popleft()[1]
 
     def fill(self) -> dict[str, float]:
-        """Return by stream the share of its budget that is stored or promised; empty before the first figures."""
-        promised = {
-            ROLLOUTS: self.promised.rollouts + sum(bytes_ for _, bytes_ in self._landing),
-            EVENTS: self.promised.events,
-            TEACHER: self.promised.teacher,
-            LEDGER: 0,
-        }
+        """Return by stream the share of its budget that is stored or promised."""
         return {
-            stream: (self._usage[stream].bytes + more) / self._usage[stream].max_bytes
-            for stream, more in promised.items()
+            stream: (self._usage[stream].bytes + promised) / self._usage[stream].max_bytes
+            for stream, promised in self._promised.items()
             if stream in self._usage and self._usage[stream].max_bytes > 0
         }
 
-    def refusal(self, now: float, asked: Room) -> str | None:
-        """Return why no room can be promised to `asked`, or None if it can."""
-        if self._read_at is None or now - self._read_at > _BLIND_S:
-            return "the streams' usage is unknown: the broker does not answer"
-        wanted = {ROLLOUTS: asked.rollouts, EVENTS: asked.events, TEACHER: asked.teacher, LEDGER: 0}
-        for stream, share in self.fill().items():
-            budget = self._usage[stream].max_bytes
-            if share * budget + wanted[stream] > self.config.close_at * budget:
+    def is_blind(self, now_s: float) -> bool:
+        """Whether the figures are missing or too old, so that nothing may be promised."""
+        return self._read_s is None or now_s - self._read_s > _BLIND_S
+
+    def refusal(self, room: Room) -> str | None:
+        """Return why `room` cannot be promised, None if it can."""
+        for stream, size in room.by_stream().items():
+            usage = self._usage.get(stream)
+            if usage is None or usage.max_bytes <= 0:
+                continue
+            promised = self._promised[stream] + size
+            if usage.bytes + promised > self._config.close_at * usage.max_bytes:
                 return (
-                    f"stream {stream} is {share:.0%} full with what is promised, of {budget} bytes; leases close at "
-                    f"{self.config.close_at:.0%}: trim history or raise its budget"
+                    f"stream {stream} holds {usage.bytes} bytes and {promised} more are promised, of "
+                    f"{self._config.close_at:.0%} of {usage.max_bytes}; trim history or raise its budget"
                 )
         return None

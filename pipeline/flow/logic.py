@@ -1,36 +1,33 @@
 """The governor: a state machine that grants leases so that no more is generated than can be used.
 
 What goes in: rollouts as they are stored, ledger entries, the trainer's step, stream sizes, and requests for leases.
-What comes out: replies. The invariant this file alone guarantees: sequences granted, stored without an outcome, or in a
-batch not yet trained never exceed (max_staleness + 1) x batch_size, so nothing older than max_staleness steps can pile
-up. Leased groups may always publish, a late one too, so only what comes without a lease can pass the bound. Time is an
-argument, seconds on any clock that does not jump; it is never read here.
+What comes out: replies. The invariant this file alone guarantees: it grants nothing that would make the sequences
+granted, stored without an outcome, or in a batch not yet trained exceed (max_staleness + 1) x batch_size, so nothing
+older than max_staleness steps can pile up. Leased groups may always publish, a late one too, so only what comes late or
+without a lease can pass the bound. Time is an argument, seconds on any clock that does not jump; it is never read here.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.marks import Resolved
 from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.flow.budget import Budget, Room
 from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.flow.shares import Shares
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
 __all__ = ["Governor", "Lease"]
 
-_BYTES_PER_TOKEN = 9
-"""What a token weighs in a stored group, used to tell tokens from leased bytes."""
 
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Lease:
     """The right to generate one group of at most `sequences` and `bytes`, until `expires_s` unless renewed."""
 
     id: str
-    producer: str
     env: str
     sequences: int
     bytes: int
@@ -41,7 +38,7 @@ class Lease:
 class _Stored:
     env: str
     sequences: int
-    tokens: int
+    room: Room
 
 
 class Governor:
@@ -55,127 +52,139 @@ class Governor:
         self._grants_from_s = grants_from_s
         self._stored: dict[int, _Stored] = {}
         self._resolved = Resolved()
+        self._last_rollout = 0
+        self._last_entry = -1
         self._batches: dict[int, int] = {}
         self._next_batch = 0
         self._trained = 0
         self._leases: dict[str, Lease] = {}
-        self._asked_s: dict[str, float] = {}
-        self._usage: Mapping[str, StreamUsage] = {}
-        self._granted = 0
-        self.refused = 0
-        self.expired = 0
+        self._shares = Shares(config, self.capacity, self.capacity - self._batch_size)
+        self._budget = Budget(config)
+        self._wanting = False
+        self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
 
     # facts
 
-    def member(self, seq: int, env: str, plan: Plan) -> None:
+    def member(self, seq: int, env: str, plan: Plan, now_s: float) -> None:
         """A rollout is stored at `seq`: it counts from now on, and its lease no longer does."""
-        if plan.lease is not None:
-            self._leases.pop(plan.lease, None)
-        if seq not in self._resolved:
-            self._stored[seq] = _Stored(env, plan.sequences, plan.tokens)
+        self._saw(seq)
+        lease = self._end(plan.lease)
+        if lease is not None:
+            self._budget.landed(now_s, lease.bytes)
+        elif plan.lease is not None:
+            self._counts["late"] += 1
+        if seq not in self._resolved and seq not in self._stored:
+            stored = _Stored(env, plan.sequences, Room.of(self.config, sequences=plan.sequences, tokens=plan.tokens))
+            self._stored[seq] = stored
+            self._shares.hold(env, plan.sequences)
+            self._budget.promise(stored.room)
+
+    def unreadable(self, seq: int) -> None:
+        """The message at `seq` is no rollout: it takes no capacity; the ledger says what became of it."""
+        self._saw(seq)
+
+    def _saw(self, seq: int) -> None:
+        self._last_rollout = max(self._last_rollout, seq)
+        self._wanting = False
 
     def entry(self, entry: LedgerEntry) -> None:
         """The ledger has grown: what has an outcome now counts no longer, unless it waits in a batch to be trained."""
         self._resolved = Resolved(entry.watermark, entry.resolved)
-        self._stored = {seq: held for seq, held in self._stored.items() if seq not in self._resolved}
+        self._last_rollout = max(self._last_rollout, entry.watermark)
+        self._last_entry = entry.index
+        self._wanting = False
+        for seq in [seq for seq in self._stored if seq in self._resolved]:
+            stored = self._stored.pop(seq)
+            self._shares.let_go(stored.env, stored.sequences)
+            self._budget.release(stored.room)
         self._next_batch = entry.next_batch
-        if entry.batch is not None:
+        if entry.batch is not None and entry.batch.number >= self._trained:
             self._batches[entry.batch.number] = entry.batch.sequences
 
     def trained(self, step: int) -> None:
         """The trainer's weights hold every batch below `step`. A trainer that starts again may step back."""
         self._trained = step
+        self._wanting = False
         self._batches = {number: size for number, size in self._batches.items() if number >= step}
 
-    def usage(self, streams: Mapping[str, StreamUsage]) -> None:
-        """What the streams hold now."""
-        self._usage = streams
+    def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
+        """What the streams hold, asked for at `now_s`."""
+        self._budget.read(now_s, streams)
 
     def expire(self, now_s: float) -> None:
         """Drop leases whose time is over: their producers are gone, or will be counted when they publish."""
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
-            del self._leases[lease.id]
-            self.expired += 1
+            self._end(lease.id)
+            self._counts["expired"] += 1
 
     # requests
 
     def ask(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         """Answer a request. A refusal says why and when to ask again."""
         self.expire(now_s)
-        if request.op == "acquire":
-            return self._acquire(request, now_s)
-        lease = self._leases.get(request.lease or "")
-        if request.op == "release":
-            if lease is not None:
-                del self._leases[lease.id]
-            return LeaseReply(granted=True, lease=request.lease)
-        if lease is None:
-            return LeaseReply(granted=False, lease=request.lease, reason="there is no such lease; it ended or was used")
-        lease.expires_s = now_s + self.config.lease_s
-        return LeaseReply(granted=True, lease=lease.id, expires_s=self.config.lease_s)
+        match request.op:
+            case "acquire":
+                return self._acquire(request, now_s)
+            case "renew":
+                return self._renew(request, now_s)
+        self._end(request.lease)
+        return LeaseReply(granted=True, lease=request.lease)
 
     def _acquire(self, request: LeaseRequest, now_s: float) -> LeaseReply:
-        self._asked_s[request.env] = now_s
         reason = self._refusal(request, now_s)
         if reason is not None:
-            self.refused += 1
+            self._counts["refused"] += 1
             wait = max(self.config.retry_s, self._grants_from_s - now_s)
             return LeaseReply(granted=False, retry_s=wait, reason=reason)
-        self._granted += 1
-        lease = Lease(
-            id=f"{self._term}-{self._granted}",
-            producer=request.producer,
-            env=request.env,
-            sequences=request.sequences,
-            bytes=request.bytes,
-            expires_s=now_s + self.config.lease_s,
-        )
-        self._leases[lease.id] = lease
-        return LeaseReply(granted=True, lease=lease.id, expires_s=self.config.lease_s)
+        self._counts["granted"] += 1
+        # the id tells what was granted, so that the next life of the governor can take the lease over
+        name = f"{self._term}.{self._counts['granted']}.{request.sequences}.{request.bytes}"
+        return self._begin(name, request.env, request.sequences, request.bytes, now_s)
+
+    def _renew(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+        name = request.lease or ""
+        lease = self._leases.get(name)
+        if lease is not None:
+            self._leases[name] = replace(lease, expires_s=now_s + self.config.lease_s)
+            return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
+        parts = name.rsplit(".", 2)
+        if now_s < self._grants_from_s and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
+            return self._begin(name, request.env, int(parts[1]), int(parts[2]), now_s)
+        reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
+        return LeaseReply(granted=False, lease=name, reason=reason)
+
+    def _begin(self, name: str, env: str, sequences: int, size: int, now_s: float) -> LeaseReply:
+        self._wanting = False
+        self._leases[name] = Lease(name, env, sequences, size, now_s + self.config.lease_s)
+        self._shares.hold(env, sequences)
+        self._budget.promise(Room.of(self.config, sequences=sequences, bytes_=size))
+        return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
+
+    def _end(self, name: str | None) -> Lease | None:
+        lease = self._leases.pop(name or "", None)
+        if lease is not None:
+            self._wanting = False
+            self._shares.let_go(lease.env, lease.sequences)
+            self._budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+        return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
         """Return why nothing can be granted, None if it can."""
+        if request.sequences > self._batch_size:
+            return (
+                f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
+                "make groups smaller, or batches larger"
+            )
         if now_s < self._grants_from_s:
             return f"the governor started again and waits {self._grants_from_s - now_s:.1f} s for leases it cannot know"
-        if request.sequences > self.capacity:
-            return (
-                f"a group of {request.sequences} sequences can never be admitted: (max_staleness + 1) x batch_size is "
-                f"{self.capacity}; make groups smaller, or batches larger"
-            )
-        if self.outstanding + request.sequences > self.capacity:
-            return f"{self.outstanding} of {self.capacity} sequences are outstanding; the trainer has to catch up"
-        held, reserve = self._held(request.env), self._reserve(now_s)
-        below = held == 0 or held + request.sequences <= reserve
-        kept = 0 if below else self._kept_for_others(request.env, reserve, now_s)
-        if self.outstanding + request.sequences + kept > self.capacity:
-            return f"what is left of {self.capacity} sequences is reserved for environments that have less"
-        return self._full_stream(request)
-
-    def _full_stream(self, request: LeaseRequest) -> str | None:
-        needs = self._reserved_bytes(request.sequences, request.bytes)
-        for lease in self._leases.values():
-            for stream, size in self._reserved_bytes(lease.sequences, lease.bytes).items():
-                needs[stream] += size
-        for stored in self._stored.values():  # their annotations are still to come
-            annotations = self._reserved_bytes(stored.sequences, stored.tokens * _BYTES_PER_TOKEN)
-            needs[EVENTS] += annotations[EVENTS]
-            needs[TEACHER] += annotations[TEACHER]
-        for stream, need in needs.items():
-            usage = self._usage.get(stream)
-            if usage is not None and usage.bytes + need > self.config.close_at * usage.max_bytes:
-                return (
-                    f"stream {stream} holds {usage.bytes} bytes and {need} more are reserved, of "
-                    f"{self.config.close_at:.0%} of {usage.max_bytes}; trim history or raise its budget"
-                )
-        return None
-
-    def _reserved_bytes(self, sequences: int, size: int) -> dict[str, int]:
-        config = self.config
-        return {
-            ROLLOUTS: size,
-            EVENTS: config.event_bytes_per_group + sequences * config.event_bytes_per_sequence,
-            TEACHER: config.teacher_bytes_per_token * (size // _BYTES_PER_TOKEN),
-        }
+        if self._budget.is_blind(now_s):
+            return "the size of the streams is unknown: the broker does not answer"
+        reason = self._budget.refusal(Room.of(self.config, sequences=request.sequences, bytes_=request.bytes))
+        if reason is None:
+            free = self.capacity - self.outstanding
+            reason = self._shares.refusal(request.env, request.sequences, free, now_s)
+        self._wanting = reason is not None
+        return reason
 
     # figures
 
@@ -192,12 +201,22 @@ class Governor:
     @property
     def untrained(self) -> int:
         """Sequences in batches that are not in the weights yet; a batch never seen here counts in full."""
-        return sum(self._batches.get(number, self._batch_size) for number in range(self._trained, self._next_batch))
+        never_seen = max(0, self._next_batch - self._trained - len(self._batches))
+        return sum(self._batches.values()) + never_seen * self._batch_size
 
     @property
     def outstanding(self) -> int:
         """What the bound is on."""
         return self.leased + self.accepted + self.untrained
+
+    @property
+    def blocked(self) -> bool:
+        """Whether somebody was refused, and nothing is under way that could change that.
+
+        Then only a batch smaller than it should be can free capacity. The batcher, who writes it, first makes sure
+        that this was said knowing all it knows: `flow/last_rollout` and `flow/last_entry`.
+        """
+        return self._wanting and not self._leases and self.untrained == 0
 
     def metrics(self) -> dict[str, float]:
         """Return figures for monitoring under `flow/`."""
@@ -207,21 +226,13 @@ class Governor:
             "flow/leased": self.leased,
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,
-            "flow/granted": self._granted,
-            "flow/refused": self.refused,
-            "flow/expired": self.expired,
+            "flow/blocked": float(self.blocked),
+            "flow/last_rollout": self._last_rollout,
+            "flow/last_entry": self._last_entry,
+            **{f"flow/{name}": count for name, count in self._counts.items()},
+            **{f"flow/fill/{stream}": share for stream, share in self._budget.fill().items()},
         }
 
-    def _held(self, env: str) -> int:
-        stored = sum(held.sequences for held in self._stored.values() if held.env == env)
-        return stored + sum(lease.sequences for lease in self._leases.values() if lease.env == env)
 
-    def _active(self, now_s: float) -> list[str]:
-        """Environments that asked within the last lease period."""
-        return [env for env, asked_s in self._asked_s.items() if now_s - asked_s <= self.config.lease_s]
-
-    def _reserve(self, now_s: float) -> float:
-        return self.config.reserved_share * self.capacity / max(1, len(self._active(now_s)))
-
-    def _kept_for_others(self, env: str, reserve: float, now_s: float) -> float:
-        return sum(max(0.0, reserve - self._held(other)) for other in self._active(now_s) if other != env)
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < len(text) <= 15

@@ -37,7 +37,12 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             request = decode(LeaseRequest, data)
         except SchemaError as error:
             return encode(LeaseReply(granted=False, reason=str(error)))
-        return encode(governor.ask(request, time.monotonic()))
+        was_blocked = governor.blocked
+        reply = governor.ask(request, time.monotonic())
+        if governor.blocked and not was_blocked:  # the batcher waits for that
+            service.health.metrics = governor.metrics()
+            await service.heartbeat()
+        return encode(reply)
 
     async with anyio.create_task_group() as tasks:
         for follow in (follower.members, follower.ledger, follower.policy, follower.streams, term.watch):
@@ -118,8 +123,9 @@ class _Follower:
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
         except SchemaError:
-            return  # it is no rollout, so no capacity was taken; the ledger says what became of it
-        self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan)
+            self.governor.unreadable(message.seq)
+        else:
+            self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan, time.monotonic())
 
     async def ledger(self) -> None:
         async with self.service.bus.read(subjects.LEDGER, [self.ledger_subject], start=self.next_entry) as entries:
@@ -143,5 +149,6 @@ class _Follower:
             await anyio.sleep(_USAGE_S)
 
     async def _measure(self) -> None:
-        names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER)
-        self.governor.usage({name: await self.service.bus.usage(name) for name in names})
+        names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)
+        asked_s = time.monotonic()
+        self.governor.usage({name: await self.service.bus.usage(name) for name in names}, asked_s)
