@@ -24,7 +24,7 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEve
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, InfrastructureError
 
 __all__ = ["items_of", "run_curriculum"]
 
@@ -60,7 +60,12 @@ async def _run_env(service: Service, config: RunConfig, env: str, settings: Envi
         tasks.start_soon(writer.publish_snapshots)
         service.recovered()
         async for burst in bursts:
-            await writer.observe(burst)
+            try:
+                await writer.observe(burst)
+            except InfrastructureError:
+                if service.draining.is_set():
+                    break  # what was not committed is read again
+                raise
         tasks.cancel_scope.cancel()
 
 
@@ -103,34 +108,41 @@ class _EnvWriter:
         learned: list[Feedback] = []
         for message in burst:
             try:
-                event = decode(RewardEvent, message.data)
+                rewards = decode(RewardEvent, message.data).groups
             except DataError as error:
+                letter = dead_letter(self.service, message, "data", error)
+                await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
                 self.service.health.dead += 1
-                await publish_dead_letter(self.service, dead_letter(self.service, message, "data", error))
                 continue
-            for reward in event.groups:
-                feedback = _feedback(self.env, reward)
-                if feedback is not None and feedback.item < self.strategy.items.count:
-                    self.strategy.observe(feedback)
-                    learned.append(feedback)
+            for reward in rewards:
                 self.service.health.handled += 1
+                feedback = _feedback(self.env, reward)
+                if feedback is None:
+                    continue
+                try:
+                    self.strategy.observe(feedback)
+                except DataError as error:  # no item of the pool, or no share of successes: an environment's slip
+                    self.service.health.note = f"feedback left out: {error}"
+                else:
+                    learned.append(feedback)
         self.next_event = burst[-1].seq + 1
         cursors = {subjects.EVENTS: self.next_event}
-        await self.log.append(
-            CurriculumEvent(
-                run=self.service.run,
-                env=self.env,
-                revision=self.service.revision,
-                strategy=self.name,
-                snapshot_id=self.strategy.snapshot().id,
-                commit=self.log.next_commit(cursors, msgspec.msgpack.encode(learned)),
-                observed=[feedback.id for feedback in learned],
-            )
+        event = CurriculumEvent(
+            run=self.service.run,
+            env=self.env,
+            revision=self.service.revision,
+            strategy=self.name,
+            snapshot_id=self.strategy.snapshot().id,
+            commit=self.log.next_commit(cursors, msgspec.msgpack.encode(learned)),
+            observed=[feedback.id for feedback in learned],
         )
+        await self.service.retrying("commit what was learned")(self.log.append, event)
+        self.service.recovered()
         self.service.health.emitted += 1
         self._changed.set()
         if self.log.since_snapshot >= SNAPSHOT_EVERY:
-            await self.log.snapshot(cursors, msgspec.msgpack.encode(self.strategy.state_dict()))
+            state = msgspec.msgpack.encode(self.strategy.state_dict())
+            await self.service.retrying("write a snapshot")(self.log.snapshot, cursors, state)
 
     async def publish_snapshots(self) -> None:
         """Publish the newest weights whenever they changed. Runs until cancelled."""
@@ -148,15 +160,18 @@ class _EnvWriter:
                 strategy=self.name,
                 weights=as_bytes(snapshot.weights, "float32"),
             )
-            async for attempt in self.service.retrying("publish a curriculum snapshot"):
-                with attempt:
-                    await self.service.bus.put(subjects.BUCKETS["curriculum"], key, encode(event))
+            try:
+                await self.service.retrying("publish a curriculum snapshot")(
+                    self.service.bus.put, subjects.BUCKETS["curriculum"], key, encode(event)
+                )
+            except InfrastructureError:
+                return  # draining; the next start publishes
             self.service.health.metrics.update(self.strategy.metrics())
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
 
 
 def _feedback(env: str, reward: GroupReward) -> Feedback | None:
-    """Return what a group teaches about its item, None when the item is not one of the pool."""
+    """Return what a group teaches about its item, None when it names none of the pool."""
     if reward.index is None:
         return None
     return Feedback(

@@ -31,7 +31,10 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
     """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated."""
     envs = {name: load_environment(settings.kind, settings.params) for name, settings in config.evaluation.items()}
     schedule = Schedule(config.evaluate, config.training.steps, await _newest_step(service, list(envs)))
-    async with open_role(service.bus, config.run, "eval", url=config.role("eval").url) as directory:
+    async with (
+        service.until_drained(),  # an evaluation cut short leaves nothing behind
+        open_role(service.bus, config.run, "eval", url=config.role("eval").url) as directory,
+    ):
         evaluator = _Evaluator(service, config, envs, directory)
         await directory.current()
         service.recovered()

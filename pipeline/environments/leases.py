@@ -31,19 +31,18 @@ class Leases:
     async def acquire(self, sequences: int, size: int) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
         request = LeaseRequest(op="acquire", producer=self._producer, env=self._env, sequences=sequences, bytes=size)
-        health = self._service.health
         while not self._service.draining.is_set():
             try:
                 reply = await self._ask(request)
             except InfrastructureError as error:
-                health.state, health.note = "waiting", f"governor: {error}"
+                self._service.waits("waiting", f"governor: {error}")
                 await self._pause(_DEFAULT_RETRY_S)
                 continue
             if reply.granted and reply.lease is not None:
                 self._service.recovered()
                 self._held.add(reply.lease)
                 return reply.lease
-            health.state, health.note = "backpressure", reply.reason
+            self._service.waits("backpressure", reply.reason)
             await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
         return None
 

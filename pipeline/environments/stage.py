@@ -18,6 +18,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
@@ -52,7 +53,8 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
-            await producer.learn_limits()
+            async with service.until_drained():
+                await producer.learn_limits()
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):
                     workers.start_soon(producer.work)
@@ -75,7 +77,7 @@ class _Producer:
         self.env = env
         self.settings = settings
         self.inference = directory
-        self.id = f"{service.name}-{service.replica}"
+        self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = 0
@@ -94,7 +96,13 @@ class _Producer:
         async with self.service.bus.watch(subjects.BUCKETS["curriculum"], key) as entries:
             async for entry in entries:
                 snapshot = decode(CurriculumSnapshot, entry.value)
-                self.sampler = Sampler.from_snapshot(snapshot.values(), snapshot.id)
+                weights = snapshot.values()
+                if len(weights) == len(self.env):
+                    self.sampler = Sampler.from_snapshot(weights, snapshot.id)
+                else:
+                    log.warning(
+                        "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
+                    )
 
     async def learn_limits(self) -> None:
         """Wait for the run's policy and its server; note the tokenizer and the longest context."""
@@ -115,26 +123,36 @@ class _Producer:
             self.service.health.in_flight += 1
             try:
                 group = await self._generate(lease)
-                if group is None:
-                    await self.leases.release(lease)
-                else:
-                    await self._publish(group)
+                if group is not None and await self._publish(group):
                     self.leases.settled(lease)
+                else:
+                    await self.leases.release(lease)
             finally:
                 self.service.health.in_flight -= 1
 
     async def _generate(self, lease: str) -> RolloutGroup | None:
-        """Return a new group, None when infrastructure or the environment's own code failed it."""
+        """Return a new group, None when infrastructure, the server's refusal or the environment's code failed it."""
         (draw,) = self.sampler.sample(1, self.rng)
         dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
         health = self.service.health
         try:
             client = await self.inference.current()
             draft = await collect_group(
-                self.env, self.env.task(draw.item), client, self.settings.samples, self.sampling, config=self.collect
+                self.env, self._task(draw.item), client, self.settings.samples, self.sampling, config=self.collect
+            )
+            group = build_group(
+                draft,
+                run=self.service.run,
+                env=self.name,
+                producer=self.id,
+                epoch=self.epoch,
+                counter=self.counter,
+                tokenizer_hash=self.tokenizer_hash,
+                lease=lease,
+                dispatch=dispatch,
             )
         except InfrastructureError as error:
-            health.state, health.note = "waiting", f"inference: {error}"
+            self.service.waits("waiting", f"inference: {error}")
             health.retried += 1
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, or a task that the server refuses
@@ -146,26 +164,26 @@ class _Producer:
             return None
         self.failures = 0
         self.counter += 1
-        return build_group(
-            draft,
-            run=self.service.run,
-            env=self.name,
-            producer=self.id,
-            epoch=self.epoch,
-            counter=self.counter - 1,
-            tokenizer_hash=self.tokenizer_hash,
-            lease=lease,
-            dispatch=dispatch,
-        )
+        return group
 
-    async def _publish(self, group: RolloutGroup) -> None:
+    def _task(self, index: int) -> Task:
+        try:
+            return self.env.task(index)
+        except Exception as error:
+            raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
+
+    async def _publish(self, group: RolloutGroup) -> bool:
+        """Store the group; say whether it could be done, which only a drain prevents."""
         subject = subjects.rollout(group.run, group.env)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=False)}
-        data = encode(group)
-        async for attempt in self.service.retrying(f"publish {subject}"):
-            with attempt:
-                await self.service.bus.publish_large(subject, data, msg_id=group.id, headers=headers)
+        try:
+            await self.service.retrying(f"publish {subject}")(
+                self.service.bus.publish_large, subject, encode(group), msg_id=group.id, headers=headers
+            )
+        except InfrastructureError:
+            return False
         self.service.recovered()
         self.service.health.handled += 1
         self.service.health.emitted += 1
         self.service.health.process.record((time.time_ns() - group.started_ns) / 1e9)
+        return True

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.schemas import subjects
@@ -64,10 +65,9 @@ async def open_role(
 ) -> AsyncIterator[Directory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus."""
     directory = Directory(timeout_s)
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         if url is not None:
             await directory.use(url)
         else:
             tasks.start_soon(directory.follow, bus, run, role)
         yield directory
-        tasks.cancel_scope.cancel()

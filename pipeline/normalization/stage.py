@@ -21,7 +21,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_normalizer"]
@@ -52,9 +52,14 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
     async with open_bursts(service, sources) as bursts:
         service.recovered()
         async for burst in bursts:
-            for message in burst:
-                await writer.take(message)
-            await writer.commit()
+            try:
+                for message in burst:
+                    await writer.take(message)
+                await writer.commit()
+            except InfrastructureError:
+                if service.draining.is_set():
+                    return  # what was not committed is read again
+                raise
 
 
 class _EnvWriter:
@@ -67,7 +72,7 @@ class _EnvWriter:
         self.log = log
         self.normalizer = EnvNormalizer(env, config.normalization)
         self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
-        self._scores: dict[str, tuple[GroupScore, int]] = {}
+        self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._events_read = 0
 
     @classmethod
@@ -116,11 +121,11 @@ class _EnvWriter:
             letter = dead_letter(self.service, message, "data", error)
             await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
         else:
-            self._scores.setdefault(score.group, (score, message.time_ns))
+            self._scores[score.group, message.seq] = (score, message.time_ns)
 
     async def _bury(self, letter: DeadLetter) -> None:
+        await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
         self.service.health.dead += 1
-        await publish_dead_letter(self.service, letter)
 
     async def commit(self) -> None:
         """Write what became ready and what changed, if anything did."""
@@ -133,25 +138,26 @@ class _EnvWriter:
             subjects.ROLLOUTS: self.normalizer.watermark,
             subjects.EVENTS: oldest if oldest is not None else self._events_read + 1,
         }
-        await self.log.append(
-            RewardEvent(
-                run=self.service.run,
-                env=self.env,
-                revision=self.service.revision,
-                advantage=self.config.advantage.estimator,
-                commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
-                groups=[self._reward(ready, start_ns) for ready in step.ready],
-            )
+        event = RewardEvent(
+            run=self.service.run,
+            env=self.env,
+            revision=self.service.revision,
+            advantage=self.config.advantage.estimator,
+            commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
+            groups=[self._reward(ready, start_ns) for ready in step.ready],
         )
+        await self.service.retrying("commit rewards")(self.log.append, event)
+        self.service.recovered()
         folded = self.normalizer.watermark
-        self._scores = {group: held for group, held in self._scores.items() if held[0].seq >= folded}
+        self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
         self.service.health.emitted += len(step.ready)
         self.service.health.metrics.update(self.normalizer.metrics())
         if self.log.since_snapshot >= SNAPSHOT_EVERY:
-            await self.log.snapshot(self.cursors, msgspec.msgpack.encode(self.normalizer.state_dict()))
+            state = msgspec.msgpack.encode(self.normalizer.state_dict())
+            await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 
     def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
-        score, stored_ns = self._scores.pop(ready.group)
+        score, stored_ns = self._scores.pop((ready.group, ready.source))
         rewards = ready.snapshot.normalize(_KEY, ready.values[_KEY]).values
         stamp = Stamp(self.service.name, stored_ns, start_ns, time.time_ns())
         self.service.health.done(stamp)

@@ -4,6 +4,7 @@ Each environment is judged by its own ensemble, or by the run's. A group whose e
 by the rewards the environment itself gave; one without either is a dead letter, for nobody could ever score it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -160,6 +161,9 @@ def _own_rewards(group: RolloutGroup) -> Scores:
     scores: list[float | None] = []
     for values in zip(*components.values(), strict=True):
         present = [value for value in values if value is not None]
-        scores.append(sum(present) if len(present) == len(values) else None)
+        score = sum(present) if len(present) == len(values) else None
+        if score is not None and not math.isfinite(score):
+            raise DataError(f"rewards: {', '.join(components)} add up to {score}")
+        scores.append(score)
     unscorable = [i for i, score in enumerate(scores) if score is None]
     return Scores(scores, dict(components), {}, None, unscorable)

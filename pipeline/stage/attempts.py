@@ -1,7 +1,7 @@
 """The durable record of deaths: how often handling one message ended the process that held it.
 
 The broker's delivery count cannot tell a death from a message given back in good order, so a replica that takes a
-redelivered message notes it before it starts and clears the note when it is done, however that ends.
+redelivered message notes a death before it starts and takes the note back when it is done, however that ends.
 """
 
 from lachesis.pipeline.bus.api import Bus
@@ -9,9 +9,11 @@ from lachesis.schemas import subjects
 
 __all__ = ["Attempts"]
 
+_BUCKET = subjects.BUCKETS["attempts"]
+
 
 class Attempts:
-    """Deaths by message of one durable consumer, in the attempts bucket."""
+    """Deaths by message of one durable consumer, in the attempts bucket. Calls raise `InfrastructureError`."""
 
     def __init__(self, bus: Bus, durable: str) -> None:
         self._bus = bus
@@ -20,13 +22,11 @@ class Attempts:
     def _key(self, seq: int) -> str:
         return f"{self._durable}.{seq}"
 
-    async def begin(self, seq: int) -> int:
-        """Note that handling begins and return how many earlier beginnings never came to an end."""
-        entry = await self._bus.value(subjects.BUCKETS["attempts"], self._key(seq))
-        deaths = int(entry.value) if entry else 0
-        await self._bus.put(subjects.BUCKETS["attempts"], self._key(seq), str(deaths + 1).encode())
-        return deaths
+    async def deaths(self, seq: int) -> int:
+        """Return how many handlings of the message at `seq` were noted and never came to an end."""
+        entry = await self._bus.value(_BUCKET, self._key(seq))
+        return int(entry.value) if entry else 0
 
-    async def survived(self, seq: int) -> None:
-        """Note that the handling that `begin` announced came to an end in good order."""
-        await self._bus.put(subjects.BUCKETS["attempts"], self._key(seq), b"0")
+    async def note(self, seq: int, deaths: int) -> None:
+        """Set the record."""
+        await self._bus.put(_BUCKET, self._key(seq), str(deaths).encode())

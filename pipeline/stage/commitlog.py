@@ -15,6 +15,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.control import StateSnapshot
+from lachesis.schemas.errors import LedgerError
 
 __all__ = ["CommitLog", "Restored"]
 
@@ -58,7 +59,10 @@ class CommitLog(Generic[E]):
         term: str,
         stream: str = subjects.EVENTS,
     ) -> tuple[Self, Restored]:
-        """Return the log, ready to append, and what its earlier writers left."""
+        """Return the log, ready to append, and what its earlier writers left.
+
+        Raises `LedgerError` when a commit that the state needs is gone.
+        """
         log = cls(bus, stream=stream, subject=subject, state_subject=state_subject, stage=stage, term=term)
         stored = await bus.last(subjects.LEDGER, state_subject)
         snapshot = decode(StateSnapshot, stored.data) if stored else None
@@ -69,10 +73,20 @@ class CommitLog(Generic[E]):
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas = []
         last = await bus.last(stream, subject)
+        if log._last > (last.seq if last else 0):
+            raise LedgerError(
+                f"{subject}: ends at sequence {last.seq if last else 0}, before commit {log.index - 1} at {log._last}, "
+                "which a snapshot covers: the broker lost history; restore its store, or start another revision"
+            )
         if last and last.seq > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
                     commit = commit_of(decode(kind, message.data))
+                    if commit.index != log.index:
+                        raise LedgerError(
+                            f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} follows; "
+                            "commits are gone from the stream: start another revision"
+                        )
                     deltas.append(commit.delta)
                     cursors = dict(commit.cursors)
                     log._last, log.index = message.seq, commit.index + 1

@@ -8,6 +8,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.service import Service
 
 __all__ = ["Source", "open_bursts"]
@@ -29,7 +30,8 @@ async def open_bursts(
 ) -> AsyncIterator[AsyncIterator[list[Stored]]]:
     """Yield an iterator of bursts: whatever the sources have ready, at least one message and at most `most`.
 
-    Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains.
+    Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains: the
+    burst in hand is finished, what was read ahead (at most `most` messages and one a source) is dropped.
     """
     send, receive = anyio.create_memory_object_stream[Stored](most)
 
@@ -43,23 +45,20 @@ async def open_bursts(
             async for message in messages:
                 await out.send(message)
 
-    async def end_on_drain(scope: anyio.CancelScope) -> None:
-        await service.draining.wait()
-        scope.cancel()
-
-    async with anyio.create_task_group() as tasks, receive:
-        readers = anyio.create_task_group()
-        async with readers:
+    async def feed_until_drained() -> None:
+        async with send, service.until_drained(), anyio.create_task_group() as feeds:
             for source in sources:
-                readers.start_soon(feed, source, send.clone())
-            send.close()
-            tasks.start_soon(end_on_drain, readers.cancel_scope)
-            yield _bursts(receive, most)
-            tasks.cancel_scope.cancel()
-            readers.cancel_scope.cancel()
+                feeds.start_soon(feed, source, send.clone())
+
+    async with background() as tasks:
+        with receive:
+            tasks.start_soon(feed_until_drained)
+            yield _bursts(service, receive, most)
 
 
-async def _bursts(receive: MemoryObjectReceiveStream[Stored], most: int) -> AsyncIterator[list[Stored]]:
+async def _bursts(
+    service: Service, receive: MemoryObjectReceiveStream[Stored], most: int
+) -> AsyncIterator[list[Stored]]:
     async for first in receive:
         burst = [first]
         while len(burst) < most:
@@ -67,4 +66,6 @@ async def _bursts(receive: MemoryObjectReceiveStream[Stored], most: int) -> Asyn
                 burst.append(receive.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
+        if service.draining.is_set():
+            return
         yield burst

@@ -8,16 +8,18 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import anyio
 import tenacity
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.health import Health
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import InfrastructureError, StreamFullError
 
 __all__ = ["Service", "open_service"]
 
@@ -67,8 +69,8 @@ class Service:
 
         def before_sleep(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self.health.state = "waiting"
-            self.health.note = f"{what}: {error}"
+            full = isinstance(error, StreamFullError)
+            self.waits("backpressure" if full else "waiting", f"{what}: {error}")
             self.health.retried += 1
 
         return tenacity.AsyncRetrying(
@@ -84,6 +86,31 @@ class Service:
     async def _sleep(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):
             await self.draining.wait()
+
+    @asynccontextmanager
+    async def until_drained(self) -> AsyncIterator[None]:
+        """Cancel the body once the service drains: around waits for what may never come.
+
+        An `InfrastructureError` that the body raises then (`retrying` does) says no more than that, and is dropped.
+        """
+
+        async def end() -> None:
+            await self.draining.wait()
+            tasks.cancel_scope.cancel()
+
+        try:
+            async with background() as tasks:
+                tasks.start_soon(end)
+                yield
+        except InfrastructureError:
+            if not self.draining.is_set():
+                raise
+
+    def waits(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
+        """Say what the service waits for. A service that drains stays known as draining."""
+        if not self.draining.is_set():
+            self.health.state = state
+        self.health.note = note
 
     def recovered(self) -> None:
         """Say that work goes on again after retries."""
@@ -104,7 +131,7 @@ async def open_service(
             await service.heartbeat()
             await anyio.sleep(HEARTBEAT_S)
 
-    async with anyio.create_task_group() as tasks:
+    async with background() as tasks:
         tasks.start_soon(beat)
         yield service
-        tasks.cancel_scope.cancel()
+        await service.heartbeat()

@@ -4,17 +4,19 @@ What goes in: rollout groups, from the durable consumer that all replicas share.
 each carrying every group that was ready when it left (no lingering when only one is). Guarantees:
 
 * a group is acknowledged only once its annotation, or its dead letter, is stored;
-* what is held is kept alive (`in_progress`), and given back on drain;
+* what is held is kept alive (`in_progress`), and given back on drain: at once what was not begun, the rest finished;
 * a bad group (`DataError`) becomes a dead letter at once; a failing dependency (`InfrastructureError`) is retried for
   as long as it fails and never becomes a result;
-* a group that kills whoever handles it becomes a dead letter after `max_attempts` such deaths, counted in a durable
-  record. Any other exception is a bug and ends the service.
+* any other exception is a bug and ends the service; a group that ends whoever handles it becomes a dead letter after
+  `max_attempts` such ends, counted in a durable record. (A process killed while it handles a group for the first time
+  is not on record.) Suspects are handled one at a time, so that their neighbours are not blamed with them.
 """
 
 import hashlib
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,14 +24,15 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import Delivery
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.attempts import Attempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, Stamp
-from lachesis.schemas.codec import Event, decode, encode
+from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
-from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["Rollout", "StatelessStage", "run_stateless"]
 
@@ -37,15 +40,6 @@ _MOST_IN_ONE_MESSAGE = 256
 _LAG_S = 1.0
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """A rollout group as stored: `seq` is its sequence in ROLLOUTS, `stored_ns` the server's time of storing it."""
-
-    group: RolloutGroup
-    seq: int
-    stored_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,27 +69,15 @@ class _Ready(Generic[Item]):
 
 async def run_stateless(service: Service, stage: StatelessStage[Item]) -> None:
     """Run one replica of `stage` until the service drains."""
-    durable = subjects.durable(service.name, service.run, service.revision)
-    replica = _Replica(service, stage, durable)
-    try:
-        async with (
-            service.bus.consume(
-                subjects.ROLLOUTS,
-                durable,
-                [subjects.rollout(service.run)],
-                max_messages=2 * stage.concurrency,
-                ack_wait_s=stage.ack_wait_s,
-            ) as deliveries,
-            anyio.create_task_group() as tasks,
-        ):
-            service.recovered()
-            tasks.start_soon(replica.keep_alive)
-            tasks.start_soon(replica.follow_lag)
-            await replica.work_until_drained(deliveries)
-            tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
-            await replica.give_back_all()
+    replica = _Replica(service, stage, subjects.durable(service.name, service.run, service.revision))
+    async with background() as tasks:
+        tasks.start_soon(replica.keep_alive)
+        tasks.start_soon(replica.follow_lag)
+        try:
+            await replica.work_until_drained()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+                await replica.give_back_all()
 
 
 class _Replica(Generic[Item]):
@@ -104,37 +86,52 @@ class _Replica(Generic[Item]):
         self.stage = stage
         self.durable = durable
         self.held: dict[int, Delivery] = {}
+        self.offered: list[Delivery] = []  # held, but not begun by any worker
         self.attempts = Attempts(service.bus, durable)
+        self.deaths: dict[int, int] = {}  # before this life, of what was begun and is noted
+        self.one_suspect = anyio.Lock()
 
-    async def work_until_drained(self, deliveries: AsyncIterator[Delivery]) -> None:
+    async def work_until_drained(self) -> None:
         """Deliveries -> workers -> emitter; a drain ends the first, and each ends the next once it has finished."""
         feed_out, feed_in = anyio.create_memory_object_stream[Delivery](0)
         ready_out, ready_in = anyio.create_memory_object_stream[_Ready[Item]](_MOST_IN_ONE_MESSAGE)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._feed, deliveries, feed_out)
+            tasks.start_soon(self._feed, feed_out)
             for _ in range(self.stage.concurrency):
                 tasks.start_soon(self._work, feed_in.clone(), ready_out.clone())
             feed_in.close()
             ready_out.close()
             await self._emit(ready_in)
 
-    async def _feed(self, deliveries: AsyncIterator[Delivery], out: MemoryObjectSendStream[Delivery]) -> None:
-        async with out, anyio.create_task_group() as tasks:
-
-            async def end_on_drain() -> None:
-                await self.service.draining.wait()
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(end_on_drain)
-            async for delivery in deliveries:
-                self._hold(delivery)
-                await out.send(delivery)
+    async def _feed(self, out: MemoryObjectSendStream[Delivery]) -> None:
+        stage = self.stage
+        async with out:
+            async with (
+                self.service.until_drained(),
+                self.service.bus.consume(
+                    subjects.ROLLOUTS,
+                    self.durable,
+                    [subjects.rollout(self.service.run)],
+                    max_messages=2 * stage.concurrency,
+                    ack_wait_s=stage.ack_wait_s,
+                ) as deliveries,
+            ):
+                self.service.recovered()
+                async for delivery in deliveries:
+                    self._hold(delivery)
+                    self.offered.append(delivery)
+                    await out.send(delivery)
+            while self.offered:
+                await self._give_back(self.offered.pop())
 
     async def _work(
         self, deliveries: MemoryObjectReceiveStream[Delivery], out: MemoryObjectSendStream[_Ready[Item]]
     ) -> None:
         async with deliveries, out:
             async for delivery in deliveries:
+                if delivery not in self.offered:
+                    continue  # given back by the drain on its way here
+                self.offered.remove(delivery)
                 start_ns = time.time_ns()
                 try:
                     ready = await self._handle(delivery, start_ns)
@@ -142,23 +139,34 @@ class _Replica(Generic[Item]):
                     await self._bury(delivery, "data", error)
                 except InfrastructureError:  # only once the service drains: until then it is retried
                     await self._give_back(delivery)
+                except Exception:
+                    await self._blame(delivery)
+                    raise
                 else:
                     if ready is not None:
                         await out.send(ready)
 
     async def _handle(self, delivery: Delivery, start_ns: int) -> _Ready[Item] | None:
         stage, message = self.stage, delivery.message
-        if delivery.attempt > 1:
-            self.service.health.redelivered += 1
-            deaths = await self.attempts.begin(message.seq)
-            if deaths >= stage.max_attempts:
-                error = DataError(f"handling it ended the process {deaths} times")
-                await self._bury(delivery, "poison", error, attempts=deaths)
-                return None
-        rollout = Rollout(decode(RolloutGroup, message.data), message.seq, message.time_ns)
-        async for attempt in self.service.retrying(f"group {rollout.group.id}"):
-            with attempt:
-                item = await stage.handle(rollout)
+        async with AsyncExitStack() as turn:
+            if delivery.attempt > 1:
+                self.service.health.redelivered += 1
+                deaths: int = await self.service.retrying("read attempts")(self.attempts.deaths, message.seq)
+                if deaths >= stage.max_attempts:
+                    error = DataError(f"handling it ended the process {deaths} times")
+                    await self._bury(delivery, "poison", error, attempts=deaths)
+                    return None
+                if deaths:
+                    await turn.enter_async_context(self.one_suspect)
+                    if self.service.draining.is_set():
+                        await self._give_back(delivery)
+                        return None
+                await self.service.retrying("note an attempt")(self.attempts.note, message.seq, deaths + 1)
+                self.deaths[message.seq] = deaths
+            rollout = read_rollout(message)
+            async for attempt in self.service.retrying(f"group {rollout.group.id}"):
+                with attempt:
+                    item = await stage.handle(rollout)
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, time.time_ns(), delivery.attempt)
         self.service.health.done(stamp)
@@ -185,24 +193,29 @@ class _Replica(Generic[Item]):
         names = hashlib.sha256("".join(ready.group for ready in batch).encode()).hexdigest()[:32]
         subject = subjects.event(stage.kind, service.run, service.revision, env)
         try:
-            async for attempt in service.retrying(f"publish {subject}"):
-                with attempt:
-                    await service.bus.publish(subject, encode(event), msg_id=f"{stage.kind}.{service.revision}.{names}")
+            await service.retrying(f"publish {subject}")(
+                service.bus.publish, subject, encode(event), msg_id=f"{stage.kind}.{service.revision}.{names}"
+            )
         except InfrastructureError:  # draining: the groups are handled again by another replica
             for ready in batch:
                 await self._give_back(ready.delivery)
-            return
-        service.recovered()
-        service.health.emitted += len(batch)
-        for ready in batch:
-            await self._settle(ready.delivery)
+        except DataError as error:  # too large for one message
+            if len(batch) == 1:
+                await self._bury(batch[0].delivery, "data", error)
+                return
+            half = len(batch) // 2
+            await self._publish(env, batch[:half])
+            await self._publish(env, batch[half:])
+        else:
+            service.recovered()
+            service.health.emitted += len(batch)
+            for ready in batch:
+                await self._settle(ready.delivery)
 
     async def _bury(self, delivery: Delivery, kind: DeadKind, error: DataError, *, attempts: int = 1) -> None:
         letter = dead_letter(self.service, delivery.message, kind, error, attempts=attempts)
         try:
-            async for attempt in self.service.retrying("publish a dead letter"):
-                with attempt:
-                    await publish_dead_letter(self.service, letter)
+            await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
         except InfrastructureError:
             await self._give_back(delivery)
             return
@@ -210,22 +223,38 @@ class _Replica(Generic[Item]):
         await self._settle(delivery)
 
     async def _settle(self, delivery: Delivery) -> None:
+        await self._clear(delivery, 0)
         await delivery.ack()
-        await self._let_go(delivery)
+        self._let_go(delivery)
 
     async def _give_back(self, delivery: Delivery) -> None:
+        await self._clear(delivery, self.deaths.get(delivery.message.seq, 0))
         await delivery.nak()
-        await self._let_go(delivery)
+        self._let_go(delivery)
+
+    async def _clear(self, delivery: Delivery, deaths: int) -> None:
+        """Take back the note of an attempt, before whoever comes next reads it. Off the record, a note counts once."""
+        if self.deaths.pop(delivery.message.seq, None) is not None:
+            with suppress(InfrastructureError):
+                await self.service.retrying("clear an attempt")(self.attempts.note, delivery.message.seq, deaths)
+
+    async def _blame(self, delivery: Delivery) -> None:
+        """Give back the group whose handling ends this service, and leave that on record."""
+        seq = delivery.message.seq
+        self._let_go(delivery)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+            if self.deaths.pop(seq, None) is None and delivery.attempt == 1:
+                with suppress(InfrastructureError):
+                    await self.attempts.note(seq, 1)
+            await delivery.nak()
 
     def _hold(self, delivery: Delivery) -> None:
         self.held[delivery.message.seq] = delivery
         self.service.health.in_flight = len(self.held)
 
-    async def _let_go(self, delivery: Delivery) -> None:
+    def _let_go(self, delivery: Delivery) -> None:
         self.held.pop(delivery.message.seq, None)
         self.service.health.in_flight = len(self.held)
-        if delivery.attempt > 1:
-            await self.attempts.survived(delivery.message.seq)
 
     async def give_back_all(self) -> None:
         for delivery in list(self.held.values()):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
@@ -26,10 +27,13 @@ __all__ = ["run_teacher"]
 async def run_teacher(service: Service, config: RunConfig) -> None:
     """Run one replica of the teacher stage until the service drains."""
     async with open_role(service.bus, config.run, "teacher", url=config.role("teacher").url) as directory:
-        client = await directory.current()
-        async for attempt in service.retrying("probe the teacher"):
-            with attempt:
-                capabilities = await client.probe()
+        capabilities: Capabilities | None = None
+        async with service.until_drained():
+            async for attempt in service.retrying("probe the teacher"):
+                with attempt:
+                    capabilities = await (await directory.current()).probe()
+        if capabilities is None:
+            return
         teacher = _Teacher(service, directory, capabilities.model, capabilities.tokenizer_hash)
         await run_stateless(
             service,
@@ -88,11 +92,16 @@ class _Teacher:
         async def ask(i: int, tokens: NDArray[np.int32]) -> None:
             nonlocal reason, down
             try:
-                answers[i] = await client.prompt_logprobs(tokens.tolist())
+                answer = await client.prompt_logprobs(tokens.tolist())
             except DataError as error:
                 reason = str(error)
             except InfrastructureError as error:  # raised below, alone: a task group would wrap it
                 down = error
+            else:
+                if answer.shape == tokens.shape and np.isfinite(answer).all():
+                    answers[i] = answer
+                else:
+                    reason = f"{answer.shape} logprobs, finite or not, for {len(tokens)} tokens"
 
         async with anyio.create_task_group() as tasks:
             for i, sequence in enumerate(group.sequences):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from lachesis.pipeline.training.model import Policy, load_model, save_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError
 from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import Void
 
 __all__ = ["Checkpoint", "TrainerState", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
@@ -50,6 +52,8 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Digest of the last of them; 64 zeros before the first."""
     unreported: list[int] = []
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
+    voids: list[Void] = []
+    """Those of them that could not be trained."""
 
 
 class Checkpoint(NamedTuple):
@@ -70,6 +74,7 @@ def save_checkpoint(
     ledger_position: int,
     chain_hash: str,
     unreported: list[int],
+    voids: Sequence[Void] = (),
     keep: int = 3,
 ) -> TrainerState:
     """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
@@ -90,6 +95,7 @@ def save_checkpoint(
         ledger_position=ledger_position,
         chain_hash=chain_hash,
         unreported=unreported,
+        voids=list(voids),
     )
     name = _free_name(folder, learner.steps)
     partial = folder / f"{PARTIAL}{name}"

@@ -9,10 +9,11 @@ import numpy as np
 
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
-from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["latencies", "step_figures"]
+__all__ = ["latencies", "sample_rows", "step_figures"]
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -76,3 +77,15 @@ def latencies(
         if values
         for label, q in _QUANTILES.items()
     }
+
+
+def sample_rows(
+    groups: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
+) -> list[tuple[str, str, str, float | None]]:
+    """Return (item, prompt, completion, advantage) of every sample whose conversation is known, to be looked at."""
+    rows = []
+    for ref, group, _ in groups:
+        for conversation, advantage in zip(group.messages, ref.advantages, strict=False):
+            *prompt, completion = [message.content for message in conversation] or [""]
+            rows.append((group.item, "\n".join(prompt), completion, advantage))
+    return rows

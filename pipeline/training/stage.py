@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from functools import partial
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -17,20 +18,21 @@ import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.metrics import latencies, step_figures
+from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy, load_model
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import CheckpointError, ConfigError, DataError
+from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError
 from lachesis.schemas.ledger import Void
 
 __all__ = ["run_trainer"]
@@ -42,15 +44,20 @@ async def run_trainer(service: Service, config: RunConfig) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     torch.set_num_threads(config.training.threads)
     torch.use_deterministic_algorithms(mode=True)
-    trainer = await _Trainer.restored(service, config)
     policy_url = config.role("policy").url
-    async with anyio.create_task_group() as tasks:
-        if policy_url is not None:
-            tasks.start_soon(_push_weights, service, config, policy_url)
-        await trainer.publish_policy()
-        service.recovered()
-        await trainer.train()
-        tasks.cancel_scope.cancel()
+    try:
+        with Tracking(config) as tracking:
+            async with background() as tasks:
+                trainer = await _Trainer.restored(service, config, tracking)
+                if policy_url is not None:
+                    tasks.start_soon(_push_weights, service, config, policy_url)
+                await trainer.publish_policy()
+                service.recovered()
+                await trainer.train()
+    except InfrastructureError:
+        if not service.draining.is_set():
+            raise
+        log.warning("drained while the bus was away: the next start goes on from the newest checkpoint")
 
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
@@ -60,7 +67,16 @@ async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
 
 
 class _Trainer:
-    def __init__(self, service: Service, config: RunConfig, policy: Policy, learner: Learner, feed: BatchFeed) -> None:
+    def __init__(
+        self,
+        service: Service,
+        config: RunConfig,
+        *,
+        policy: Policy,
+        learner: Learner,
+        feed: BatchFeed,
+        tracking: Tracking,
+    ) -> None:
         self.service = service
         self.config = config
         self.policy = policy
@@ -68,18 +84,21 @@ class _Trainer:
         self.feed = feed
         self.lineage = os.urandom(3).hex()
         self.voids: list[Void] = []
-        self.tracking = Tracking(config)
+        self.tracking = tracking
         self.checkpointed = learner.steps
+        self.newest: FedBatch | None = None
 
     @classmethod
-    async def restored(cls, service: Service, config: RunConfig) -> "_Trainer":
+    async def restored(cls, service: Service, config: RunConfig, tracking: Tracking) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning.
 
-        Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint.
+        A checkpoint whose report was cut off is reported now. Raises `CheckpointError` when the ledger holds a report
+        of a newer step than the newest checkpoint, or of other weights.
         """
         settings = config.training
         feed = await BatchFeed.open(service.bus, config.run, settings.name, term=service.instance)
         path = latest_checkpoint(config.path / "checkpoints")
+        checkpoint = None
         if path is not None:
             checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, settings.learner))
             policy, learner = checkpoint.policy, checkpoint.learner
@@ -90,29 +109,43 @@ class _Trainer:
         else:
             policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
             learner = Learner(policy.model, settings.learner)
-        if feed.report is not None and feed.report.step > learner.steps:
+        reported = feed.report.step if feed.report else 0
+        if feed.report is not None and reported > learner.steps:
             raise CheckpointError(
-                f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
+                f"step {reported} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
                 f"the newest checkpoint in {config.path / 'checkpoints'} is of step {learner.steps}; restore the "
                 "folder, or start a new run"
             )
-        return cls(service, config, policy, learner, feed)
+        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking)
+        if checkpoint is not None:
+            state = checkpoint.state
+            if (
+                feed.report is not None
+                and reported == state.step
+                and feed.report.policy_version != state.policy_version
+            ):
+                raise CheckpointError(
+                    f"{checkpoint.path} holds policy {state.policy_version}, but step {reported} was reported as "
+                    f"{feed.report.policy_version}; restore the folder, or start a new run"
+                )
+            if reported < state.step:
+                trainer.voids = list(state.voids)
+                await trainer.report(state, checkpoint.path)
+        return trainer
 
     async def train(self) -> None:
         """Take batches, one ahead, until there is nothing more to do."""
         send, receive = anyio.create_memory_object_stream[FedBatch](1)
-        async with anyio.create_task_group() as tasks:
+        async with background() as tasks:
             tasks.start_soon(self._prefetch, send)
-            async with receive:
+            with receive:
                 while not self._finished() and not self.service.draining.is_set():
                     batch = await self._next(receive)
                     if batch is None:
                         break
                     await self._step(batch)
-            tasks.cancel_scope.cancel()
         if self.learner.steps > self.checkpointed:
             await self._checkpoint()
-        self.tracking.close()
 
     def _finished(self) -> bool:
         return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
@@ -159,8 +192,12 @@ class _Trainer:
             self.voids.append(Void(number, str(error)))
             self.learner.steps = number + 1
         self.feed.advance(batch)
+        self.newest = batch
         await self.publish_policy()
-        figures |= latencies(batch.stamps(start_ns, time.time_ns()), batch.started_ns, time.time_ns())
+        ended_ns = time.time_ns()
+        figures |= {"train/time": ended_ns / 1e9} | latencies(
+            batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
+        )
         self._show(figures)
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
@@ -185,7 +222,8 @@ class _Trainer:
             tokenizer_hash=self.policy.tokenizer_hash,
             written_ns=time.time_ns(),
         )
-        await self.feed.publish_policy(record)
+        await self.service.retrying("publish the policy")(self.feed.publish_policy, record)
+        self.service.recovered()
         prune_weights(folder, keep=self.config.training.weights_kept)
 
     async def _checkpoint(self) -> None:
@@ -202,16 +240,24 @@ class _Trainer:
                 ledger_position=self.feed.position.entries,
                 chain_hash=self.feed.position.digest,
                 unreported=list(range(self.checkpointed, self.learner.steps)),
+                voids=self.voids,
                 keep=settings.checkpoints_kept,
             )
         )
-        path = latest_checkpoint(folder)
-        await self.feed.report_trained(
+        self.checkpointed = self.learner.steps
+        await self.report(state, latest_checkpoint(folder))
+        if self.newest is not None:
+            self.tracking.samples(sample_rows(self.newest.groups))
+
+    async def report(self, state: TrainerState, path: Path | None) -> None:
+        """Report a checkpoint that is on disk."""
+        report = partial(
+            self.feed.report_trained,
             policy_version=state.policy_version,
-            step=self.learner.steps,
-            lineage=self.lineage,
+            step=state.step,
+            lineage=state.lineage,
             checkpoint=str(path),
             voids=self.voids,
         )
+        await self.service.retrying("report what was trained")(report)
         self.voids = []
-        self.checkpointed = self.learner.steps

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -21,7 +21,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class Tracking:
-    """An open log of figures."""
+    """An open log of figures; a context that closes it."""
 
     def __init__(self, config: RunConfig) -> None:
         config.path.mkdir(parents=True, exist_ok=True)
@@ -38,15 +38,18 @@ class Tracking:
             self._wandb.log(figures)
 
     def samples(self, rows: list[tuple[str, str, str, float | None]]) -> None:
-        """Log a table of (item, prompt, completion, reward), of which a bounded number is shown."""
+        """Log a table of (item, prompt, completion, advantage), of which a bounded number is shown."""
         if self._wandb is not None and self._rows:
             import wandb
 
-            columns = ["item", "prompt", "completion", "reward"]
+            columns = ["item", "prompt", "completion", "advantage"]
             table = wandb.Table(columns=columns, data=[list(row) for row in rows[: self._rows]])
             self._wandb.log({"samples": table, "train/step": self._step})
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish()

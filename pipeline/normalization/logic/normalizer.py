@@ -32,12 +32,16 @@ Columns = Mapping[str, Sequence[float | None]]
 
 
 class Ready(NamedTuple):
-    """A group that can be normalized now: `snapshot.normalize(key, values[key])`."""
+    """A group that can be normalized now: `snapshot.normalize(key, values[key])`.
+
+    `source` is that of the outcome that counts.
+    """
 
     group: str
     seq: int
     values: Columns
     snapshot: Snapshot
+    source: int
 
 
 class Step(NamedTuple):
@@ -107,15 +111,16 @@ class EnvNormalizer:
         opened.members[seq] = _Member(group)
         opened.unresolved += 1
         self._known[group] = seq
-        # The outcome may name a later copy of the group; the first to arrive counts, as it does for a known member.
+        # Scores may name a later copy of the group; the first to arrive counts, as it does for a known member.
         for at, (values, source) in self._early.get(group, {}).items():
-            if at >= seq and self._window(at) - window <= DUPLICATE_WINDOWS:
+            if at == seq or (values is not None and at > seq and self._window(at) - window <= DUPLICATE_WINDOWS):
                 self._resolve(seq, values, source)
                 break
 
     def outcome(self, group: str, seq: int, values: Columns | None, source: int = 0) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
 
+        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first.
         `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
         `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
         different lengths, and ConfigError on a key without bounds in mode "minmax".
@@ -128,6 +133,9 @@ class EnvNormalizer:
             member: int | None = seq
         else:
             member = self._first(group, window)
+            if values is None and member is not None and member != seq:
+                self.duplicates += 1
+                return
         if member is not None and self._window(member) >= self._base:
             self._resolve(member, values, source)
         elif member is not None or window < self._base:
@@ -304,7 +312,7 @@ class EnvNormalizer:
         for seq in opened.waiting:
             member = opened.members[seq]
             if member.values is not None:
-                ready.append(Ready(member.group, seq, member.values, snapshot))
+                ready.append(Ready(member.group, seq, member.values, snapshot, member.source))
         self._emitted |= opened.waiting
         opened.waiting = set()
         return ready

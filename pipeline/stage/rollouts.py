@@ -1,0 +1,36 @@
+"""Reading a rollout group as stored, distrusting whoever stored it."""
+
+from dataclasses import dataclass
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["Rollout", "read_rollout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A rollout group as stored: `seq` is its sequence in ROLLOUTS, `stored_ns` the server's time of storing it."""
+
+    group: RolloutGroup
+    seq: int
+    stored_ns: int
+
+
+def read_rollout(message: Stored) -> Rollout:
+    """Return the group that `message` holds.
+
+    Raises `SchemaError` when it cannot be read, or when subject, planning header and body do not tell of the same
+    group: others plan by the header alone, and what a stage derives is stored under the body's names.
+    """
+    group = decode(RolloutGroup, message.data)
+    if message.subject != subjects.rollout(group.run, group.env):
+        raise SchemaError(f"run, env: {group.run[:40]!r} and {group.env[:40]!r} are not those of {message.subject}")
+    plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+    if plan != Plan.of(group):
+        raise SchemaError(f"header {PLAN_HEADER}: it tells of {plan}, the message holds {Plan.of(group)}")
+    return Rollout(group, message.seq, message.time_ns)
