@@ -21,6 +21,8 @@ async def follow_ledger(
 ) -> AsyncIterator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false.
 
+    It holds a reader open: whoever may stop early closes it in the same task (`contextlib.aclosing`).
+
     Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
     """
     subject = subjects.ledger(run, trainer)

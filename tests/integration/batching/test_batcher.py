@@ -312,7 +312,7 @@ async def test_reading_goes_on_from_a_position_and_refuses_another_history(bus: 
         assert rest == [e.index for e in entries[i + 1 :]]
     for wrong in (Position(1, "0" * 64), Position(len(entries) + 1, position.digest)):
         with pytest.raises(LedgerError):
-            await anext(follow_ledger(bus, RUN, "main", wrong, follow=False))
+            await anext(follow_ledger(bus, RUN, "main", wrong, follow=False))  # before anything is opened
     with pytest.raises(LedgerError, match="where 0 follows"):
         Position().after(entries[1])
     with pytest.raises(LedgerError, match="rolled back"):

@@ -1,0 +1,199 @@
+"""The governor on the bus: leases follow the log, a later one ends an earlier one, and no mix of sizes gets stuck."""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import anyio
+import pytest
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.read import follow_ledger
+from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
+from lachesis.schemas.errors import FencedError, InfrastructureError
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.ledger import Batch
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+
+RUN = "r"
+
+
+def make_config(*, lease_s: float = 20.0, max_staleness: int = 0, retry_s: float = 0.02) -> RunConfig:
+    return RunConfig(
+        run=RUN,
+        batching=BatchingConfig(batch_size=8, max_staleness=max_staleness),
+        flow=FlowConfig(lease_s=lease_s, retry_s=retry_s),
+    )
+
+
+@asynccontextmanager
+async def governor(bus: Bus, config: RunConfig) -> AsyncIterator[Service]:
+    async with open_service(bus, "governor", RUN) as service, anyio.create_task_group() as tasks:
+        tasks.start_soon(run_governor, service, config)
+        yield service
+        tasks.cancel_scope.cancel()
+
+
+async def ask(bus: Bus, request: LeaseRequest) -> LeaseReply:
+    """Ask as a producer does: a governor that is not there yet is asked again."""
+    with anyio.fail_after(20):
+        while True:
+            try:
+                return decode(LeaseReply, await bus.request(subjects.lease(RUN), encode(request), timeout_s=2.0))
+            except InfrastructureError:
+                await anyio.sleep(0.05)
+
+
+def acquire(sequences: int = 4, env: str = "words") -> LeaseRequest:
+    return LeaseRequest(op="acquire", producer="p", env=env, sequences=sequences, bytes=1000)
+
+
+async def granted(bus: Bus, request: LeaseRequest) -> str:
+    with anyio.fail_after(20):
+        while True:
+            reply = await ask(bus, request)
+            if reply.granted and reply.lease:
+                return reply.lease
+            await anyio.sleep(reply.retry_s or 0.02)
+
+
+async def publish(bus: Bus, counter: int, sequences: int, lease: str | None, step: int = 0) -> tuple[int, str]:
+    plan = Plan(
+        group=new_group_id(),
+        sequences=sequences,
+        samples=sequences,
+        tokens=10,
+        policy_step=step,
+        producer="p",
+        epoch=1,
+        counter=counter,
+        started_ns=1,
+        lease=lease,
+    )
+    headers = {PLAN_HEADER: plan.pack()}
+    ack = await bus.publish(subjects.rollout(RUN, "words"), b"payload", msg_id=plan.group, headers=headers)
+    return ack.seq, plan.group
+
+
+async def reward(bus: Bus, counter: int, seq: int, group: str, sequences: int) -> None:
+    item = GroupReward(
+        group=group,
+        seq=seq,
+        item="i",
+        policy_step=0,
+        verdict="trainable",
+        scores=[1.0] * sequences,
+        rewards=[1.0] * sequences,
+        advantages=[1.0] * sequences,
+        snapshot="s",
+        mean=1.0,
+        std=1.0,
+        range=1.0,
+        n_valid=sequences,
+    )
+    commit = Commit(term="t", index=counter, cursors={}, delta=b"")
+    event = RewardEvent(run=RUN, env="words", revision="live", advantage="grpo", commit=commit, groups=[item])
+    await bus.publish(subjects.event("reward", RUN, "live", "words"), encode(event), msg_id=f"reward.{group}")
+
+
+async def train(bus: Bus, step: int) -> None:
+    record = PolicyRecord(run=RUN, version=f"{step}-a-b", weights="w", tokenizer_hash="h", written_ns=1)
+    await bus.put(subjects.BUCKETS["policy"], RUN, encode(record))
+
+
+async def test_leases_follow_the_log(bus: Bus) -> None:
+    config = make_config()
+    async with governor(bus, config), anyio.create_task_group() as tasks:
+        tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), config)
+        groups = []
+        for n in range(2):
+            lease = await granted(bus, acquire())
+            groups.append(await publish(bus, n, 4, lease))
+        refused = await ask(bus, acquire())
+        assert "8 of 8 sequences are outstanding" in str(refused.reason)
+        for n, (seq, group) in enumerate(groups):
+            await reward(bus, n, seq, group, 4)
+        with anyio.fail_after(10):
+            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+                assert (await anext(entries)).batch is not None
+        assert not (await ask(bus, acquire())).granted  # batched, not trained
+        await train(bus, 1)
+        await granted(bus, acquire())
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_what_is_stored(bus: Bus) -> None:
+    config = make_config(lease_s=1.0)
+    async with governor(bus, config):
+        held = await granted(bus, acquire())
+        await publish(bus, 0, 4, await granted(bus, acquire()))
+    async with governor(bus, config) as service:
+        reply = await ask(bus, acquire())
+        assert "started again" in str(reply.reason)
+        assert reply.retry_s is not None
+        assert 0 < reply.retry_s <= 1.0
+        renewed = await ask(bus, LeaseRequest(op="renew", producer="p", env="words", lease=held))
+        assert renewed.granted
+        with anyio.fail_after(10):
+            while service.health.metrics.get("flow/outstanding") != 8:
+                await anyio.lowlevel.checkpoint()
+        await granted(bus, acquire())  # once the one that nobody renews any more has run out
+
+
+async def test_a_later_governor_ends_the_earlier_one(bus: Bus) -> None:
+    config = make_config()
+    with pytest.RaisesGroup(FencedError, flatten_subgroups=True):
+        async with governor(bus, config):
+            await granted(bus, acquire())
+            async with governor(bus, config):
+                await anyio.sleep(10)
+
+
+async def test_hostile_requests_get_an_answer(bus: Bus) -> None:
+    async with governor(bus, make_config()):
+        await granted(bus, acquire(1))
+        answer = decode(LeaseReply, await bus.request(subjects.lease(RUN), b"\xc1", timeout_s=2.0))
+        assert not answer.granted
+        assert answer.reason
+        await bus.publish(subjects.rollout(RUN, "words"), b"", msg_id="x", headers={PLAN_HEADER: "?"})
+        assert (await ask(bus, acquire(1))).granted
+
+
+@pytest.mark.parametrize(("sizes", "max_staleness"), [([3], 0), ([5], 0), ([3], 1), ([3, 5], 0), ([6, 4], 1)])
+async def test_no_mix_of_sizes_gets_stuck(bus: Bus, sizes: list[int], max_staleness: int) -> None:
+    config = make_config(max_staleness=max_staleness)
+    batches: list[Batch] = []
+    steps = 4
+
+    async def produce() -> None:
+        n = 0
+        while len(batches) < steps:
+            size = sizes[n % len(sizes)]
+            seq, group = await publish(bus, n, size, await granted(bus, acquire(size)), step=len(batches))
+            await reward(bus, n, seq, group, size)
+            n += 1
+
+    async with governor(bus, config), anyio.create_task_group() as tasks:
+        tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), config)
+        tasks.start_soon(produce)
+        with anyio.fail_after(40):
+            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+                while len(batches) < steps:
+                    entry = await anext(entries)
+                    if entry.batch is not None:
+                        batches.append(entry.batch)
+                        await train(bus, len(batches))
+        tasks.cancel_scope.cancel()
+    assert all(batch.sequences == sum(ref.sequences for ref in batch.groups) <= 8 for batch in batches)
+    assert all(batch.complete == (batch.sequences == 8) for batch in batches)
+    if sizes == [3, 5]:
+        assert all(batch.complete for batch in batches)
