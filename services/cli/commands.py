@@ -77,6 +77,7 @@ def run(
 
 @app.command()
 def demo(
+    *,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model, its warm start and the run.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
     run_name: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Name of the run.")] = None,
