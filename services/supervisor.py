@@ -30,6 +30,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
+from lachesis.services.process import STARTUP
 from lachesis.services.registry import SERVICES
 
 __all__ = ["Planned", "Supervisor", "plan"]
@@ -177,7 +178,8 @@ class Supervisor:
             ready = row.ready.is_set()
             row.failures = 0 if ready and time.monotonic() - started > LONGEST_PAUSE_S else row.failures + 1
             log.warning("%s ended with code %s; starting it again in %.1f s", row.planned.name, code, pause)
-            if row.failures >= MOST_FAILURES:
+            # Whoever never became ready and says why will say it again.
+            if row.failures >= (2 if code == STARTUP and not ready else MOST_FAILURES):
                 raise StartupError(
                     f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
                     f"{_tail(self.logs / f'{row.planned.name}.log')}"

@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
+    from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.schemas.errors import ToolError
     from lachesis.schemas.rollout import Message
 
 __version__ = "0.1.0"
 
-__all__ = ["Environment", "Message", "Reply", "Session", "Task", "ToolError", "tool"]
+__all__ = ["Environment", "Message", "Reply", "Sample", "Session", "Task", "ToolError", "rater", "tool"]
 
 _HOMES = {
     "Environment": "lachesis.pipeline.environments.environment",
@@ -21,7 +22,9 @@ _HOMES = {
     "Reply": "lachesis.pipeline.environments.session",
     "Session": "lachesis.pipeline.environments.session",
     "Task": "lachesis.pipeline.environments.task",
+    "Sample": "lachesis.pipeline.scoring.rater",
     "ToolError": "lachesis.schemas.errors",
+    "rater": "lachesis.pipeline.scoring.rater",
     "tool": "lachesis.pipeline.environments.tools",
 }
 """Where the public names live. They are imported on first use, so that a service pays only for what it needs."""

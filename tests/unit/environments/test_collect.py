@@ -22,7 +22,7 @@ from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLING = SamplingParams(max_tokens=200, temperature=0.7)
 QUICK = CollectConfig(attempts=3, backoff_s=0.001, request_timeout_s=5)
 
