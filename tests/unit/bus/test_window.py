@@ -1,6 +1,7 @@
 """The publisher's window: its bounds, its order, and that cancelled waiters leave nothing behind."""
 
 import anyio
+import anyio.lowlevel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,28 +44,25 @@ async def test_larger_than_the_window_goes_alone() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 150), st.booleans()), min_size=1, max_size=30))
-def test_cancelled_waiters_leave_no_trace(plan: list[tuple[int, bool]]) -> None:
-    async def run() -> None:
-        window = Window(max_bytes=100, max_messages=4)
-        worst = 0
+async def test_cancelled_waiters_leave_no_trace(plan: list[tuple[int, bool]]) -> None:
+    window = Window(max_bytes=100, max_messages=4)
+    worst = 0
 
-        async def use(size: int, cancelled: bool) -> None:
-            nonlocal worst
-            with anyio.CancelScope() as scope:
-                if cancelled:
-                    scope.cancel()
-                await window.enter(size)
-                try:
-                    if window.messages > 1:
-                        worst = max(worst, window.bytes)
-                    await anyio.lowlevel.checkpoint()
-                finally:
-                    window.leave(size)
+    async def use(size: int, cancelled: bool) -> None:
+        nonlocal worst
+        with anyio.CancelScope() as scope:
+            if cancelled:
+                scope.cancel()
+            await window.enter(size)
+            try:
+                if window.messages > 1:
+                    worst = max(worst, window.bytes)
+                await anyio.lowlevel.checkpoint()
+            finally:
+                window.leave(size)
 
-        async with anyio.create_task_group() as tasks:
-            for size, cancelled in plan:
-                tasks.start_soon(use, size, cancelled)
-        assert (window.bytes, window.messages) == (0, 0)
-        assert worst <= 100
-
-    anyio.run(run)
+    async with anyio.create_task_group() as tasks:
+        for size, cancelled in plan:
+            tasks.start_soon(use, size, cancelled)
+    assert (window.bytes, window.messages) == (0, 0)
+    assert worst <= 100
