@@ -1,11 +1,11 @@
-"""The demo (`lachesis demo`, `make demo`): the whole pipeline on real tasks, and an honest verdict on whether it learned.
+"""The demo (`lachesis demo`, `make demo`): the whole pipeline on real tasks, and a verdict on whether it learned.
 
-    settings    the run's configuration, from `demo.toml` and the command line
-    prepare     the model to train: tokenizer, random weights, supervised warm start; cached
-    keep        the supervisor as a process of its own, started again when it dies
-    watch       what the bus says of the run, folded into `observed`
-    observed    everything seen of the run (pure)
-    view        live progress on a terminal or as lines
-    summary     the verdict and the figures (pure), `plots` the pictures
-    run         all of it in order
+settings    the run's configuration, from `demo.toml` and the command line
+prepare     the model to train: tokenizer, random weights, supervised warm start; cached
+keep        the supervisor as a process of its own, started again when it dies
+watch       what the bus says of the run, folded into `observed`
+observed    everything seen of the run (pure)
+view        live progress on a terminal or as lines
+summary     the verdict and the figures (pure), `report` their text, `plots` the pictures
+run         all of it in order
 """

@@ -1,0 +1,195 @@
+"""Everything seen of a run, folded together as it comes. Pure: no bus, no clock.
+
+In: heartbeats, stored messages of ROLLOUTS (headers), EVENTS and LEDGER. Out: the figures that the live view and the
+summary show. Guarantees that a message seen twice (a stream read again after the server came back) counts once.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat, PackedHistogram
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.services.registry import SERVICES
+from lachesis.services.supervisor import plan
+
+__all__ = ["BatchSeen", "Drawn", "Observed", "Quantiles", "StageFigures"]
+
+_RATE_WINDOW_NS = 10_000_000_000
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Seconds; None: nothing was measured."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+    @classmethod
+    def of(cls, histogram: Histogram) -> "Quantiles":
+        return cls(histogram.quantile(0.5), histogram.quantile(0.95), histogram.quantile(0.99))
+
+
+class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One service over all its processes, those that have ended included. Counts are since the run began; `cpu_s` is
+    the processor time of its processes, seconds."""
+
+    pids: list[int]
+    restarts: int
+    state: str
+    handled: int
+    emitted: int
+    redelivered: int
+    retried: int
+    dead: int
+    cpu_s: float
+    lag: int | None
+    wait: Quantiles
+    process: Quantiles
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A judged group: the step of the policy that made it, its task's index in the pool, its mean success."""
+
+    policy_step: int
+    index: int | None
+    success: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSeen:
+    """A batch of the ledger: its groups' ids, its weight, and when it was written (Unix ns)."""
+
+    groups: list[str]
+    sequences: int
+    tokens: int
+    written_ns: int
+
+
+@dataclass(slots=True)
+class Observed:
+    """`next_seq` says from where each stream is to be read on."""
+
+    config: RunConfig
+    beats: dict[str, Heartbeat] = field(default_factory=dict)
+    evals: dict[int, EvalEvent] = field(default_factory=dict)
+    drawn: dict[str, Drawn] = field(default_factory=dict)
+    batches: dict[int, BatchSeen] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    started_ns: dict[str, int] = field(default_factory=dict)
+    generated_tokens: int = 0
+    generated_sequences: int = 0
+    dead_letters: int = 0
+    peak_rss_bytes: int = 0
+    cpu_s: dict[int, float] = field(default_factory=dict)
+    supervisor_pids: list[int] = field(default_factory=list)
+    next_seq: dict[str, int] = field(default_factory=dict)
+
+    def heartbeat(self, beat: Heartbeat) -> None:
+        """Keep the newest heartbeat of each process of a service."""
+        self.beats[beat.instance] = beat
+
+    def stored(self, message: Stored) -> None:
+        """Take in one message; those before `next_seq` are known already. What is no event of ours is passed over."""
+        if message.seq < self.next_seq.get(message.stream, 1):
+            return
+        self.next_seq[message.stream] = message.seq + 1
+        try:
+            if message.stream == subjects.ROLLOUTS:
+                self._member(Plan.unpack(message.headers.get(PLAN_HEADER)))
+            elif message.stream == subjects.LEDGER:
+                self._entry(decode(LedgerEntry, message.data))
+            else:
+                self._event(message.subject.split(".")[1], message.data)
+        except SchemaError:
+            return  # a stage has dead-lettered it, and that is counted
+
+    def _member(self, member: Plan) -> None:
+        self.started_ns[member.group] = member.started_ns
+        self.generated_tokens += member.tokens
+        self.generated_sequences += member.sequences
+
+    def _entry(self, entry: LedgerEntry) -> None:
+        self.outcomes.update(outcome.kind for outcome in entry.outcomes)
+        if entry.batch is not None:
+            batch, groups = entry.batch, [ref.group for ref in entry.batch.groups]
+            self.outcomes["batched"] += len(groups)
+            self.batches[batch.number] = BatchSeen(groups, batch.sequences, batch.tokens, entry.written_ns)
+
+    def _event(self, kind: str, data: bytes) -> None:
+        if kind == "eval":
+            event = decode(EvalEvent, data)
+            self.evals[event.policy_step] = event
+        elif kind == "dead":
+            decode(DeadLetter, data)
+            self.dead_letters += 1
+        elif kind == "reward":
+            for group in decode(RewardEvent, data).groups:
+                self.drawn.setdefault(group.group, Drawn(group.policy_step, group.index, group.success))
+
+    # figures
+
+    def stages(self) -> dict[str, StageFigures]:
+        """Return the figures of every service that was seen, in the order of the pipeline."""
+        found: dict[str, list[Heartbeat]] = {}
+        for beat in self.beats.values():
+            found.setdefault(beat.service, []).append(beat)
+        order = list(SERVICES)
+        names = sorted(found, key=lambda name: (_place(name, order), name))
+        planned = Counter("-".join(filter(None, (row.service, row.part))) for row in plan(self.config))
+        return {name: _figures(found[name], planned[name], self.cpu_s) for name in names}
+
+    def metrics(self, service: str) -> dict[str, float]:
+        """Return the newest figures that a service sent of itself, empty before it has."""
+        beats = [beat for beat in self.beats.values() if beat.service == service and beat.metrics]
+        return max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
+
+    def rates(self, now_ns: int) -> tuple[float, float]:
+        """Return (groups/s, tokens/s) over the batches of the last ten seconds."""
+        recent = [batch for batch in self.batches.values() if batch.written_ns > now_ns - _RATE_WINDOW_NS]
+        seconds = _RATE_WINDOW_NS / 1e9
+        return sum(len(batch.groups) for batch in recent) / seconds, sum(batch.tokens for batch in recent) / seconds
+
+
+def _place(name: str, order: list[str]) -> int:
+    service = name.partition("-")[0]
+    return order.index(service) if service in order else len(order)
+
+
+def _figures(beats: list[Heartbeat], planned: int, cpu_s: Mapping[int, float]) -> StageFigures:
+    stages = [beat.stage for beat in beats]
+    newest = max(beats, key=lambda beat: beat.time_ns).stage
+    lags = [stage.lag for stage in stages if stage.lag is not None]
+    return StageFigures(
+        pids=sorted({beat.pid for beat in beats}),
+        restarts=max(0, len(beats) - planned),
+        state=newest.state,
+        handled=sum(stage.handled for stage in stages),
+        emitted=sum(stage.emitted for stage in stages),
+        redelivered=sum(stage.redelivered for stage in stages),
+        retried=sum(stage.retried for stage in stages),
+        dead=sum(stage.dead for stage in stages),
+        cpu_s=sum(cpu_s.get(pid, 0.0) for pid in {beat.pid for beat in beats}),
+        lag=newest.lag if lags else None,
+        wait=_merged(stage.wait for stage in stages),
+        process=_merged(stage.process for stage in stages),
+    )
+
+
+def _merged(packed: Iterable[PackedHistogram | None]) -> Quantiles:
+    merged = Histogram()
+    for histogram in packed:
+        if histogram is not None:
+            merged.merge(Histogram.unpack(histogram))
+    return Quantiles.of(merged)

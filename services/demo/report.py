@@ -1,0 +1,91 @@
+"""The summary as text for the terminal. Pure."""
+
+from collections.abc import Iterator
+
+from lachesis.services.cli.output import human_bytes, human_seconds
+from lachesis.services.demo.observed import Quantiles
+from lachesis.services.demo.summary import Gate, Summary
+
+__all__ = ["render"]
+
+_NAMES = {"made": "made now", "cached": "from the cache", "given": "given with model="}
+
+
+def render(summary: Summary) -> str:
+    """Return the text, one fact a line, the verdict last."""
+    return "\n".join([*_facts(summary), "", *_stages(summary), "", *_places(summary), "", _verdict(summary)])
+
+
+def _facts(summary: Summary) -> Iterator[str]:
+    gate, walls = summary.gate, summary.walls
+    yield f"run {summary.run}, seed {summary.seed}: {summary.state}" + (f", {summary.reason}" if summary.reason else "")
+    yield (
+        f"wall time    {walls.total:.1f} s: model {walls.prepare:.1f} ({_NAMES[summary.warm_start]}), "
+        f"start {_seconds(walls.start)}, training {_seconds(walls.train)}, finish {_seconds(walls.finish)}"
+    )
+    yield (
+        f"held out     {_percent(gate.before)} -> {_percent(gate.after)} sampled, {_percent(gate.greedy_before)} -> "
+        f"{_percent(gate.greedy_after)} greedy ({gate.prompts or 0} prompts, {gate.samples or 0} samples each)"
+    )
+    yield (
+        f"training     {summary.steps} steps, {summary.groups} groups, {summary.sequences} sequences, "
+        f"{summary.tokens} tokens; {_number(summary.groups_per_s)} groups/s, {_number(summary.tokens_per_s)} tokens/s"
+    )
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summary.outcomes.items()) or "none"
+    yield f"outcomes     {kinds}; {_number(summary.oversampling)} groups generated for one trained"
+    yield f"staleness    {_number(summary.staleness_mean)} steps on average, {_number(summary.staleness_max)} at most"
+    yield f"end to end   {_quantiles(summary.end_to_end)} from task to optimizer step (p50 / p95 / p99)"
+    restarts = ", ".join(f"{name} {count}" for name, count in summary.restarts.items()) or "none"
+    yield f"restarts     {restarts}; dead letters {summary.dead_letters}"
+    yield f"memory       {human_bytes(summary.peak_rss_bytes)} at most (resident; shared pages count for each process)"
+
+
+def _stages(summary: Summary) -> Iterator[str]:
+    titles = f"{'wait p50 / p95 / p99':30}process p50 / p95 / p99"
+    yield f"{'stage':20}{'handled':>8}{'again':>7}{'dead':>6}{'cpu s':>7}  {titles}"
+    for name, stage in summary.stages.items():
+        yield (
+            f"{name:20}{stage.handled:>8}{stage.redelivered:>7}{stage.dead:>6}{stage.cpu_s:>7.1f}  "
+            f"{_quantiles(stage.wait):30}{_quantiles(stage.process)}"
+        )
+
+
+def _places(summary: Summary) -> Iterator[str]:
+    for name, place in summary.places.items():
+        yield f"{name:12} {place}"
+    yield "try next"
+    for command in summary.next:
+        yield f"  {command}"
+
+
+def _verdict(summary: Summary) -> str:
+    gate = summary.gate
+    if gate.passed is None:
+        return "no gate was asked for" if summary.ok else f"FAILED: {summary.reason or summary.state}"
+    needed = f"{gate.required:.0f} points are required"
+    if gate.gain is None:
+        return f"FAILED: the held-out pass rate was not measured before and after ({_why(summary, gate)}); {needed}"
+    rise = f"the held-out pass rate rose by {gate.gain:.1f} points"
+    if not summary.ok:
+        return f"FAILED: {summary.reason or rise}; {needed}"
+    return f"PASSED: {rise}; {needed}"
+
+
+def _why(summary: Summary, gate: Gate) -> str:
+    return summary.reason or ("no evaluation of the first policy" if gate.before is None else "none of the last one")
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _quantiles(times: Quantiles) -> str:
+    return " / ".join(human_seconds(value) or "-" for value in (times.p50, times.p95, times.p99))

@@ -1,0 +1,187 @@
+"""The demo from beginning to end: prepare, run, watch, judge.
+
+Guarantees that when `run_demo` returns, or is interrupted, no process of the run is left, and that a `summary.json` of
+what was seen lies in the run's folder whatever the end was.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_process
+import msgspec
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.demo.keep import LOG, keep_supervisor
+from lachesis.services.demo.observed import Observed
+from lachesis.services.demo.prepare import Prepared, cache_folder, prepare
+from lachesis.services.demo.report import render
+from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
+from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
+from lachesis.services.demo.view import showing
+from lachesis.services.demo.watch import measure_processes, watch_run
+
+__all__ = ["run_demo"]
+
+CONFIG_FILE, SUMMARY_FILE, PLOTS = "run.toml", "summary.json", "plots"
+_TAIL_LINES = 12
+
+
+def run_demo(options: DemoOptions) -> int:
+    """Run the demo and return its exit code: 0 passed, 1 failed, 130 interrupted.
+
+    Raises `ConfigError` when it cannot begin.
+    """
+    logging.getLogger("nats").setLevel(logging.CRITICAL)  # a server that goes away is shown in the figures
+    config = demo_config(options)
+    if config.path.exists() and any(config.path.iterdir()):
+        raise ConfigError(f"{config.path} holds a run already; choose another --run or --folder")
+    config.path.mkdir(parents=True, exist_ok=True)
+    print(f"run {config.run} in {config.path}", flush=True)
+    started = time.monotonic()
+    prepared = _prepare(config, fresh=options.fresh)
+    config = msgspec.structs.replace(config, model=prepared.folder)
+    file = config.path / CONFIG_FILE
+    _write_private(file, to_toml(config))
+    demo = _Demo(config, file, started, prepared.seconds)
+    anyio.run(demo.run, options.deadline_s)
+    summary = _conclude(demo, prepared, gate=options.gate)
+    print(f"\n{render(summary)}", flush=True)
+    if summary.state == "interrupted":
+        return 130
+    return 0 if summary.ok else 1
+
+
+def _prepare(config: RunConfig, *, fresh: bool) -> Prepared:
+    """Make the model in a process of its own, whose memory is given back."""
+    print("preparing the model (a supervised warm start, about 20 s unless it is cached)", flush=True)
+    cache = cache_folder(os.environ, Path("runs") / ".cache")
+    work = partial(prepare, config, cache.absolute(), fresh=fresh)
+    prepared = anyio.run(partial(anyio.to_process.run_sync, work, cancellable=True))
+    how = "taken from the cache" if prepared.cached else "made" if prepared.key else "given"
+    print(
+        f"model {how} in {prepared.seconds:.1f} s" + (f" ({cache / prepared.key})" if prepared.key else ""), flush=True
+    )
+    return prepared
+
+
+class _Demo:
+    """One run as it goes on; `state` and `reason` say how it ended."""
+
+    def __init__(self, config: RunConfig, file: Path, started: float, prepare_s: float) -> None:
+        self.config = config
+        self.file = file
+        self.observed = Observed(config)
+        self.started = started
+        self.walls = Walls(prepare=prepare_s)
+        self.state: State = "failed"
+        self.reason: str | None = None
+        self._scope: anyio.CancelScope
+
+    async def run(self, deadline_s: float) -> None:
+        """Run until the run is finished, fails, is interrupted, or has taken `deadline_s`."""
+        begun_ns = time.time_ns()
+        async with anyio.create_task_group() as tasks:
+            self._scope = tasks.cancel_scope
+            tasks.start_soon(self._end_on_signal)
+            tasks.start_soon(self._end_at, deadline_s, f"not finished after {deadline_s:.0f} s")
+            async with showing(self.observed, self.started):
+                code = await keep_supervisor(self.config, self.file, self._beside, lambda: bool(self.observed.batches))
+            if code == 0:
+                self.state = "finished"
+            else:
+                self.reason = f"the supervisor ended with code {code}: {_tail(self.config.path / LOG)}"
+            tasks.cancel_scope.cancel()
+        self._take_times(begun_ns)
+
+    async def _beside(self, supervisor_pid: int) -> None:
+        self.observed.supervisor_pids.append(supervisor_pid)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch_run, self.config, self.observed)
+            tasks.start_soon(measure_processes, supervisor_pid, self.observed)
+
+    async def _end_on_signal(self) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+            async for number in signals:
+                if self.state != "interrupted":
+                    print(f"{number.name}: draining", file=sys.stderr, flush=True)
+                    self._end("interrupted", number.name)
+
+    async def _end_at(self, seconds: float, reason: str) -> None:
+        await anyio.sleep(seconds)
+        self._end("deadline", f"{reason}; --deadline gives it more, the logs in {self.config.path / 'logs'} say why")
+
+    def _end(self, state: State, reason: str) -> None:
+        self.state, self.reason = state, reason
+        self._scope.cancel()
+
+    def _take_times(self, begun_ns: int) -> None:
+        ended_ns = time.time_ns()
+        written = sorted(batch.written_ns for batch in self.observed.batches.values())
+        steps = _read_figures(self.config)
+        if written:
+            self.walls.start = (written[0] - begun_ns) / 1e9
+        if written and steps:
+            last = steps[-1]["train/time"]
+            self.walls.train = last - written[0] / 1e9
+            self.walls.finish = ended_ns / 1e9 - last
+        self.walls.total = time.monotonic() - self.started
+
+
+def _conclude(demo: _Demo, prepared: Prepared, *, gate: bool) -> Summary:
+    """Write pictures and summary."""
+    from lachesis.services.demo.plots import draw_plots
+
+    config, path = demo.config, demo.config.path
+    places = {
+        "folder": path,
+        "summary": path / SUMMARY_FILE,
+        "plots": path / PLOTS,
+        "history": path / "nats" if config.nats is None else None,
+        "metrics": path / METRICS_FILE,
+        "logs": path / "logs",
+        "model": path / "checkpoints",
+        "config": demo.file,
+    }
+    latest = path / "checkpoints" / "latest"
+    if latest.is_file():
+        places["model"] = latest.with_name(latest.read_text().strip())
+    summary = summarize(
+        config,
+        demo.observed,
+        prepared,
+        _read_figures(config),
+        demo.walls,
+        state=demo.state,
+        reason=demo.reason,
+        gate=gate,
+        places={name: str(place) for name, place in places.items() if place},
+    )
+    draw_plots(path / PLOTS, summary, demo.observed, _read_figures(config), prepared.difficulties)
+    (path / SUMMARY_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    return summary
+
+
+def _read_figures(config: RunConfig) -> list[Mapping[str, float]]:
+    file = config.path / METRICS_FILE
+    lines = file.read_bytes().splitlines() if file.is_file() else []
+    return latest_figures([msgspec.json.decode(line, type=dict[str, float]) for line in lines])
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write a file that only this user can read: an address of a server may hold a password."""
+    file.touch(mode=0o600)
+    file.write_text(text, encoding="utf-8")
+
+
+def _tail(file: Path) -> str:
+    lines = file.read_text(errors="replace").splitlines() if file.is_file() else []
+    return "\n".join(lines[-_TAIL_LINES:])

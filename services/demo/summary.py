@@ -1,0 +1,197 @@
+"""The demo's verdict and its figures. Pure: everything seen in, a `Summary` and its text out.
+
+Guarantees that the gate passes only on what was measured: the held-out pass rate of the policy before the first step
+and of the one after the last, both sampled at temperature 1 on the same prompts. What was not measured is None.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.services.demo.observed import Observed, Quantiles, StageFigures
+from lachesis.services.demo.prepare import Prepared
+
+__all__ = ["REQUIRED_POINTS", "Gate", "Summary", "Walls", "end_to_end", "latest_figures", "summarize"]
+
+REQUIRED_POINTS = 20.0
+"""Percentage points by which the held-out pass rate must rise."""
+
+State = Literal["finished", "interrupted", "deadline", "failed"]
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True):
+    """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not asked for."""
+
+    before: float | None
+    after: float | None
+    gain: float | None
+    greedy_before: float | None
+    greedy_after: float | None
+    required: float
+    prompts: int | None
+    samples: int | None
+    temperature: float | None
+    passed: bool | None
+
+
+class Walls(msgspec.Struct, kw_only=True):
+    """Wall time, seconds. prepare: the model, made or found. start: until the first batch. train: from there to the
+    last step. finish: the last evaluation and the stop."""
+
+    prepare: float = 0.0
+    start: float | None = None
+    train: float | None = None
+    finish: float | None = None
+    total: float = 0.0
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What `summary.json` holds. Times are seconds, rates per second of training, sizes bytes, staleness in steps."""
+
+    run: str
+    state: State
+    reason: str | None
+    gate: Gate
+    seed: int
+    warm_start: Literal["made", "cached", "given"]
+    warm_start_key: str | None
+    shuffled_advantages: bool
+    walls: Walls
+    steps: int
+    groups: int
+    sequences: int
+    tokens: int
+    groups_per_s: float | None
+    tokens_per_s: float | None
+    generated_groups: int
+    generated_sequences: int
+    generated_tokens: int
+    outcomes: dict[str, int]
+    oversampling: float | None
+    staleness_mean: float | None
+    staleness_max: float | None
+    end_to_end: Quantiles
+    stages: dict[str, StageFigures]
+    dead_letters: int
+    restarts: dict[str, int]
+    evaluations: list[dict[str, float | None]]
+    peak_rss_bytes: int
+    places: dict[str, str]
+    next: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run finished and its gate, if asked for, was passed."""
+        return self.state == "finished" and self.gate.passed is not False
+
+
+def summarize(
+    config: RunConfig,
+    observed: Observed,
+    prepared: Prepared,
+    figures: Sequence[Mapping[str, float]],
+    walls: Walls,
+    *,
+    state: State,
+    reason: str | None = None,
+    gate: bool = True,
+    places: Mapping[str, str],
+) -> Summary:
+    """Return the summary. `figures`: one mapping a step, as `latest_figures` gives them."""
+    groups = sum(len(batch.groups) for batch in observed.batches.values())
+    tokens = sum(batch.tokens for batch in observed.batches.values())
+    stages = observed.stages()
+    restarts = {name: stage.restarts for name, stage in stages.items() if stage.restarts}
+    lives = len(observed.supervisor_pids)
+    return Summary(
+        run=config.run,
+        state=state,
+        reason=reason,
+        gate=_gate(config, observed.evals, wanted=gate),
+        seed=config.seed,
+        warm_start="given" if prepared.key is None else "cached" if prepared.cached else "made",
+        warm_start_key=prepared.key,
+        shuffled_advantages=config.training.shuffle_advantages,
+        walls=walls,
+        steps=len(figures),
+        groups=groups,
+        sequences=sum(batch.sequences for batch in observed.batches.values()),
+        tokens=tokens,
+        groups_per_s=groups / walls.train if walls.train else None,
+        tokens_per_s=tokens / walls.train if walls.train else None,
+        generated_groups=len(observed.started_ns),
+        generated_sequences=observed.generated_sequences,
+        generated_tokens=observed.generated_tokens,
+        outcomes=dict(sorted(observed.outcomes.items())),
+        oversampling=observed.outcomes.total() / groups if groups else None,
+        staleness_mean=_mean([step["staleness/mean"] for step in figures if "staleness/mean" in step]),
+        staleness_max=max((step["staleness/max"] for step in figures if "staleness/max" in step), default=None),
+        end_to_end=end_to_end(observed, figures),
+        stages=stages,
+        dead_letters=observed.dead_letters,
+        restarts=restarts | ({"supervisor": lives - 1} if lives > 1 else {}),
+        evaluations=[
+            {"step": event.policy_step, "items": event.items, "avg": event.avg, "greedy": event.greedy}
+            for _, event in sorted(observed.evals.items())
+        ],
+        peak_rss_bytes=observed.peak_rss_bytes,
+        places=dict(places),
+        next=_next(places, config.training.steps or 0),
+    )
+
+
+def latest_figures(lines: Sequence[Mapping[str, float]]) -> list[Mapping[str, float]]:
+    """Return one mapping a step, in order: of a step that a restarted trainer took again, the later one.
+
+    A void batch has no figures and is left out.
+    """
+    return [
+        figures for _, figures in sorted({line["train/step"]: line for line in lines if "train/step" in line}.items())
+    ]
+
+
+def end_to_end(observed: Observed, figures: Sequence[Mapping[str, float]]) -> Quantiles:
+    """Return exact quantiles over all trained groups, from the environment taking the task up to the step's end."""
+    ended = {int(step["train/step"]) - 1: step["train/time"] for step in figures if "train/time" in step}
+    times = [
+        ended[number] - observed.started_ns[group] / 1e9
+        for number, batch in observed.batches.items()
+        for group in batch.groups
+        if number in ended and group in observed.started_ns
+    ]
+    return Quantiles(*map(float, np.quantile(times, [0.5, 0.95, 0.99]))) if times else Quantiles()
+
+
+def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) -> Gate:
+    before, after = evals.get(0), evals.get(config.training.steps or 0)
+    gain = 100 * (after.avg - before.avg) if before and after else None
+    comparable = before is not None and after is not None and before.items == after.items and before.k == after.k
+    return Gate(
+        before=before.avg if before else None,
+        after=after.avg if after else None,
+        gain=gain,
+        greedy_before=before.greedy if before else None,
+        greedy_after=after.greedy if after else None,
+        required=REQUIRED_POINTS,
+        prompts=before.items if before else None,
+        samples=before.k if before else None,
+        temperature=before.temperature if before else None,
+        passed=(comparable and gain is not None and gain >= REQUIRED_POINTS) if wanted else None,
+    )
+
+
+def _next(places: Mapping[str, str], steps: int) -> list[str]:
+    config = f"--config '{places['config']}'"
+    return [
+        f"lachesis up {config} --set training.steps={2 * steps}    # train on, and while it runs, elsewhere:",
+        f"lachesis status {config}",
+        f"lachesis tail reward {config} --since-start",
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

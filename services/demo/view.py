@@ -1,0 +1,97 @@
+"""Live progress: a table that redraws itself on a terminal, a line every few seconds without one."""
+
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.services.cli.output import human_seconds
+from lachesis.services.demo.observed import Observed, StageFigures
+
+__all__ = ["progress_line", "showing", "stage_table"]
+
+_LIVE_S = 0.5
+_LINE_S = 5.0
+
+
+@asynccontextmanager
+async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
+    """Show progress until the context ends. `started`: monotonic seconds."""
+    terminal = sys.stdout.isatty()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(
+            _live if terminal else _lines, lambda: progress_line(observed, time.monotonic() - started), observed
+        )
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _live(line: Callable[[], str], observed: Observed) -> None:
+    with Live(auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(Group(Text(line(), style="bold"), stage_table(observed)), refresh=True)
+            await anyio.sleep(_LIVE_S)
+
+
+async def _lines(line: Callable[[], str], observed: Observed) -> None:
+    while True:
+        await anyio.sleep(_LINE_S)
+        print(f"{line()} | {_slowest(observed)}", flush=True)
+
+
+def progress_line(observed: Observed, elapsed_s: float) -> str:
+    """Return the state of the run in one line."""
+    trainer = observed.metrics("trainer")
+    groups_per_s, tokens_per_s = observed.rates(time.time_ns())
+    curve = " ".join(f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items()))
+    parts = [
+        f"{elapsed_s:4.0f} s",
+        f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",
+        _maybe("reward", trainer.get("reward/mean"), ".3f"),
+        f"held out {curve or '-'}",
+        f"{groups_per_s:.1f} groups/s",
+        f"{tokens_per_s:.0f} tokens/s",
+        _maybe("staleness", trainer.get("staleness/mean"), ".1f"),
+        _maybe("e2e p99", trainer.get("latency/e2e/p99"), ".1f") + " s",
+    ]
+    if len(observed.supervisor_pids) > 1:
+        parts.append(f"supervisor restarted {len(observed.supervisor_pids) - 1}x")
+    return " | ".join(parts)
+
+
+def stage_table(observed: Observed) -> Table:
+    """Return the figures of every stage."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("stage", "state", "pids", "lag", "handled", "again", "dead", "wait p50", "p99", "process p50", "p99"):
+        table.add_column(name, justify="left" if name in {"stage", "state", "pids"} else "right")
+    for name, stage in observed.stages().items():
+        table.add_row(name, *map(str, _cells(stage)))
+    return table
+
+
+def _cells(stage: StageFigures) -> list[object]:
+    times = [
+        human_seconds(value) or "-" for value in (stage.wait.p50, stage.wait.p99, stage.process.p50, stage.process.p99)
+    ]
+    lag = "-" if stage.lag is None else stage.lag
+    return [stage.state, len(stage.pids), lag, stage.handled, stage.redelivered, stage.dead, *times]
+
+
+def _slowest(observed: Observed) -> str:
+    """Name lag and p99 of the stages that wait or work, briefly."""
+    shown = [
+        f"{name} {'' if stage.lag is None else f'lag {stage.lag} '}p99 {human_seconds(stage.process.p99)}"
+        for name, stage in observed.stages().items()
+        if stage.process.p99
+    ]
+    return ", ".join(shown) or "starting: " + (", ".join(observed.stages()) or "waiting for the first service")
+
+
+def _maybe(name: str, value: float | None, form: str) -> str:
+    return f"{name} {'-' if value is None else format(value, form)}"

@@ -1,0 +1,89 @@
+"""Watching a run over the bus: heartbeats, rollouts' headers, events and the ledger into an `Observed`.
+
+Nothing is written and no consumer is made. A watch ends with the supervisor's life that it belongs to; the next one
+goes on where it stopped.
+"""
+
+import anyio
+import anyio.abc
+import psutil
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.services.connect import connect_run
+from lachesis.services.demo.observed import Observed
+
+__all__ = ["measure_processes", "watch_run"]
+
+_RETRY_S = 0.25
+_MEASURE_S = 1.0
+
+
+async def watch_run(config: RunConfig, observed: Observed) -> None:
+    """Follow the run until cancelled, waiting for its server to come up. Raises `AccessError`."""
+    run, revision = config.run, config.revision
+    sources = [
+        (subjects.ROLLOUTS, [subjects.rollout(run)]),
+        (subjects.EVENTS, [subjects.event(kind, run, revision) for kind in ("eval", "reward", "dead")]),
+        (subjects.LEDGER, [subjects.ledger(run, config.training.name)]),
+    ]
+    async with await _connect(config) as bus, anyio.create_task_group() as tasks:
+        await tasks.start(_follow_heartbeats, bus, run, observed)
+        for stream, filters in sources:  # they exist: services send heartbeats after the streams are made
+            tasks.start_soon(_follow, bus, stream, filters, observed)
+
+
+async def _connect(config: RunConfig) -> NatsBus:
+    while True:
+        try:
+            return await connect_run(config, f"{config.run}.demo")
+        except StartupError:  # the supervisor is about to start the server, or to say why it cannot
+            await anyio.sleep(_RETRY_S)
+
+
+async def _follow_heartbeats(
+    bus: Bus, run: str, observed: Observed, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    started = False
+    async with bus.listen(subjects.heartbeat(run)) as beats:
+        async for message in beats:
+            try:
+                observed.heartbeat(decode(Heartbeat, message.data))
+            except SchemaError:
+                continue  # whoever sent it, it is none of ours
+            if not started:
+                started = True
+                task_status.started()
+
+
+async def _follow(bus: Bus, stream: str, filters: list[str], observed: Observed) -> None:
+    headers_only = stream == subjects.ROLLOUTS
+    start = observed.next_seq.get(stream, 1)
+    async with bus.read(stream, filters, start=start, headers_only=headers_only) as messages:
+        async for message in messages:
+            observed.stored(message)
+
+
+async def measure_processes(supervisor_pid: int, observed: Observed) -> None:
+    """Keep the largest sum of resident memory of this process, the supervisor and all under it, and each one's CPU."""
+    while True:
+        total = psutil.Process().memory_info().rss
+        try:
+            supervisor = psutil.Process(supervisor_pid)
+            processes = [supervisor, *supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            processes = []
+        for process in processes:
+            try:
+                total += process.memory_info().rss
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            observed.cpu_s[process.pid] = times.user + times.system
+        observed.peak_rss_bytes = max(observed.peak_rss_bytes, total)
+        await anyio.sleep(_MEASURE_S)
