@@ -101,6 +101,7 @@ class Supervisor:
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         self._stop = anyio.Event()
+        self._server_pid: int | None = None
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
