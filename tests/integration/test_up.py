@@ -1,0 +1,115 @@
+"""`lachesis up` as a person runs it: everything comes up, stops in order, and nothing is left behind."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+
+CONFIG = """
+run = "up"
+mode = "observe"
+inference.policy.url = "http://127.0.0.1:9"  # nobody there: the environment waits
+services.drain_s = 2.0
+[streams]
+rollouts_bytes = 16777216
+events_bytes = 16777216
+replay_bytes = 16777216
+teacher_bytes = 16777216
+ledger_bytes = 16777216
+bucket_bytes = 4194304
+[environments.words]
+kind = "reasoning_gym"
+params = {dataset = "spell_backward"}
+"""
+
+
+async def start(folder: Path, *arguments: str) -> asyncio.subprocess.Process:
+    (folder / "run.toml").write_text(CONFIG)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lachesis", "up", "--config", "run.toml", *arguments,
+        cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+
+
+async def ready(up: asyncio.subprocess.Process) -> str:
+    """Read what it says until all is ready."""
+    assert up.stdout is not None
+    said = b""
+    with anyio.fail_after(50):
+        while b"processes are ready" not in said:
+            line = await up.stdout.readline()
+            assert line, said.decode()
+            said += line
+    return said.decode()
+
+
+def pids(folder: Path) -> dict[str, int]:
+    found: dict[str, int | None] = json.loads((folder / "runs/run/pids.json").read_bytes())
+    return {name: pid for name, pid in found.items() if pid is not None}
+
+
+async def all_gone(processes: list[psutil.Process]) -> bool:
+    _, alive = await anyio.to_thread.run_sync(lambda: psutil.wait_procs(processes, timeout=15))
+    return not alive
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "with a space"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("external", [False, True], ids=["embedded", "external"])
+async def test_everything_comes_up_as_processes_and_stops_in_order(
+    folder: Path, external: bool, fresh_server: EmbeddedServer
+) -> None:
+    arguments = []
+    if external:
+        token = folder / "token"
+        token.write_text(fresh_server.token)
+        arguments = ["--nats", fresh_server.url, "--set", f"nats.token_file={token}"]
+    up = await start(folder, *arguments)
+    said = await ready(up)
+    running = pids(folder)
+    names = {"governor", "batcher", "normalizer", "curriculum", "scorer", "environment-words", "supervisor"}
+    assert running.keys() == names | (set() if external else {"nats-server"})
+    assert len(set(running.values())) == len(running)
+    assert all(f"ready: {name}, pid {running[name]}" in said for name in names - {"supervisor"})
+    processes = [psutil.Process(pid) for pid in running.values()]
+    up.send_signal(signal.SIGTERM)
+    with anyio.fail_after(30):
+        await up.communicate()
+    assert up.returncode == 0
+    assert await all_gone(processes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_nothing_outlives_a_killed_supervisor_and_a_second_one_goes_on(folder: Path) -> None:
+    up = await start(folder)
+    await ready(up)
+    processes = [psutil.Process(pid) for name, pid in pids(folder).items() if name != "supervisor"]
+    up.kill()
+    await up.communicate()
+    assert await all_gone(processes)
+    again = await start(folder)
+    await ready(again)
+    second = await start(folder)
+    said, _ = await second.communicate()
+    assert second.returncode == 2
+    assert b"another supervisor runs in" in said
+    os.kill(again.pid, signal.SIGINT)
+    with anyio.fail_after(30):
+        await again.communicate()
+    assert again.returncode == 0
