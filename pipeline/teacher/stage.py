@@ -83,13 +83,16 @@ class _Teacher:
         return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
 
     async def _ask(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:
-        """Return each sequence's logprobs, None where the server refused it, and the last refusal."""
+        """Return each sequence's logprobs, None where the server refused it, and the last refusal.
+
+        Equal sequences, of which a group of short answers has many, are asked about once.
+        """
         client = await self.directory.current()
         answers: list[NDArray[np.float32] | None] = [None] * len(group.sequences)
         reason: str | None = None
         down: InfrastructureError | None = None
 
-        async def ask(i: int, tokens: NDArray[np.int32]) -> None:
+        async def ask(tokens: NDArray[np.int32], places: list[int]) -> None:
             nonlocal reason, down
             try:
                 answer = await client.prompt_logprobs(tokens.tolist())
@@ -99,13 +102,17 @@ class _Teacher:
                 down = error
             else:
                 if answer.shape == tokens.shape and np.isfinite(answer).all():
-                    answers[i] = answer
+                    for i in places:
+                        answers[i] = answer
                 else:
                     reason = f"{answer.shape} logprobs, finite or not, for {len(tokens)} tokens"
 
+        alike: dict[bytes, tuple[NDArray[np.int32], list[int]]] = {}
+        for i, sequence in enumerate(group.sequences):
+            alike.setdefault(sequence.tokens.tobytes(), (sequence.tokens, []))[1].append(i)
         async with anyio.create_task_group() as tasks:
-            for i, sequence in enumerate(group.sequences):
-                tasks.start_soon(ask, i, sequence.tokens)
+            for tokens, places in alike.values():
+                tasks.start_soon(ask, tokens, places)
         if down is not None:
             raise down
         return answers, reason
