@@ -10,7 +10,7 @@ from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, InfrastructureError, PolicyMovedError
 
-SUMS = f"{Path(__file__).parent / 'examples' / 'sums.py'}:Sums"
+SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 
 
 def counting(prompt: str, right: dict[str, list[str]]) -> str:

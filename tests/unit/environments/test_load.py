@@ -8,7 +8,7 @@ from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
 from lachesis.schemas.errors import ConfigError
 
-SUMS = f"{Path(__file__).parent / 'examples' / 'sums.py'}:Sums"
+SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 
 
 def test_loads_a_file_a_module_and_a_builtin() -> None:
