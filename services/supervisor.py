@@ -28,7 +28,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import STARTUP
 from lachesis.services.registry import SERVICES
@@ -57,7 +57,9 @@ class Planned:
 
 
 def plan(config: RunConfig) -> list[Planned]:
-    """Return the processes of a run, in the order in which they start."""
+    """Return the processes of a run, in the order in which they start. Raises `ConfigError` where there is no work."""
+    if not config.environments:
+        raise ConfigError("environments: empty, so nothing would be generated; add [environments.NAME] with its kind")
     train = config.mode == "train"
     finite = train and config.training.steps is not None
     rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]

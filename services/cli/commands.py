@@ -115,6 +115,22 @@ def demo(
 
 @app.command()
 @with_options
+def dev(
+    options: Options,
+    env: Annotated[str, typer.Argument(help="Environment of the configuration.")],
+    task: Annotated[int, typer.Option(min=0, help="Index of the task in the environment's pool.")] = 0,
+) -> None:
+    """Take one trip from a task to an optimizer step in this process, without a server; for breakpoints."""
+    import anyio
+    from rich.console import Console
+
+    from lachesis.services.dev import run_dev
+
+    anyio.run(run_dev, options.config(), env, task, Console())
+
+
+@app.command()
+@with_options
 def init(options: Options) -> None:
     """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
     from lachesis.services.cli.init import run_init
