@@ -50,8 +50,8 @@ async def open_bursts(
             for source in sources:
                 feeds.start_soon(feed, source, send.clone())
 
-    async with background() as tasks:
-        with receive:
+    with receive:
+        async with background() as tasks:
             tasks.start_soon(feed_until_drained)
             yield _bursts(service, receive, most)
 

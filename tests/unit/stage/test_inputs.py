@@ -1,0 +1,131 @@
+"""Bursts: order, drains that end and do not cut, errors that arrive, memory that is bounded."""
+
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import LedgerError
+
+SCORES = subjects.event("score", "r", "live", "sums")
+ROLLOUTS = subjects.rollout("r", "sums")
+SOURCES = [Source(subjects.ROLLOUTS, [ROLLOUTS], 1), Source(subjects.EVENTS, [SCORES], 1)]
+
+
+async def fill(lab, subject, count):
+    for n in range(count):
+        await lab.bus.publish(subject, b"%d" % n, msg_id=f"{subject}.{n}")
+
+
+async def test_each_source_keeps_its_order_and_nothing_is_lost(lab):
+    await fill(lab, SCORES, 700)
+    await fill(lab, ROLLOUTS, 300)
+    service = Service(lab.bus, "stage", "r")
+    found = {subjects.EVENTS: [], subjects.ROLLOUTS: []}
+    sizes = []
+    async with open_bursts(service, SOURCES, most=64) as bursts:
+        async for burst in bursts:
+            sizes.append(len(burst))
+            for message in burst:
+                found[message.stream].append(message.seq)
+            if sum(map(len, found.values())) == 1000:
+                break
+    assert found == {subjects.EVENTS: list(range(1, 701)), subjects.ROLLOUTS: list(range(1, 301))}
+    assert max(sizes) <= 64
+    assert max(sizes) > 1
+
+
+async def test_one_message_alone_comes_without_lingering(lab):
+    service = Service(lab.bus, "stage", "r")
+    async with open_bursts(service, SOURCES) as bursts:
+        for n in range(3):
+            await lab.bus.publish(SCORES, b"x", msg_id=f"{n}")
+            with anyio.fail_after(5):
+                assert [message.seq for message in await anext(bursts)] == [n + 1]
+
+
+async def test_a_drain_ends_the_iteration_but_not_the_burst_in_hand(lab):
+    await fill(lab, SCORES, 10)
+    service = Service(lab.bus, "stage", "r")
+    finished = []
+    with anyio.fail_after(5):
+        async with open_bursts(service, SOURCES, most=4) as bursts:
+            async for burst in bursts:
+                service.drain()
+                for _ in range(20):  # a commit takes a while, and is not to be cut off
+                    await anyio.lowlevel.checkpoint()
+                finished.append(len(burst))
+            after = True
+    assert len(finished) == 1
+    assert after
+
+
+async def test_a_drain_ends_a_wait_for_messages(lab):
+    service = Service(lab.bus, "stage", "r")
+
+    async def drain_soon():
+        await anyio.sleep(0.02)
+        service.drain()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks, open_bursts(service, SOURCES) as bursts:
+            tasks.start_soon(drain_soon)
+            async for _ in bursts:
+                pytest.fail("there is nothing to read")
+
+
+class Scripted:
+    """A bus whose readers run a script."""
+
+    def __init__(self, script):
+        self.script = script
+
+    @asynccontextmanager
+    async def read(self, stream, filters, **_):
+        yield self.script(stream)
+
+
+async def test_an_error_in_a_reader_arrives(lab):
+    async def script(stream):
+        yield Stored(stream, "s", 1, b"", 0)
+        if stream == subjects.EVENTS:
+            raise LedgerError("the stream was replaced")
+        await anyio.sleep_forever()
+
+    service = Service(Scripted(script), "stage", "r")
+
+    async def read():
+        async with open_bursts(service, SOURCES) as bursts:
+            async for _ in bursts:
+                pass
+
+    with anyio.fail_after(5), pytest.raises(BaseExceptionGroup) as caught:
+        await read()
+    assert caught.value.split(LedgerError)[1] is None
+
+
+async def test_what_is_read_ahead_is_bounded(lab):
+    read = 0
+
+    async def endless(stream):
+        nonlocal read
+        while True:
+            read += 1
+            yield Stored(stream, "s", read, b"", 0)
+            await anyio.lowlevel.checkpoint()
+
+    service = Service(Scripted(endless), "stage", "r")
+    async with open_bursts(service, SOURCES, most=16) as bursts:
+        await anext(bursts)
+        taken = read
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+        assert read - taken <= 16 + len(SOURCES)
+        ahead = read
+        for _ in range(200):
+            await anyio.lowlevel.checkpoint()
+        assert read == ahead

@@ -1,0 +1,114 @@
+"""The service: heartbeats, the drain, retries."""
+
+import anyio
+import pytest
+
+from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import InfrastructureError, StreamFullError
+
+
+async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab):
+    states = []
+    async with lab.bus.listen(subjects.heartbeat("r")) as heard:
+        async with open_service(lab.bus, "scorer", "r") as service:
+            with anyio.fail_after(5):
+                states.append(decode(Heartbeat, (await anext(heard)).data))
+            service.drain()
+        with anyio.fail_after(5):
+            states.append(decode(Heartbeat, (await anext(heard)).data))
+    assert [beat.stage.state for beat in states] == ["starting", "draining"]
+    assert {beat.instance for beat in states} == {service.instance}
+
+
+async def test_an_error_of_the_body_arrives_as_itself(lab):
+    with pytest.raises(ZeroDivisionError):
+        async with open_service(lab.bus, "scorer", "r"):
+            raise ZeroDivisionError
+
+
+async def test_retrying_raises_the_last_error_once_the_service_drains(lab):
+    service = Service(lab.bus, "scorer", "r")
+    tries = 0
+
+    async def fail():
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            service.drain()
+        raise InfrastructureError(f"down {tries}")
+
+    with anyio.fail_after(5), pytest.raises(InfrastructureError, match="down 3"):
+        await service.retrying("a thing")(fail)
+    assert (tries, service.health.retried, service.health.state) == (3, 2, "draining")
+
+
+async def test_other_errors_are_not_retried(lab):
+    tries = 0
+
+    async def fail():
+        nonlocal tries
+        tries += 1
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await Service(lab.bus, "scorer", "r").retrying("a thing")(fail)
+    assert tries == 1
+
+
+async def test_a_cancelled_retry_is_cancelled(lab):
+    service = Service(lab.bus, "scorer", "r")
+
+    async def fail():
+        raise InfrastructureError("down")
+
+    with anyio.move_on_after(0.05) as scope:
+        await service.retrying("a thing")(fail)
+    assert scope.cancelled_caught
+
+
+async def test_a_full_stream_shows_as_backpressure_and_anything_else_as_waiting(lab):
+    service = Service(lab.bus, "scorer", "r")
+    errors = [StreamFullError("full"), InfrastructureError("down")]
+    states = []
+
+    async def fail():
+        states.append(service.health.state)
+        if errors:
+            raise errors.pop(0)
+
+    await service.retrying("a thing")(fail)
+    assert states == ["starting", "backpressure", "waiting"]
+    service.recovered()
+    assert (service.health.state, service.health.note) == ("ok", None)
+
+
+async def test_until_drained_cancels_the_body_and_goes_on(lab):
+    service = Service(lab.bus, "scorer", "r")
+
+    async def drain_soon():
+        await anyio.sleep(0.01)
+        service.drain()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain_soon)
+            async with service.until_drained():
+                await anyio.sleep_forever()
+        async with service.until_drained():  # drained already
+            await anyio.sleep_forever()
+
+
+async def test_until_drained_lets_errors_through_until_the_drain(lab):
+    service = Service(lab.bus, "scorer", "r")
+    with pytest.raises(InfrastructureError):
+        async with service.until_drained():
+            raise InfrastructureError("down")
+    service.drain()
+    async with service.until_drained():
+        raise InfrastructureError("down")
+    with pytest.raises(ZeroDivisionError):
+        async with service.until_drained():
+            raise ZeroDivisionError
