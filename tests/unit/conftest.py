@@ -120,14 +120,9 @@ class Lab:
     async def store(self, group: RolloutGroup) -> int:
         """Store a group as its environment does and return its sequence."""
         subject = subjects.rollout(self.run, group.env)
-        header = headers.get("plan", Plan.of(group).pack())
-        ack = await self.bus.publish_large(
-            subject,
-            encode(group),
-            msg_id=f"m.{group.id}.{group.counter}",
-            headers={PLAN_HEADER: header} if header else {},
-        )
-        return ack.seq
+        headers = {PLAN_HEADER: Plan.of(group).pack()}
+        msg_id = f"{group.id}.{group.counter}"
+        return (await self.bus.publish_large(subject, encode(group), msg_id=msg_id, headers=headers)).seq
 
     async def events(self, kind, model, env: str = "sums"):
         """Every stored event of a kind, decoded."""
