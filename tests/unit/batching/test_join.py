@@ -119,17 +119,17 @@ def worlds(draw: st.DrawFn) -> World:
     event = 0
     for _ in range(draw(st.integers(0, 20))):
         event += draw(st.integers(1, 2))
-        items: list[GroupReward | TeacherPointer | DeadLetter] = []
-        for _ in range(draw(st.integers(1, 3))):
-            group, at = draw(target)
-            match draw(st.integers(0, 5)):
-                case 0:
-                    items.append(make_letter(at, draw(st.sampled_from(["scorer", "teacher", "curriculum"]))))
-                case 1 | 2:
-                    items.append(TeacherPointer(group=group, seq=at, stored=draw(st.sampled_from([None, 7]))))
-                case _:
-                    items.append(make_reward(int(group, 16), at, draw(verdicts)))
-        world.events[event] = items
+        if draw(st.integers(0, 3)) == 0:
+            stage = draw(st.sampled_from(["scorer", "teacher", "curriculum"]))
+            world.events[event] = [make_letter(draw(target)[1], stage)]
+            continue
+        teaches = draw(st.booleans())
+        world.events[event] = [
+            TeacherPointer(group=group, seq=at, stored=draw(st.sampled_from([None, 7])))
+            if teaches
+            else make_reward(int(group, 16), at, draw(verdicts))
+            for group, at in draw(st.lists(target, min_size=1, max_size=3))
+        ]
     return world
 
 
