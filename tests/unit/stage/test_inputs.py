@@ -21,6 +21,12 @@ async def fill(lab, subject, count):
         await lab.bus.publish(subject, b"%d" % n, msg_id=f"{subject}.{n}")
 
 
+async def settle():
+    """Let every other task run until it waits."""
+    for _ in range(200):
+        await anyio.lowlevel.checkpoint()
+
+
 async def test_each_source_keeps_its_order_and_nothing_is_lost(lab):
     await fill(lab, SCORES, 700)
     await fill(lab, ROLLOUTS, 300)
@@ -29,6 +35,7 @@ async def test_each_source_keeps_its_order_and_nothing_is_lost(lab):
     sizes = []
     async with open_bursts(service, SOURCES, most=64) as bursts:
         async for burst in bursts:
+            await settle()
             sizes.append(len(burst))
             for message in burst:
                 found[message.stream].append(message.seq)
@@ -55,9 +62,9 @@ async def test_a_drain_ends_the_iteration_but_not_the_burst_in_hand(lab):
     with anyio.fail_after(5):
         async with open_bursts(service, SOURCES, most=4) as bursts:
             async for burst in bursts:
+                await settle()  # by now as much is read ahead as may be
                 service.drain()
-                for _ in range(20):  # a commit takes a while, and is not to be cut off
-                    await anyio.lowlevel.checkpoint()
+                await settle()  # a commit takes a while, and is not to be cut off
                 finished.append(len(burst))
             after = True
     assert len(finished) == 1
@@ -122,10 +129,8 @@ async def test_what_is_read_ahead_is_bounded(lab):
     async with open_bursts(service, SOURCES, most=16) as bursts:
         await anext(bursts)
         taken = read
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
+        await settle()
         assert read - taken <= 16 + len(SOURCES)
         ahead = read
-        for _ in range(200):
-            await anyio.lowlevel.checkpoint()
+        await settle()
         assert read == ahead

@@ -45,6 +45,15 @@ async def test_retrying_raises_the_last_error_once_the_service_drains(lab):
     assert (tries, service.health.retried, service.health.state) == (3, 2, "draining")
 
 
+async def test_a_drain_wakes_a_retry_that_sleeps(lab):
+    service = Service(lab.bus, "scorer", "r")
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(service._sleep, 60)
+            await anyio.lowlevel.checkpoint()
+            service.drain()
+
+
 async def test_other_errors_are_not_retried(lab):
     tries = 0
 
