@@ -25,6 +25,8 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["Prepared", "cache_folder", "cache_key", "check_disjoint", "prepare"]
 
 WARM_START_PAIRS = 3000
+SLIPS = 0.6
+"""Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 _CODE = ("config.py", "model.py", "tokenizer.py", "warmstart.py")
 """Modules of lachesis.pipeline.training that decide what the warm start makes."""
 _LIBRARIES = ("reasoning-gym", "tokenizers", "torch", "transformers")
@@ -53,7 +55,7 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
     key, cached = None, False
     if config.model is None:
         pairs = list(warm.pairs())
-        settings = WarmStartConfig(seed=config.seed)
+        settings = WarmStartConfig(seed=config.seed, slips=SLIPS)
         threads = config.training.threads
         key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions())
         made = cache / key
