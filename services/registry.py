@@ -40,8 +40,9 @@ SERVICES = {
         ServiceSpec("teacher", "teacher", 1, "adds a second model's logprobs"),
         ServiceSpec("inference", "inference", 1, "serves a model (policy, teacher or eval)", "train"),
         ServiceSpec("trainer", "trainer", 1, "trains on batches and publishes weights", "train"),
-        ServiceSpec("environment", "environment", 2, "generates rollouts of its tasks"),
         ServiceSpec("evaluator", "evaluator", 2, "evaluates policy versions on held-out tasks"),
+        # after the evaluator, which would miss the first policy if training began without it
+        ServiceSpec("environment", "environment", 3, "generates rollouts of its tasks"),
     )
 }
 
