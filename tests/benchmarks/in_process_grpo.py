@@ -1,9 +1,10 @@
 """The control for the pipeline: the same model, task, reward and hyper-parameters trained by a plain GRPO loop in one
 process, without bus, services or files.
 
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150 --shuffle-advantages   # must not learn
-    python tests/benchmarks/in_process_grpo.py --seed 0 --steps 150 --staleness 3          # trains on old rollouts
+    python tests/benchmarks/in_process_grpo.py --seed 0
+    python tests/benchmarks/in_process_grpo.py --seed 0 --model runs/NAME/model        # what a demo started from
+    python tests/benchmarks/in_process_grpo.py --seed 0 --shuffle-advantages           # must not learn
+    python tests/benchmarks/in_process_grpo.py --seed 0 --staleness 3                  # trains on old rollouts
 
 Prints the held-out pass rate (reasoning-gym's own scorer, 200 prompts) at temperature 1 with 4 samples a prompt, and
 greedy, before and after, then one line of JSON.
@@ -12,7 +13,6 @@ greedy, before and after, then one line of JSON.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import time
@@ -21,32 +21,23 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import reasoning_gym
 import torch
 
+from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.environments.task import prompt_hash
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner, StepMetrics
-from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.model import Policy, build_tiny_policy, load_model
 from lachesis.pipeline.training.tokenizer import common_beginning
 from lachesis.pipeline.training.warmstart import warm_start
+from lachesis.services.demo.prepare import SLIPS
 
-HELD_OUT_SEED, WARM_START_SEED, TRAINING_SEED = 1_000_000, 2_000_000, 3_000_000
 MAX_NEW_TOKENS = 12
-
-
-def items(seed: int, size: int, *, forbidden: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """Distinct items of the task whose prompt hash is not forbidden."""
-    dataset = reasoning_gym.create_dataset("spell_backward", seed=seed, size=size, min_word_len=3, max_word_len=5)
-    distinct = {prompt_hash(item): item for item in dataset}
-    return [item for key, item in distinct.items() if key not in forbidden]
-
-
-def prompt_hash(item: dict[str, Any]) -> str:
-    return hashlib.sha256(item["question"].encode()).hexdigest()
+WORDS = {"min_word_len": 3, "max_word_len": 5}
 
 
 def edit_distance(a: str, b: str) -> int:
@@ -125,7 +116,7 @@ class Player:
                     loss_mask=np.array([False] * len(prompt) + [True] * len(sample.token_ids)),
                     logprobs=np.concatenate([pad, np.array(sample.logprobs, np.float32)]),
                     advantage=0.0,
-                    group_id=prompt_hash(item),
+                    group_id=prompt_hash(item["question"]),
                     policy_step=step,
                 )
                 group.append((reward(item, self.text(sample.token_ids), sample.finish_reason == "stop"), sequence))
@@ -164,18 +155,11 @@ def with_advantages(
 def main() -> None:
     arguments = parse()
     torch.set_num_threads(arguments.threads)
-    held_out = items(HELD_OUT_SEED, 400)[:200]
-    hidden = frozenset(map(prompt_hash, held_out))
-    warm_items = items(WARM_START_SEED, arguments.warm_items, forbidden=hidden)
-    training = items(TRAINING_SEED + 100_000 * arguments.seed, 4000, forbidden=hidden)
-    assert len(held_out) == 200
-    assert not hidden & {prompt_hash(item) for item in warm_items + training}
+    pools = ReasoningGym.splits("spell_backward", train=8000, held_out=200, warm_start=3000, params=WORDS)
+    training, held_out, warm_items = ([pool.task(index).task for index in range(len(pool))] for pool in pools)
 
-    questions = [item["question"] for item in warm_items]
-    policy = build_tiny_policy(arguments.seed, phrases=[common_beginning(questions)])
-    warm = WarmStartConfig(seed=arguments.seed, steps=arguments.warm_steps, slips=arguments.warm_slips)
     started = time.perf_counter()
-    losses = warm_start(policy, [(item["question"], item["answer"]) for item in warm_items], warm)
+    policy = load_model(arguments.model) if arguments.model else warm_started(arguments, warm_items)
     warm_seconds = time.perf_counter() - started
 
     config = LearnerConfig(learning_rate=arguments.lr, loss=LossConfig(anchor=arguments.anchor))
@@ -183,9 +167,7 @@ def main() -> None:
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="in-process") as engine:
         player = Player(policy, engine)
         before, greedy_before = player.pass_rate(held_out, 4, 1.0), player.pass_rate(held_out, 1, 0.0)
-        print(
-            f"warm start {warm_seconds:.1f} s, loss {losses[-1]:.3f}: sampled {before:.3f}, greedy {greedy_before:.3f}"
-        )
+        print(f"warm start {warm_seconds:.1f} s: sampled {before:.3f}, greedy {greedy_before:.3f}")
         started = time.perf_counter()
         train(arguments, training, player, learner, held_out)
         seconds = time.perf_counter() - started
@@ -203,6 +185,14 @@ def main() -> None:
         "seconds": round(seconds, 1),
     }
     print(json.dumps({**vars(arguments), **figures}))
+
+
+def warm_started(arguments: argparse.Namespace, items: list[dict[str, Any]]) -> Policy:
+    """Make the policy as the demo does."""
+    policy = build_tiny_policy(arguments.seed, phrases=[common_beginning(item["question"] for item in items)])
+    settings = WarmStartConfig(seed=arguments.seed, steps=arguments.warm_steps, slips=arguments.warm_slips)
+    warm_start(policy, [(item["question"], item["answer"]) for item in items], settings)
+    return policy
 
 
 def train(
@@ -237,7 +227,7 @@ def report(metrics: StepMetrics, mean_reward: float, rate: float) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=150, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
     parser.add_argument("--prompts", type=int, default=16, help="groups a step")
     parser.add_argument("--samples", type=int, default=8, help="samples a group")
     parser.add_argument("--staleness", type=int, default=0, help="train on rollouts this many policy versions old")
@@ -250,8 +240,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--anchor", choices=["rollout", "proximal"], default=LossConfig().anchor)
     parser.add_argument("--lr", type=float, default=LearnerConfig().learning_rate, help="learning rate of GRPO")
     parser.add_argument("--warm-steps", type=int, default=WarmStartConfig().steps)
-    parser.add_argument("--warm-slips", type=float, default=WarmStartConfig().slips)
-    parser.add_argument("--warm-items", type=int, default=8000, help="items drawn, before repeats are removed")
+    parser.add_argument("--warm-slips", type=float, default=SLIPS)
+    parser.add_argument("--model", default=None, help="folder of a warm-started model; default: make one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=int, default=25, help="steps between progress lines")
     return parser.parse_args()
