@@ -85,7 +85,8 @@ class LedgerEntry(Event, frozen=True, kw_only=True):
 
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
     says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
-    again. `outcomes` holds those not in `batch`. `term`, `written_ns` and `stamps` are outside the digest.
+    again. `outcomes` holds those not in `batch`; `producers` the counters seen, by
+    `<producer>@<epoch>`. `term`, `written_ns` and `stamps` are outside the digest.
     """
 
     run: str

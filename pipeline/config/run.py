@@ -199,6 +199,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         check_name("training.name", self.training.name)
         for name in (*self.environments, *self.evaluation):
             check_name("environment", name)
+        if self.batching.teacher != "off" and not self.teacher.enabled:
+            raise ConfigError(
+                f'batching.teacher is "{self.batching.teacher}", but teacher.enabled is false: no logprobs would come'
+            )
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")

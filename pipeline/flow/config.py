@@ -27,6 +27,5 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of annotations in EVENTS reserved for a group. Default 8192."""
     event_bytes_per_sequence: Bytes = 1024
     """Bytes of annotations in EVENTS reserved for each of its sequences. Default 1024."""
-    teacher_bytes_per_token: Bytes = 0
-    """Bytes in TEACHER reserved for each token: 4 for logprobs, and 6 * k + 2 more for k alternatives. Default 0: the
-    run has no teacher."""
+    teacher_bytes_per_token: Bytes = 4
+    """Bytes in TEACHER reserved for each token. Default 4: its logprob; 6 * k + 2 more for k alternatives."""
