@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from lachesis.pipeline.batching.chain import Position
@@ -22,6 +23,7 @@ from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError
+from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -108,10 +110,32 @@ class BatchFeed:
             subjects.BUCKETS["policy"], self._run, encode(record), revision=self._policy_revision
         )
 
+    async def publish_weights(self, version: PolicyVersion, path: Path, tokenizer_hash: str) -> None:
+        """Make the weights file at `path` the run's policy. Raises `FencedError`, as `publish_policy`."""
+        await self.publish_policy(
+            PolicyRecord(
+                run=self._run,
+                version=str(version),
+                weights=str(path),
+                tokenizer_hash=tokenizer_hash,
+                written_ns=time.time_ns(),
+            )
+        )
+
     async def report_trained(
-        self, *, policy_version: str, step: int, lineage: str, checkpoint: str, voids: list[Void]
+        self,
+        *,
+        policy_version: str,
+        step: int,
+        lineage: str,
+        checkpoint: str,
+        voids: list[Void],
+        next_batch: int | None = None,
     ) -> None:
-        """Report everything up to the position as trained and durable. Raises `FencedError`."""
+        """Report everything up to the position as trained and durable. Raises `FencedError`.
+
+        `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights.
+        """
         self.report = TrainReport(
             run=self._run,
             trainer=self._trainer,
@@ -120,7 +144,7 @@ class BatchFeed:
             step=step,
             ledger_index=self.position.entries - 1,
             chain=self.position.digest,
-            next_batch=step,
+            next_batch=step if next_batch is None else next_batch,
             policy_version=policy_version,
             checkpoint=checkpoint,
             voids=voids,

@@ -31,7 +31,6 @@ from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
-from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError
 from lachesis.schemas.ledger import Void
 
@@ -136,9 +135,9 @@ class _Trainer:
     async def train(self) -> None:
         """Take batches, one ahead, until there is nothing more to do."""
         send, receive = anyio.create_memory_object_stream[FedBatch](1)
-        async with background() as tasks:
-            tasks.start_soon(self._prefetch, send)
-            with receive:
+        with receive:
+            async with background() as tasks:
+                tasks.start_soon(self._prefetch, send)
                 while not self._finished() and not self.service.draining.is_set():
                     batch = await self._next(receive)
                     if batch is None:
@@ -215,14 +214,9 @@ class _Trainer:
         version = policy_version(self.learner.steps, self.lineage, tensors)
         folder = self.config.path / "weights"
         path = await anyio.to_thread.run_sync(partial(write_weights, tensors, folder, version))
-        record = PolicyRecord(
-            run=self.config.run,
-            version=str(version),
-            weights=str(path),
-            tokenizer_hash=self.policy.tokenizer_hash,
-            written_ns=time.time_ns(),
+        await self.service.retrying("publish the policy")(
+            self.feed.publish_weights, version, path, self.policy.tokenizer_hash
         )
-        await self.service.retrying("publish the policy")(self.feed.publish_policy, record)
         self.service.recovered()
         prune_weights(folder, keep=self.config.training.weights_kept)
 

@@ -9,12 +9,13 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.scoring.rater import Sample, rater
+    from lachesis.pipeline.training.batches import batches
     from lachesis.schemas.errors import ToolError
     from lachesis.schemas.rollout import Message
 
 __version__ = "0.1.0"
 
-__all__ = ["Environment", "Message", "Reply", "Sample", "Session", "Task", "ToolError", "rater", "tool"]
+__all__ = ["Environment", "Message", "Reply", "Sample", "Session", "Task", "ToolError", "batches", "rater", "tool"]
 
 _HOMES = {
     "Environment": "lachesis.pipeline.environments.environment",
@@ -24,6 +25,7 @@ _HOMES = {
     "Task": "lachesis.pipeline.environments.task",
     "Sample": "lachesis.pipeline.scoring.rater",
     "ToolError": "lachesis.schemas.errors",
+    "batches": "lachesis.pipeline.training.batches",
     "rater": "lachesis.pipeline.scoring.rater",
     "tool": "lachesis.pipeline.environments.tools",
 }

@@ -6,11 +6,13 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import Dispatch, Message, RolloutGroup, Sequences, VersionSpan
 
@@ -80,9 +82,11 @@ class _Delivery:
 
 
 class Lab:
-    """A bus with helpers around it. `run` is the run's name."""
+    """A bus with helpers around it. `run` is the run's name, `alive` a place for the service that a test kills."""
 
     run = "r"
+    alive: Service
+    Killed = Killed
 
     def __init__(self, bus: MemoryBus) -> None:
         self.bus = bus
@@ -130,6 +134,51 @@ class Lab:
         async with self.bus.read(subjects.EVENTS, [subject], follow=False) as messages:
             return [decode(model, message.data) async for message in messages]
 
+    async def extend_ledger(self, *batches: list[RolloutGroup], trainer: str = "main") -> list[LedgerEntry]:
+        """Store groups and one entry a batch, each after an entry without a batch, as the batcher writes them."""
+        written = []
+        subject = subjects.ledger(self.run, trainer)
+        for groups in batches:
+            refs = [await self._ref(group) for group in groups]
+            for batch_refs in ([], refs):
+                last = await self.bus.last(subjects.LEDGER, subject)
+                before = decode(LedgerEntry, last.data) if last else None
+                number = before.next_batch if before else 0
+                batch = Batch(
+                    number=number,
+                    groups=batch_refs,
+                    sequences=sum(ref.sequences for ref in batch_refs),
+                    tokens=sum(ref.tokens for ref in batch_refs),
+                )
+                entry = LedgerEntry(
+                    run=self.run,
+                    trainer=trainer,
+                    index=before.index + 1 if before else 0,
+                    previous=before.digest() if before else GENESIS,
+                    watermark=0,
+                    resolved=b"",
+                    events_cursor=1,
+                    batch=batch if batch_refs else None,
+                    next_batch=number + bool(batch_refs),
+                )
+                at = last.seq if last else 0
+                headers = {PREVIOUS_HEADER: str(at)}
+                await self.bus.commit(subject, encode(entry), expected=at, msg_id=f"{entry.index}", headers=headers)
+                written.append(entry)
+        return written
+
+    async def _ref(self, group: RolloutGroup) -> GroupRef:
+        plan = Plan.of(group)
+        return GroupRef(
+            group=group.id,
+            seq=await self.store(group),
+            env=group.env,
+            sequences=plan.sequences,
+            tokens=plan.tokens,
+            policy_step=0,
+            advantages=[(-1.0) ** i for i in range(plan.samples)],
+        )
+
     async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
         """Wait until `condition` holds; it is looked at whenever something changes on the bus, and now and then."""
         with anyio.fail_after(seconds):
@@ -170,8 +219,3 @@ class Lab:
 async def lab():
     async with MemoryBus() as bus:
         yield Lab(bus)
-
-
-@pytest.fixture
-def killed():
-    return Killed

@@ -1,0 +1,226 @@
+"""`lachesis.batches`: the batches of a run as packed tensors, for a trainer of your own.
+
+    async with lachesis.batches("run", nats="nats://127.0.0.1:4222") as batches:
+        async for batch in batches:
+            ...                                       # train on batch.packed
+            version = await batch.publish(model, tokenizer, "weights")
+            await batch.commit(policy_version=version, checkpoint="checkpoints/17")
+
+Batches come in the order of the ledger, whose chain is verified; the next one is fetched meanwhile. Iteration begins
+after the batch committed last, or at `position`. Guarantees that what was committed never comes again under the same
+trainer's name, and that of two trainers under one name the one that wrote first goes on (`FencedError` for the other).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+from anyio.streams.memory import MemoryObjectSendStream
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.tokenizer import tokenizer_hash
+from lachesis.pipeline.weights.files import write_weights
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.errors import CheckpointError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import TrainReport, Void
+
+__all__ = ["Batch", "Batches", "Position", "batches"]
+
+
+def batches(
+    run: str,
+    *,
+    nats: str | ConnectionConfig | Bus | None = None,
+    folder: str | Path | None = None,
+    trainer: str = "main",
+    position: Position | None = None,
+    pad_id: int = 0,
+) -> Batches:
+    """Return the batches of `run`: iterate them as they are, or open them first (`async with`) to publish weights.
+
+    `nats` is a server's URL, a connection's settings or an open bus; left out, the run's embedded server is found by
+    its folder (default `runs/<run>`). `trainer` names the ledger. `position` goes before what was committed.
+    `pad_id` fills up the rows of the tensors.
+    """
+    return Batches(run, nats, Path(folder or f"runs/{run}"), trainer=trainer, position=position, pad_id=pad_id)
+
+
+class Batches:
+    """See `batches`. Iterating ends only with an error or with the loop around it."""
+
+    def __init__(
+        self,
+        run: str,
+        nats: str | ConnectionConfig | Bus | None,
+        folder: Path,
+        *,
+        trainer: str,
+        position: Position | None,
+        pad_id: int,
+    ) -> None:
+        self.run = run
+        self.pad_id = pad_id
+        self.lineage = os.urandom(3).hex()
+        """Names this training attempt in policy versions."""
+        self._nats = nats
+        self._folder = folder
+        self._trainer = trainer
+        self._position = position
+        self._feed: BatchFeed | None = None
+        self._open = contextlib.AsyncExitStack()
+        self._voids: list[Void] = []
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            bus = await self._bus(stack)
+            term = f"{os.getpid()}-{self.lineage}"
+            self._feed = await BatchFeed.open(bus, self.run, self._trainer, term=term)
+            if self._position is not None:
+                self._feed.position = self._position
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._feed = None
+        await self._open.aclose()
+
+    async def _bus(self, stack: contextlib.AsyncExitStack) -> Bus:
+        name = f"{self.run}.trainer-{self._trainer}"
+        match self._nats:
+            case None:
+                endpoint = read_endpoint(self._folder / "nats")
+                return await stack.enter_async_context(await connect(endpoint.url, name=name, token=endpoint.token))
+            case str() as url:
+                return await stack.enter_async_context(await connect(url, name=name))
+            case ConnectionConfig() as config:
+                return await stack.enter_async_context(await connect(name=name, config=config))
+            case bus:
+                return bus
+
+    @property
+    def feed(self) -> BatchFeed:
+        if self._feed is None:
+            raise RuntimeError("the batches are not open: use them inside `async with` or within the loop over them")
+        return self._feed
+
+    @property
+    def committed(self) -> TrainReport | None:
+        """The last commit, None before the first: its step, checkpoint and policy version."""
+        return self.feed.report
+
+    async def publish(self, model: Any, tokenizer: Any, folder: str | Path) -> str:
+        """Publish the weights to begin with; see `Batch.publish`."""
+        return await self.publish_step(model, tokenizer, folder, self.committed.step if self.committed else 0)
+
+    async def publish_step(self, model: Any, tokenizer: Any, folder: str | Path, step: int) -> str:
+        """Publish the weights after `step` batches."""
+        tensors = policy_tensors(model)
+        version = policy_version(step, self.lineage, tensors)
+        path = await anyio.to_thread.run_sync(lambda: write_weights(tensors, Path(folder).absolute(), version))
+        await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer))
+        return str(version)
+
+    async def commit(self, batch: FedBatch, *, step: int, policy_version: str, checkpoint: str) -> None:
+        """See `Batch.commit`."""
+        committed = self.committed
+        if committed is not None and committed.ledger_index >= batch.entry.index:
+            raise CheckpointError(f"batch {batch.batch.number} was committed already, with step {committed.step}")
+        self.feed.advance(batch)
+        await self.feed.report_trained(
+            policy_version=policy_version,
+            step=step,
+            next_batch=batch.batch.number + 1,
+            lineage=PolicyVersion.parse(policy_version).lineage,
+            checkpoint=checkpoint,
+            voids=[void for void in self._voids if void.batch <= batch.batch.number],
+        )
+        self._voids = [void for void in self._voids if void.batch > batch.batch.number]
+
+    def void(self, batch: FedBatch, reason: str) -> None:
+        """See `Batch.void`."""
+        self._voids.append(Void(batch.batch.number, reason))
+
+    def __aiter__(self) -> AsyncIterator[Batch]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Batch]:
+        send, receive = anyio.create_memory_object_stream[Batch](0)
+        # A task of its own holds what is open, so that the loop may be left in any way and from anywhere.
+        reading = asyncio.create_task(self._read(send))
+        try:
+            with receive:
+                async for batch in receive:
+                    yield batch
+            await reading
+        finally:
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+
+    async def _read(self, send: MemoryObjectSendStream[Batch]) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(send)
+            if self._feed is None:
+                await stack.enter_async_context(self)
+            async for fed in self.feed.batches():
+                await send.send(Batch(self, fed))
+
+
+class Batch:
+    """One batch. `number` counts from 0 without gaps, so `number + 1` batches are trained once this one is."""
+
+    def __init__(self, owner: Batches, fed: FedBatch) -> None:
+        self._owner = owner
+        self.fed = fed
+        """Ledger entry, manifest, groups and teacher arrays."""
+
+    @property
+    def number(self) -> int:
+        return self.fed.batch.number
+
+    @property
+    def position(self) -> Position:
+        """The position after this batch: keep it with your own checkpoint, and resume at it."""
+        return Position(self.fed.entry.index + 1, self.fed.entry.digest())
+
+    @cached_property
+    def packed(self) -> PackedBatch:
+        """The tensors, one row a sequence. Raises `DataError` when the batch cannot be trained: then `void` it."""
+        if self.fed.failure is not None:
+            raise self.fed.failure
+        return self.fed.pack(self.fed.groups[0][1].tokenizer_hash, pad_id=self._owner.pad_id)
+
+    async def publish(self, model: Any, tokenizer: Any, folder: str | Path) -> str:
+        """Write the model's weights into `folder`, make them the run's policy and return the version's name.
+
+        Inference servers load them; they must be able to read the folder. Raises `FencedError`.
+        """
+        return await self._owner.publish_step(model, tokenizer, folder, self.number + 1)
+
+    async def commit(self, *, policy_version: str, checkpoint: str, step: int | None = None) -> None:
+        """Say that this batch and all before it are durably trained: call it once `checkpoint` is on disk.
+
+        `policy_version` names its weights, `step` (default `number + 1`) your optimizer step. Raises `FencedError` when
+        another trainer of this name has committed, `CheckpointError` when this batch or a later one was committed.
+        """
+        step = self.number + 1 if step is None else step
+        await self._owner.commit(self.fed, step=step, policy_version=policy_version, checkpoint=checkpoint)
+
+    def void(self, reason: str) -> None:
+        """Record that this batch cannot be trained; the next commit carries it."""
+        self._owner.void(self.fed, reason)

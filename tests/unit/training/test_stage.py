@@ -1,0 +1,367 @@
+"""The trainer on a hand-written ledger: order, exactness over kills, what it refuses."""
+
+import shutil
+from contextlib import contextmanager
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training import stage as stage_module
+from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.weights.tensors import weights_digest
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import CheckpointError, FencedError, LedgerError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import TrainReport
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A saved model of a few thousand parameters."""
+    folder = tmp_path_factory.mktemp("model")
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    save_policy(policy, folder)
+    return folder, policy.tokenizer_hash
+
+
+@pytest.fixture
+def config(tmp_path, model):
+    return RunConfig(
+        run="r",
+        folder=str(tmp_path),
+        model=str(model[0]),
+        training=TrainingConfig(
+            steps=STEPS, checkpoint_every=2, learner=LearnerConfig(learning_rate=1e-2), weights_kept=100
+        ),
+    )
+
+
+def a_batch(lab, model, number, groups=2):
+    draw = np.random.default_rng(number)
+    return [
+        lab.group(
+            100 * number + n,
+            samples=2,
+            tokens=int(draw.integers(4, 9)),
+            tokenizer_hash=model[1],
+        )
+        for n in range(groups)
+    ]
+
+
+async def fill(lab, model, steps=STEPS):
+    await lab.extend_ledger(*(a_batch(lab, model, number) for number in range(steps)))
+
+
+async def reports(lab):
+    subject = subjects.state("r", "trainer", subjects.LIVE, "main")
+    async with lab.bus.read(subjects.LEDGER, [subject], follow=False) as messages:
+        return [decode(TrainReport, message.data) async for message in messages]
+
+
+def weights_after(config):
+    checkpoint = load_checkpoint(latest_checkpoint(config.path / "checkpoints"), config.training.learner)
+    return checkpoint.state.step, weights_digest(checkpoint.policy.model.state_dict())
+
+
+def forget(lab, subject):
+    """Make the broker lose every message of a subject of LEDGER."""
+    log = lab.bus._logs[subjects.LEDGER]
+    log._last_of.pop(subject)
+    log._ids.clear()
+    for seq in [seq for seq, message in log._messages.items() if message.subject == subject]:
+        del log._messages[seq]
+
+
+@pytest.fixture
+async def uninterrupted(lab, model, config, tmp_path):
+    """Weights after all steps, and the groups of each, of a trainer that nothing happened to."""
+    await fill(lab, model)
+    calm = msgspec.structs.replace(config, folder=str(tmp_path / "calm"))
+    trained = []
+    with recording(trained):
+        await run_trainer(Service(lab.bus, "trainer", "r"), calm)
+    step, digest = weights_after(calm)
+    assert step == STEPS
+    forget(lab, subjects.state("r", "trainer", subjects.LIVE, "main"))  # another life begins: this one never was
+    lab.bus._entries.clear()
+    return digest, trained
+
+
+@contextmanager
+def recording(trained, on_step=None):
+    """Note the groups of every batch that the optimizer took, and call `on_step` with their number so far."""
+    step = Learner.step
+
+    def recorded(learner, batch):
+        metrics = step(learner, batch)
+        trained.append(batch.group_ids)
+        if on_step:
+            on_step(len(trained))
+        return metrics
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Learner, "step", recorded)
+        yield
+
+
+async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, config, monkeypatch):
+    published = []
+    put = lab.bus.put
+
+    async def watched(bucket, key, value, **kwargs):
+        published.append(decode(PolicyRecord, value))
+        return await put(bucket, key, value, **kwargs)
+
+    monkeypatch.setattr(lab.bus, "put", watched)
+    await fill(lab, model)
+    trained = []
+    with recording(trained):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert [ids[0] for ids in trained] == [f"{100 * number:032x}" for number in range(STEPS)]
+    versions = [record.policy_version for record in published]
+    assert [version.step for version in versions] == list(range(STEPS + 1))
+    assert len({version.lineage for version in versions}) == 1
+    assert len({version.digest for version in versions}) == STEPS + 1
+    assert {record.tokenizer_hash for record in published} == {model[1]}
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4, 6]
+    assert [report.ledger_index for report in found] == [3, 7, 11]
+    assert found[-1].policy_version == published[-1].version
+    rows = (config.path / "metrics.jsonl").read_bytes().splitlines()
+    assert [msgspec.json.decode(row)["train/step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+async def live_until_killed(lab, config):
+    async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
+        lab.alive = service
+        await lab.until(lambda: dead(service))
+
+
+@contextmanager
+def dying_at_checkpoint(lab, step, *, before=False):
+    """Kill the trainer that is alive at the checkpoint of `step`: before it is begun, or once it is on disk."""
+    save = stage_module.save_checkpoint
+
+    def saving(folder, policy, learner, **kwargs):
+        if learner.steps == step and before:
+            anyio.from_thread.run_sync(lab.alive.kill)
+            raise lab.Killed
+        state = save(folder, policy, learner, **kwargs)
+        if learner.steps == step:
+            anyio.from_thread.run_sync(lab.alive.kill)
+        return state
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_module, "save_checkpoint", saving)
+        yield
+
+
+@pytest.mark.parametrize("die_at", range(1, STEPS))
+async def test_a_trainer_killed_in_mid_step_goes_on_with_the_same_batches_to_the_same_bits(
+    lab, config, uninterrupted, die_at
+):
+    digest, calm = uninterrupted
+    trained = []
+
+    def kill(steps):
+        if steps == die_at:
+            anyio.from_thread.run_sync(lab.alive.kill)  # after the optimizer moved, before anything was noted
+
+    with recording(trained, kill):
+        await live_until_killed(lab, config)
+    first, rest = trained[:die_at], []
+    with recording(rest):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert first == calm[:die_at]
+    resumed_at = (die_at - 1) // 2 * 2  # the newest checkpoint
+    assert rest == calm[resumed_at:]
+    assert weights_after(config) == (STEPS, digest)
+    assert [report.step for report in await reports(lab)] == [2, 4, 6]
+
+
+async def dead(service):
+    return service.bus.dead
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+@pytest.mark.parametrize("moment", ["before the checkpoint", "before the report"])
+async def test_a_trainer_killed_around_a_checkpoint_goes_on_to_the_same_bits(lab, config, uninterrupted, step, moment):
+    digest, calm = uninterrupted
+    with dying_at_checkpoint(lab, step, before=moment == "before the checkpoint"):
+        await live_until_killed(lab, config)
+    assert step not in [report.step for report in await reports(lab)]
+    rest = []
+    with recording(rest):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    assert rest == calm[step if moment == "before the report" else step - 2 :]
+    assert weights_after(config) == (STEPS, digest)
+    assert [report.step for report in await reports(lab)] == [2, 4, 6]
+
+
+async def test_two_lives_never_share_a_policy_version(lab, model, config):
+    await fill(lab, model)
+    trained = []
+
+    def kill(steps):
+        if steps == 3:
+            anyio.from_thread.run_sync(lab.alive.kill)
+
+    with recording(trained, kill):
+        await live_until_killed(lab, config)
+    versions = {path.stem for path in (config.path / "weights").iterdir()}
+    await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    again = {path.stem for path in (config.path / "weights").iterdir()} - versions
+    lineages = [{PolicyVersion.parse(version).lineage for version in group} for group in (versions, again)]
+    assert len(lineages[0]) == len(lineages[1]) == 1
+    assert lineages[0] != lineages[1]
+
+
+async def test_a_drain_checkpoints_and_reports_what_was_trained(lab, model, config):
+    await fill(lab, model, steps=3)
+    async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
+        await lab.until(lambda: handled(service, 3))
+    assert [report.step for report in await reports(lab)] == [2, 3]
+    assert weights_after(config)[0] == 3
+
+
+async def handled(service, count):
+    return service.health.handled >= count
+
+
+async def test_a_batch_whose_payload_is_gone_is_void_and_the_step_goes_on(lab, model, config):
+    await lab.extend_ledger(a_batch(lab, model, 0))
+    first = await lab.store(lab.group(999))
+    await lab.bus.trim(subjects.ROLLOUTS, [], before=first)  # after the batcher, before the trainer
+    await lab.extend_ledger(*(a_batch(lab, model, number) for number in range(1, STEPS)))
+    await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    found = await reports(lab)
+    assert [void.batch for void in found[0].voids] == [0]
+    assert "is gone from ROLLOUTS" in found[0].voids[0].reason
+    assert [report.step for report in found] == [2, 4, 6]
+    assert not found[1].voids
+
+
+async def test_a_batch_of_another_tokenizer_is_void(lab, config):
+    await lab.extend_ledger([lab.group(1, tokenizer_hash="another")])
+    short = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=1))
+    await run_trainer(Service(lab.bus, "trainer", "r"), short)
+    (report,) = await reports(lab)
+    assert [void.batch for void in report.voids] == [0]
+    assert report.step == 1
+
+
+async def test_a_void_survives_a_kill_before_its_report(lab, model, config):
+    await lab.extend_ledger([lab.group(1, tokenizer_hash="another")], a_batch(lab, model, 1))
+    with dying_at_checkpoint(lab, 2):
+        await live_until_killed(lab, config)
+    assert not await reports(lab)
+    async with lab.running(lambda service: run_trainer(service, config), "trainer"):
+        await lab.until(lambda: reported(lab, 1))
+    (report,) = await reports(lab)
+    assert [void.batch for void in report.voids] == [0]
+
+
+async def reported(lab, count):
+    return len(await reports(lab)) >= count
+
+
+async def test_a_report_newer_than_the_checkpoint_is_refused(lab, model, config):
+    await fill(lab, model)
+    await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    shutil.rmtree(config.path / "checkpoints")
+    with pytest.raises(CheckpointError, match="step 6 was reported"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+
+
+async def test_a_checkpoint_of_other_weights_than_were_reported_is_refused(lab, model, config, tmp_path):
+    await fill(lab, model)
+    await run_trainer(Service(lab.bus, "trainer", "r"), config)
+    other = msgspec.structs.replace(
+        config,
+        folder=str(tmp_path / "other"),
+        run="other",
+    )
+    shutil.copytree(config.path / "checkpoints", other.path / "checkpoints")
+    state = other.path / "checkpoints" / "step-00000006" / "trainer.json"
+    found = msgspec.json.decode(state.read_bytes())
+    version = PolicyVersion.parse(found["policy_version"])
+    renamed = PolicyVersion(version.step, "elsewhere", version.digest)
+    state.write_bytes(msgspec.json.encode(found | {"lineage": "elsewhere", "policy_version": str(renamed)}))
+    mine = msgspec.structs.replace(other, run="r")
+    with pytest.raises(CheckpointError, match="was reported as"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), mine)
+
+
+async def test_of_two_trainers_the_older_is_told_and_reports_nothing_more(lab, model, config, tmp_path):
+    await fill(lab, model, steps=2)
+    second = msgspec.structs.replace(config, folder=str(tmp_path / "second"))
+
+    async def older(service):
+        with pytest.raises(FencedError):
+            await run_trainer(service, config)
+        service.kill()
+
+    async with lab.running(older, "trainer") as first:
+        await lab.until(lambda: reported(lab, 1))  # and waits for more
+        shutil.copytree(config.path / "checkpoints", second.path / "checkpoints")
+        async with lab.running(lambda service: run_trainer(service, second), "trainer") as newer:
+            await lab.until(lambda: running(newer))
+            await lab.extend_ledger(*(a_batch(lab, model, number) for number in range(2, STEPS)))
+            await lab.until(lambda: dead(first))
+            await lab.until(lambda: reported(lab, 3))
+    found = await reports(lab)
+    assert [report.step for report in found] == [2, 4, 6]
+    assert [report.term == first.instance for report in found] == [True, False, False]
+
+
+async def running(service):
+    return service.health.state == "ok"
+
+
+async def test_a_ledger_that_was_replaced_is_refused(lab, model, config):
+    await fill(lab, model)
+    short = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=2))
+    await run_trainer(Service(lab.bus, "trainer", "r"), short)
+    forget(lab, subjects.ledger("r", "main"))  # another history takes its place
+    await lab.extend_ledger(*(a_batch(lab, model, number + 50) for number in range(STEPS)))
+    with pytest.raises(LedgerError, match="replaced"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+
+
+async def test_a_ledger_that_lost_entries_is_refused(lab, model, config):
+    await fill(lab, model, steps=2)
+    short = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=2))
+    await run_trainer(Service(lab.bus, "trainer", "r"), short)
+    log = lab.bus._logs[subjects.LEDGER]
+    log._last_of[subjects.ledger("r", "main")] = 1
+    with pytest.raises(LedgerError, match="lost history"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+
+
+async def test_a_broken_link_is_refused(lab, model, config):
+    await fill(lab, model, steps=3)
+    log = lab.bus._logs[subjects.LEDGER]
+    removed = next(seq for seq, message in log._messages.items() if message.subject == subjects.ledger("r", "main"))
+    del log._messages[removed + 2]
+    with pytest.raises(LedgerError):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
