@@ -120,7 +120,8 @@ class EnvNormalizer:
     def outcome(self, group: str, seq: int, values: Columns | None, source: int = 0) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
 
-        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first.
+        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. What
+        names no sequence of the group counts for nothing.
         `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
         `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
         different lengths, and ConfigError on a key without bounds in mode "minmax".
@@ -133,8 +134,8 @@ class EnvNormalizer:
             member: int | None = seq
         else:
             member = self._first(group, window)
-            if values is None and member is not None and member != seq:
-                self.duplicates += 1
+            if member is not None and (seq < member or values is None):  # of no copy, or of a copy alone
+                self.unknown += 1
                 return
         if member is not None and self._window(member) >= self._base:
             self._resolve(member, values, source)
