@@ -1,0 +1,58 @@
+"""The README's examples are the files they name, short, and they work."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lachesis import Environment, Sample
+from lachesis.pipeline.environments.collect import collect_group
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.testing import FakeInference
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, flags=re.DOTALL))
+LONGEST = {"tests/examples/trainer_loop.py": 40}
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_shows_an_environment_a_rater_and_a_trainer() -> None:
+    assert len(EXAMPLES) >= 4
+
+
+@pytest.mark.parametrize("path", EXAMPLES)
+def test_an_example_is_what_the_readme_shows_and_short(path: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert text == EXAMPLES[path], f"copy {path} into the README"
+    assert len(text.splitlines()) <= LONGEST.get(path, 25)
+
+
+@pytest.mark.parametrize("path", [path for path, text in EXAMPLES.items() if "(Environment)" in text])
+async def test_an_environment_of_the_readme_makes_groups(path: str) -> None:
+    name = re.search(r"class (\w+)\(Environment\)", EXAMPLES[path])
+    assert name is not None
+    env = load_environment(f"{ROOT / path}:{name[1]}")
+    assert isinstance(env, Environment)
+    task = env.task(3)
+    right, wrong = str(task.task["answer"]), "no idea"
+    inference = FakeInference(lambda _, call: right if call % 2 else wrong)
+    draft = await collect_group(env, task, inference, 2, SamplingParams(max_tokens=64))
+    assert sorted(value for rewards in draft.rewards for value in rewards.values()) == [0.0, 1.0]
+
+
+def test_the_rater_of_the_readme_rates() -> None:
+    brevity = load("tests/examples/brevity.py").brevity
+    assert brevity.bounds == (0.0, 1.0)
+    assert brevity(Sample(prompt="", completion="", token_count=40), enough=20) == 0.5
