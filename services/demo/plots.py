@@ -1,7 +1,7 @@
 """The demo's pictures, PNG: reward, held-out curve, difficulty of what was drawn, latency by stage."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,17 @@ def draw_plots(
     difficulties: Sequence[float | None],
 ) -> list[Path]:
     """Write the pictures into `folder` and return their paths. What has no data yet is drawn empty."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from matplotlib.figure import Figure
 
+    drawings: dict[str, Callable[[Any], None]] = {
+        "reward": lambda axes: _reward(axes, figures),
+        "held_out": lambda axes: _held_out(axes, summary),
+        "difficulty": lambda axes: _difficulty(axes, observed, difficulties),
+        "latency": lambda axes: _latency(axes, summary),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in (
-        ("reward", lambda axes: _reward(axes, figures)),
-        ("held_out", lambda axes: _held_out(axes, summary)),
-        ("difficulty", lambda axes: _difficulty(axes, observed, difficulties)),
-        ("latency", lambda axes: _latency(axes, summary)),
-    ):
+    for name, draw in drawings.items():
         figure: Any = Figure(figsize=(7, 4), layout="constrained")
         draw(figure.subplots())
         path = folder / f"{name}.png"

@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
+
+
+def test_the_teacher_does_not_enter_the_loss() -> None:
+    config = demo_config(DemoOptions())
+    assert config.teacher.enabled
+    assert config.batching.teacher == "optional"
+    assert config.training.learner.loss.teacher_coef == 0
+
+
+def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
+    options = DemoOptions(
+        seed=3,
+        steps=7,
+        run="mine",
+        folder=tmp_path,
+        nats="nats://somewhere:4222",
+        sets=("services.scorers=1", "nats.token_file=/secret"),
+        shuffle_advantages=True,
+    )
+    config = demo_config(options)
+    assert (config.seed, config.run, config.training.steps, config.services.scorers) == (3, "mine", 7, 1)
+    assert config.training.shuffle_advantages
+    assert config.path == tmp_path
+    assert config.nats is not None
+    assert (config.nats.url, config.nats.token_file) == ("nats://somewhere:4222", "/secret")
+
+
+@pytest.mark.parametrize("setting", ["mode=observe", "evaluation.more.kind=reasoning_gym", "no.such=1"])
+def test_what_would_be_no_demo_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError):
+        demo_config(DemoOptions(sets=(setting,)))
+
+
+@given(
+    folder=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: "\x00" not in text),
+    decay=st.floats(min_value=1e-9, max_value=1),
+)
+def test_the_file_written_loads_to_the_same_configuration(
+    tmp_path_factory: pytest.TempPathFactory, folder: str, decay: float
+) -> None:
+    config = demo_config(DemoOptions(run="r"))
+    odd = msgspec.structs.replace(
+        config,
+        folder=folder,
+        normalization=msgspec.structs.replace(config.normalization, decay=decay),
+        batching=msgspec.structs.replace(config.batching, mix={"words": 2.0}),
+    )
+    file = tmp_path_factory.mktemp("toml") / "run.toml"
+    file.write_text(to_toml(odd), encoding="utf-8", newline="")
+    assert load(RunConfig, file=file).config == odd

@@ -1,0 +1,186 @@
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.services.demo.observed import Observed
+from lachesis.services.demo.prepare import Prepared
+from lachesis.services.demo.report import render
+from lachesis.services.demo.settings import DemoOptions, demo_config
+from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
+
+CONFIG = demo_config(DemoOptions(run="r", steps=2))
+PREPARED = Prepared(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
+GROUPS = [os.urandom(16).hex() for _ in range(3)]
+S = 1_000_000_000
+
+
+def evaluation(step: int, avg: float, *, items: int = 200, greedy: float | None = 0.5) -> EvalEvent:
+    return EvalEvent(
+        run="r", env="words", revision="live", policy_version=f"{step}-abc-def", policy_step=step, items=items, k=4,
+        temperature=1.0, avg=avg, pass_at_k=avg, greedy=greedy, started_ns=0, ended_ns=1,
+    )  # fmt: skip
+
+
+def stored(stream: str, subject: str, seq: int, event: Any = None, **headers: str) -> Stored:
+    return Stored(stream, subject, seq, encode(event) if event else b"", 0, headers)
+
+
+def ledger(seq: int, groups: Sequence[str], outcomes: Sequence[Outcome] = ()) -> Stored:
+    refs = [
+        GroupRef(group=g, seq=1, env="words", sequences=8, tokens=100, policy_step=0, advantages=[]) for g in groups
+    ]
+    batch = Batch(number=seq - 1, groups=refs, sequences=8 * len(refs), tokens=100 * len(refs)) if refs else None
+    entry = LedgerEntry(
+        run="r", trainer="main", index=seq - 1, previous="", watermark=0, resolved=b"", events_cursor=1,
+        batch=batch, outcomes=list(outcomes), next_batch=seq if batch else seq - 1, written_ns=seq * S,
+    )  # fmt: skip
+    return stored(subjects.LEDGER, subjects.ledger("r", "main"), seq, entry)
+
+
+def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[float] = ()) -> Heartbeat:
+    health = StageHealth(handled=handled, wait=Histogram.of(waits).pack(), process=Histogram().pack())
+    return Heartbeat(run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=health)
+
+
+def summary(observed: Observed, *, state: State = "finished", gate: bool = True, figures: Any = ()) -> Summary:
+    walls = Walls(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
+    return summarize(
+        CONFIG, observed, PREPARED, list(figures), walls, state=state, gate=gate, places={"config": "/a b/run.toml"}
+    )
+
+
+def with_evaluations(*events: EvalEvent) -> Observed:
+    observed = Observed(CONFIG)
+    for seq, event in enumerate(events, 1):
+        observed.stored(stored(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), seq, event))
+    return observed
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "passed"), [(0.40, 0.60, True), (0.40, 0.59, False), (0.60, 0.40, False), (0.0, 1.0, True)]
+)
+def test_the_gate_wants_twenty_points(before: float, after: float, passed: bool) -> None:
+    judged = summary(with_evaluations(evaluation(0, before), evaluation(1, 1.0), evaluation(2, after)))
+    assert judged.gate.passed is passed
+    assert judged.ok is passed
+    assert judged.gate.gain == pytest.approx(100 * (after - before))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [evaluation(0, 0.0)],
+        [evaluation(1, 0.0), evaluation(2, 1.0)],
+        [evaluation(0, 0.0), evaluation(1, 1.0)],
+        [evaluation(0, 0.0, items=50), evaluation(2, 1.0)],
+    ],
+)
+def test_what_was_not_measured_alike_does_not_pass(events: list[EvalEvent]) -> None:
+    judged = summary(with_evaluations(*events))
+    assert judged.gate.passed is False
+    assert not judged.ok
+    assert "FAILED" in render(judged)
+
+
+def test_a_run_that_did_not_finish_is_not_ok_whatever_it_measured() -> None:
+    good = with_evaluations(evaluation(0, 0.0), evaluation(2, 1.0))
+    assert summary(good).ok
+    assert not summary(good, state="interrupted").ok
+    assert not summary(good, state="failed", gate=False).ok
+    assert summary(with_evaluations(), gate=False).ok
+
+
+def test_the_model_is_named_as_cached() -> None:
+    judged = summary(with_evaluations())
+    assert judged.warm_start == "cached"
+    assert "from the cache" in render(judged)
+
+
+def test_the_ledger_is_counted_once_and_the_oversampling_ratio_follows() -> None:
+    observed = Observed(CONFIG)
+    stale = [Outcome(9, None, "stale"), Outcome(10, None, "zero_variance")]
+    for message in (ledger(1, GROUPS[:2]), ledger(2, GROUPS[2:], stale), ledger(2, GROUPS[2:], stale)):
+        observed.stored(message)
+    judged = summary(observed)
+    assert judged.outcomes == {"batched": 3, "stale": 1, "zero_variance": 1}
+    assert judged.oversampling == pytest.approx(5 / 3)
+    assert (judged.groups, judged.sequences, judged.tokens) == (3, 24, 300)
+    assert judged.groups_per_s == pytest.approx(0.3)
+
+
+def test_end_to_end_times_join_rollouts_batches_and_steps() -> None:
+    observed = Observed(CONFIG)
+    for seq, (group, started_s) in enumerate(zip(GROUPS, (1, 2, 3), strict=True), 1):
+        plan = Plan(
+            group=group, sequences=8, samples=8, tokens=100, policy_step=0, producer="p", epoch=0, counter=seq,
+            started_ns=started_s * S,
+        )  # fmt: skip
+        observed.stored(stored(subjects.ROLLOUTS, "rl.rollout.r.words", seq, **{PLAN_HEADER: plan.pack()}))
+    observed.stored(ledger(1, GROUPS[:2]))
+    observed.stored(ledger(2, GROUPS[2:]))
+    figures = [
+        {"train/step": 1.0, "train/time": 5.0, "staleness/mean": 1.0, "staleness/max": 1.0},
+        {"train/step": 2.0, "train/time": 9.0, "staleness/mean": 2.0, "staleness/max": 3.0},
+    ]
+    judged = summary(observed, figures=figures)
+    assert judged.end_to_end.p50 == pytest.approx(4.0)  # of 5-1, 5-2 and 9-3
+    assert judged.generated_groups == 3
+    assert (judged.staleness_mean, judged.staleness_max) == (1.5, 3.0)
+
+
+def test_the_processes_of_a_service_add_up_and_more_than_planned_are_restarts() -> None:
+    observed = Observed(CONFIG)
+    for heartbeat in (
+        beat("scorer", 1, "1-a", 5, [0.1]),
+        beat("scorer", 1, "1-a", 10, [0.1, 0.1]),
+        beat("scorer", 2, "2-b", 20, [0.4]),
+        beat("trainer", 3, "3-c", 1),
+        beat("trainer", 4, "4-d", 2),
+    ):
+        observed.heartbeat(heartbeat)
+    observed.supervisor_pids = [7, 8]
+    judged = summary(observed)
+    scorer = judged.stages["scorer"]
+    assert (scorer.pids, scorer.handled, scorer.restarts) == ([1, 2], 30, 0)
+    assert scorer.wait.p50 == pytest.approx(0.1, rel=0.02)
+    assert scorer.wait.p99 == pytest.approx(0.4, rel=0.02)
+    assert scorer.process.p99 is None
+    assert judged.restarts == {"trainer": 1, "supervisor": 1}
+
+
+def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
+    lines = [
+        {"train/step": 1.0, "a": 1.0},
+        {"train/step": 2.0, "a": 2.0},
+        {"latency/x": 1.0},
+        {"train/step": 2.0, "a": 3.0},
+    ]
+    assert [line["a"] for line in latest_figures(lines)] == [1.0, 3.0]
+
+
+def test_hostile_messages_are_passed_over() -> None:
+    observed = Observed(CONFIG)
+    observed.stored(Stored(subjects.LEDGER, subjects.ledger("r", "main"), 1, b"\xff", 0))
+    observed.stored(Stored(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), 1, b"", 0))
+    observed.stored(Stored(subjects.ROLLOUTS, "rl.rollout.r.words", 1, b"", 0))
+    assert summary(observed).groups == 0
+
+
+def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
+    judged = summary(with_evaluations(evaluation(0, 0.1), evaluation(2, 0.5)))
+    assert msgspec.json.decode(msgspec.json.encode(judged), type=Summary) == judged
+    text = render(judged)
+    assert "lachesis status --config '/a b/run.toml'" in text
+    assert text.endswith("PASSED: the held-out pass rate rose by 40.0 points; 20 points are required")
