@@ -10,7 +10,7 @@ import msgspec
 
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.rollout import RolloutGroup, is_word
 
 __all__ = ["PLAN_HEADER", "TRACEPARENT_HEADER", "Plan", "traceparent"]
 
@@ -19,6 +19,8 @@ TRACEPARENT_HEADER = "traceparent"
 _FORM = "1"
 _FIELDS = 11
 _LONGEST = 1024
+_MOST = 1 << 31
+"""What a group weighs must be below this, as in its int32 columns; so that sums over groups stay numbers."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +82,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in numbers):
             raise SchemaError(f"header {PLAN_HEADER}: a number is malformed in {text[:80]!r}")
         sequences, samples, tokens, policy_step, epoch, counter, started_ns = map(int, numbers)
-        if not (sequences and samples and tokens):
-            raise SchemaError(f"header {PLAN_HEADER}: a group of no sequences, samples or tokens")
+        if not all(0 < count < _MOST for count in (sequences, samples, tokens)):
+            raise SchemaError(
+                f"header {PLAN_HEADER}: no group has {sequences} sequences, {samples} samples, {tokens} tokens"
+            )
+        if not all(number < 1 << 63 for number in (policy_step, epoch, counter, started_ns)):
+            raise SchemaError(f"header {PLAN_HEADER}: a number is malformed in {text[:80]!r}")
+        if not (is_word(parts[9]) and (parts[10] == "-" or is_word(parts[10]))):
+            raise SchemaError(f"header {PLAN_HEADER}: producer or lease is malformed in {text[:200]!r}")
         return cls(
             group=parts[1],
             sequences=sequences,

@@ -17,9 +17,25 @@ from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 
-__all__ = ["Attachment", "Dispatch", "Message", "RolloutGroup", "Sequence", "Sequences", "ToolCall", "VersionSpan"]
+__all__ = [
+    "Attachment",
+    "Dispatch",
+    "Message",
+    "RolloutGroup",
+    "Sequence",
+    "Sequences",
+    "ToolCall",
+    "VersionSpan",
+    "is_word",
+]
 
 _WORD = re.compile(r"[!-~]{1,128}")  # what one field of the planning header may hold
+
+
+def is_word(text: str) -> bool:
+    """Return whether `text` can name a producer or a lease: 1 to 128 visible ASCII characters, but not "-" alone."""
+    return bool(_WORD.fullmatch(text)) and text != "-"
+
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -220,7 +236,7 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
         if not all(0 <= number < 1 << 63 for number in (self.epoch, self.counter, self.started_ns)):
             raise SchemaError("epoch, counter, started_ns: must be from 0 to 2^63 - 1")
         for name, text in (("producer", self.producer), ("lease", self.lease)):
-            if text is not None and (not _WORD.fullmatch(text) or text == "-"):
+            if text is not None and not is_word(text):
                 raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
         if not self.policy_versions:
             raise SchemaError("policy_versions: empty; a rollout without its policy cannot be trained on")

@@ -84,7 +84,7 @@ class _Batcher:
         self._events_from = max(1, entry.events_cursor if entry else 1)
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
-        self._blocked: tuple[int, int] | None = None
+        self._blocked: tuple[float, float] | None = None
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig) -> "_Batcher":
@@ -207,7 +207,7 @@ class _Batcher:
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
                 blocked = figures.get("flow/blocked") == 1.0
-                seen = int(figures.get("flow/last_rollout", -1)), int(figures.get("flow/last_entry", -1))
+                seen = figures.get("flow/last_rollout", -1.0), figures.get("flow/last_entry", -1.0)
                 async with self._lock:
                     self._blocked = seen if blocked else None
                     if blocked:
@@ -238,7 +238,7 @@ class _Batcher:
     def _is_stuck(self) -> bool:
         """Whether no batch can ever fill: the governor knows all we know, can admit nothing, and nothing runs."""
         joiner = self.joiner
-        known = (joiner.frontier, self.chain.position.entries - 1)
+        known = (float(joiner.frontier), float(self.chain.position.entries - 1))
         return self._blocked == known and not joiner.undecided and not joiner.unrecorded_outcomes
 
     async def _append(self, groups: Sequence[GroupRef]) -> None:

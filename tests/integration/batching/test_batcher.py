@@ -327,3 +327,36 @@ async def test_the_deadline_of_a_batchers_life_before_still_holds(bus: Bus) -> N
     async with batcher(bus, make_config(score_deadline_s=0.3)):
         assert fates(await read_until(bus, outcomes=1)) == {seq: "dead"}
     assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"1 {'a' * 32} 9999999999999999999 1 1 0 1 0 1 p -",  # two of them add up to more than a message can hold
+        f"1 {'b' * 32} 4 4 9999999999999999999 0 1 0 1 p -",
+        f"1 {'c' * 32} 4 4 8 0 1 0 1 \u00e9 -",  # arrives as a lone surrogate, which no message can hold
+    ],
+)
+async def test_a_header_that_lies_does_not_stop_the_ledger(bus: Bus, header: str) -> None:
+    world = World(bus)
+    lies = []
+    async with batcher(bus, make_config()):
+        for n in range(3):
+            plan = header.replace(" 0 1 ", f" {n} 1 ")
+            ack = await bus.publish(subjects.rollout(RUN, ENV), b"?", msg_id=f"lie{n}", headers={PLAN_HEADER: plan})
+            lies.append(ack.seq)
+        good = [await world.rollout() for _ in range(2)]
+        await world.reward(*good)
+        found = fates(await read_until(bus, outcomes=5, batches=1))
+    assert found == dict.fromkeys(lies, "dead") | {seq: "batched" for seq, _ in good}
+
+
+async def test_a_heartbeat_without_sense_does_not_stop_the_batcher(bus: Bus) -> None:
+    world = World(bus)
+    metrics = {"flow/blocked": 1.0, "flow/last_rollout": float("nan"), "flow/last_entry": float("inf")}
+    beat = Heartbeat(run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageHealth(), metrics=metrics)
+    async with batcher(bus, make_config()):
+        for n in range(3):  # it listens from the first batch on, at the latest
+            await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(beat))
+            await world.reward(*[await world.rollout() for _ in range(2)])
+            assert len(await read_until(bus, batches=n + 1)) == n + 1

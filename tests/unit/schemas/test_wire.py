@@ -99,8 +99,9 @@ def test_columns_come_back_without_a_copy(dtype: Any, values: list[int]) -> None
 
 
 @given(
-    st.integers(0, 2**62), st.integers(1, 2**62), st.text("abcdef-0123456789", min_size=1, max_size=40), st.booleans()
-)
+    st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.from_regex("[a-f0-9][a-f0-9-]{0,39}", fullmatch=True),
+    st.booleans(),
+)  # fmt: skip
 def test_plans_come_back(step: int, count: int, producer: str, leased: bool) -> None:
     plan = Plan(
         group=new_group_id(), sequences=count, samples=count, tokens=count, policy_step=step, producer=producer,
@@ -338,7 +339,8 @@ PLAN = Plan.of(SMALL).pack()
     [
         None, "", " ", "1", PLAN + " x", PLAN[:-len(" lease-12345")], "2" + PLAN[1:], PLAN.replace(" 3 ", " -3 "),
         PLAN.replace(" 3 ", " 0 "), PLAN.replace(" 3 ", " 3.0 "), PLAN.replace(" 3 ", " \u0663 "),
-        PLAN.replace(" 3 ", " " + "9" * 4000 + " "),
+        PLAN.replace(" 3 ", " " + "9" * 4000 + " "), PLAN.replace(" 3 ", f" {2**31} "), PLAN[:-1] + "\udce9",
+        PLAN.replace(" 12 ", f" {2**63} "),
         "1 " * (1 << 20), "9" * (4 << 20), PLAN + " " * (1 << 20), "\0" * 100,
     ],
 )  # fmt: skip
