@@ -13,7 +13,7 @@ import msgspec
 from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts
@@ -121,7 +121,7 @@ class _EnvWriter:
             letter = dead_letter(self.service, message, "data", error)
             await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
         else:
-            self._scores[score.group, message.seq] = (score, message.time_ns)
+            self._scores.setdefault((score.group, message.seq), (score, message.time_ns))
 
     async def _bury(self, letter: DeadLetter) -> None:
         await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
@@ -129,9 +129,10 @@ class _EnvWriter:
 
     async def commit(self) -> None:
         """Write what became ready and what changed, if anything did."""
-        step = self.normalizer.step()
-        if step.delta is None:
-            return
+        while (step := self.normalizer.step()).delta is not None:
+            await self._commit(step)
+
+    async def _commit(self, step: Step) -> None:
         start_ns = time.time_ns()
         oldest = self.normalizer.oldest_source()
         self.cursors = {

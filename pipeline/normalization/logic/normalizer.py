@@ -26,6 +26,8 @@ LAG = 2
 DUPLICATE_WINDOWS = 16
 """A group stored twice within so many windows is one member, at its first sequence."""
 STATE_VERSION = 1
+_MOST = 1 << 16
+"""Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
 
 Columns = Mapping[str, Sequence[float | None]]
 """Values of one group: per key (reward component or rater) one value a sample, None where it is missing."""
@@ -83,7 +85,8 @@ class EnvNormalizer:
         self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
         self._open: dict[int, _Window] = {}
         self._known: dict[str, int] = {}  # group -> sequence, of open windows
-        self._early: dict[str, dict[int, tuple[Columns | None, int]]] = {}  # outcomes ahead of their membership
+        # outcomes ahead of their membership, by group: the first with values and the first without of each sequence
+        self._early: dict[str, dict[tuple[int, bool], tuple[Columns | None, int]]] = {}
         self._last = 0
         self._snapshots: dict[int, Snapshot] = {}
 
@@ -112,7 +115,7 @@ class EnvNormalizer:
         opened.unresolved += 1
         self._known[group] = seq
         # Scores may name a later copy of the group; the first to arrive counts, as it does for a known member.
-        for at, (values, source) in self._early.get(group, {}).items():
+        for (at, _), (values, source) in self._early.get(group, {}).items():
             if at == seq or (values is not None and at > seq and self._window(at) - window <= DUPLICATE_WINDOWS):
                 self._resolve(seq, values, source)
                 break
@@ -142,21 +145,27 @@ class EnvNormalizer:
         elif member is not None or window < self._base:
             self.duplicates += 1  # folded already
         elif seq > self._last:
-            self._early.setdefault(group, {}).setdefault(seq, (values, source))
+            self._early.setdefault(group, {}).setdefault((seq, values is not None), (values, source))
         else:
             self.unknown += 1
 
     # -- output
 
     def step(self) -> Step:
-        """Hand out what became ready and close what can be closed. Commit the delta with the outputs."""
+        """Hand out what became ready and close what can be closed. Commit the delta with the outputs.
+
+        A backlog is handed out in several steps: call again until there is no change.
+        """
         ready: list[Ready] = []
+        weight = 0
         closed: list[dict[str, Any]] = []
         before = self._base
         while True:
             for window in range(self._base, self._base + LAG):
-                ready.extend(self._hand_out(window))
-            if self._window(self._last) <= self._base:
+                handed_out = self._hand_out(window)
+                ready.extend(handed_out)
+                weight += sum(16 + sum(map(len, item.values.values())) for item in handed_out)
+            if self._window(self._last) <= self._base or weight >= _MOST:
                 break
             opened = self._open.get(self._base)
             if opened is None:  # no member here: go on to the next window that has one
@@ -336,7 +345,7 @@ class EnvNormalizer:
     def _drop_passed(self) -> None:
         """Drop early outcomes whose membership can no longer come."""
         for group, copies in list(self._early.items()):
-            kept = {at: held for at, held in copies.items() if at > self._last}
+            kept = {at: held for at, held in copies.items() if at[0] > self._last}
             if len(kept) < len(copies):
                 self._early[group] = kept
             if not kept:
