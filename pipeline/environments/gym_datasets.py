@@ -21,7 +21,7 @@ from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.environments.task import prompt_hash
 from lachesis.schemas.errors import ConfigError, StartupError
 
-__all__ = ["Split", "create_dataset", "draw", "import_reasoning_gym", "score_answer", "split_of"]
+__all__ = ["Split", "create_dataset", "draw", "import_reasoning_gym", "load_scorer", "score_answer", "split_of"]
 
 Split = Literal["train", "held_out", "warm_start"]
 
@@ -61,6 +61,11 @@ def score_answer(text: str, task: Mapping[str, Any], params: Mapping[str, Any] |
     except Exception:  # noqa: BLE001 - scorers raise anything; the next line tells whether the answer is to blame
         dataset.score_answer(task["answer"], entry)
         return 0.0
+
+
+def load_scorer(name: str, params: Mapping[str, Any] | None = None) -> None:
+    """Make the next `score_answer` of dataset `name` in this process start at once; importing it all takes seconds."""
+    _scorer(name, msgspec.json.encode(params or {}, order="sorted"))
 
 
 @functools.cache

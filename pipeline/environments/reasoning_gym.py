@@ -13,7 +13,7 @@ import msgspec
 
 from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.environments.environment import Environment, Reward
-from lachesis.pipeline.environments.gym_datasets import Split, create_dataset, draw, score_answer, split_of
+from lachesis.pipeline.environments.gym_datasets import Split, create_dataset, draw, load_scorer, score_answer, split_of
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.environments.task import Task, prompt_hash
 from lachesis.schemas.errors import ConfigError
@@ -69,6 +69,8 @@ class ReasoningGym(Environment):
         self._skill_key = skill_key
         self._system = system
         self._answer_tag = answer_tag
+        self._scoring = anyio.Lock()
+        self._scorer_runs = False
         if size < 1:
             raise ConfigError(f"reasoning_gym: size is {size}, and must be at least 1")
         self._entries = draw(create_dataset(dataset, {"size": _VIRTUAL_SIZE, **self._params}, seed), split, size)
@@ -123,13 +125,19 @@ class ReasoningGym(Environment):
     async def score(self, task: Task, session: Session) -> float | None:
         """Return the dataset's own score of the last reply, None when its scorer took longer than ten seconds.
 
-        Scorers parse what a model wrote and some can hang on it: they run in a process that can be killed.
+        Scorers parse what a model wrote and some can hang on it: they run in a process that can be killed, one at a
+        time, so that neither its start nor a queue of other answers counts as the scorer's time.
         """
-        with anyio.move_on_after(_SCORING_TIMEOUT_S):
-            return await anyio.to_process.run_sync(
-                score_answer, session.text, task.task, self._params, cancellable=True
-            )
-        return None
+        async with self._scoring:
+            if not self._scorer_runs:
+                await anyio.to_process.run_sync(load_scorer, self.dataset, self._params)
+                self._scorer_runs = True
+            with anyio.move_on_after(_SCORING_TIMEOUT_S):
+                return await anyio.to_process.run_sync(
+                    score_answer, session.text, task.task, self._params, cancellable=True
+                )
+            self._scorer_runs = False
+            return None
 
     def _difficulty(self, metadata: dict[str, Any]) -> float | None:
         if self._difficulty_key:
