@@ -65,7 +65,7 @@ def _difficulty(axes: Any, observed: Observed, difficulties: Sequence[float | No
         if drawn.success is not None:
             success[drawn.policy_step].append(drawn.success)
     axes.plot(*_columns(_means(declared)), color="tab:blue", marker=".")
-    axes.set(title="What the curriculum drew", xlabel="policy step", ylabel="mean declared difficulty (word length)")
+    axes.set(title="What the curriculum drew", xlabel="policy step", ylabel="mean declared difficulty")
     right = axes.twinx()
     right.plot(*_columns(_means(success)), color="tab:orange", marker=".")
     right.set(ylabel="mean success of the drawn groups", ylim=(0, 1))
@@ -85,7 +85,7 @@ def _latency(axes: Any, summary: Summary) -> None:
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=1e-4)
     axes.set(title="Latency by stage", xlabel="seconds")
-    axes.legend()
+    axes.figure.legend(loc="outside lower center", ncols=2)
 
 
 def _means(values: Mapping[int, Sequence[float]]) -> list[_Point]:

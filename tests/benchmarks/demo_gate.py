@@ -53,8 +53,9 @@ def main() -> None:
         gain = control(seed, arguments.steps, arguments.staleness, arguments.out / f"seed-{seed}" / "model")
         print(
             f"{seed:4}  {gate['before']:6.1%}  {gate['after']:5.1%}  {gate['gain']:+5.1f}  {gain:+7.1f}  "
-            f"{gate['greedy_before']:5.1%} -> {gate['greedy_after']:5.1%}  {walls['total']:6.1f}  {walls['start']:5.1f}  "
-            f"{walls['train']:5.1f}  {summary['groups_per_s']:8.1f}  {summary['end_to_end']['p99']:7.2f}",
+            f"{gate['greedy_before']:5.1%} -> {gate['greedy_after']:5.1%}  {walls['total']:6.1f}  "
+            f"{walls['start']:5.1f}  {walls['train']:5.1f}  {summary['groups_per_s']:8.1f}  "
+            f"{summary['end_to_end']['p99']:7.2f}",
             flush=True,
         )
         wrong += [f"seed {seed}: the gate was not passed"] * (not gate["passed"])
