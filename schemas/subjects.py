@@ -108,5 +108,5 @@ def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
 
 
 def durable(stage: str, run: str, revision: str) -> str:
-    """Name of the durable consumer that all replicas of a stateless stage share."""
-    return f"{stage}-{run}-{revision}"
+    """Name of the durable consumer that all replicas of a stateless stage share: `=` occurs in none of its parts."""
+    return f"{stage}={run}={revision}"

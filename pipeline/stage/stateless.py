@@ -62,7 +62,6 @@ class StatelessStage(Generic[Item]):
 @dataclass(frozen=True, slots=True)
 class _Ready(Generic[Item]):
     env: str
-    group: str
     item: Item
     delivery: Delivery
 
@@ -170,7 +169,7 @@ class _Replica(Generic[Item]):
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, time.time_ns(), delivery.attempt)
         self.service.health.done(stamp)
-        return _Ready(rollout.group.env, rollout.group.id, stage.stamp(item, stamp), delivery)
+        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery)
 
     async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
         async with items:
@@ -190,16 +189,19 @@ class _Replica(Generic[Item]):
     async def _publish(self, env: str, batch: list[_Ready[Item]]) -> None:
         service, stage = self.service, self.stage
         event = stage.event(env, [ready.item for ready in batch])
-        names = hashlib.sha256("".join(ready.group for ready in batch).encode()).hexdigest()[:32]
+        # by sequence, not by group: a copy of a group has an annotation of its own, which somebody may wait for
+        seqs = " ".join(str(ready.delivery.message.seq) for ready in batch)
+        names = hashlib.sha256(seqs.encode()).hexdigest()[:32]
         subject = subjects.event(stage.kind, service.run, service.revision, env)
         try:
+            event.check()
             await service.retrying(f"publish {subject}")(
                 service.bus.publish, subject, encode(event), msg_id=f"{stage.kind}.{service.revision}.{names}"
             )
         except InfrastructureError:  # draining: the groups are handled again by another replica
             for ready in batch:
                 await self._give_back(ready.delivery)
-        except DataError as error:  # too large for one message
+        except DataError as error:  # too large for one message, or a result that no reader would take
             if len(batch) == 1:
                 await self._bury(batch[0].delivery, "data", error)
                 return

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, TeacherLogprobs
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.columns import Column, as_bytes, pack_mask, unpack_mask, view
@@ -362,3 +363,7 @@ def test_any_header_is_a_plan_or_a_schema_error(text: str) -> None:
 def test_a_megabyte_behind_a_plan_is_not_a_plan() -> None:
     with pytest.raises(SchemaError):
         Plan.unpack(PLAN + "x" * (1 << 20))
+
+
+def test_no_two_consumers_share_a_durable_name() -> None:
+    assert subjects.durable("scorer", "exp", "2-live") != subjects.durable("scorer", "exp-2", "live")

@@ -483,3 +483,30 @@ async def test_a_killed_replicas_groups_are_handled_by_another_and_scored_once(l
         await lab.until(settled(lab, 4))
     scored = [item.group for event in await lab.events("score", ScoreEvent) for item in event.groups]
     assert sorted(scored) == [f"{n:032x}" for n in range(4)]
+
+
+async def test_an_annotation_that_nobody_could_read_is_never_stored(lab):
+    async def infinite(rollout):
+        if rollout.group.item == "item-2":
+            return GroupScore(
+                group=rollout.group.id, seq=rollout.seq, item="i", policy_step=0, scores=[float("inf"), 0.0],
+                ratings={}, lengths=[3, 3],
+            )  # fmt: skip
+        return None
+
+    for n in (1, 2, 3):
+        await lab.store(lab.group(n))
+    async with lab.running(a_stage(infinite)):
+        await lab.until(settled(lab, 3))
+    scored = [item.seq for event in await lab.events("score", ScoreEvent) for item in event.groups]
+    (letter,) = await lab.events("dead", DeadLetter)
+    assert (sorted(scored), letter.seq, letter.stream) == ([1, 3], 2, subjects.ROLLOUTS)
+
+
+async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
+    """Stored again once the broker has forgotten its id: whoever waits for the copy's score must get it."""
+    async with lab.running(a_stage(nothing)):
+        for counter in (1, 2):
+            await lab.store(lab.group(1, counter=counter))
+            await lab.until(settled(lab, counter))
+    assert [item.seq for event in await lab.events("score", ScoreEvent) for item in event.groups] == [1, 2]
