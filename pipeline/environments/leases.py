@@ -16,7 +16,8 @@ __all__ = ["Leases"]
 
 _ASK_TIMEOUT_S = 5.0
 _DEFAULT_RETRY_S = 0.5
-_RENEW_S = 5.0
+_LONGEST_PAUSE_S = 5.0
+_FIRST_PAUSE_S = 0.25
 
 
 class Leases:
@@ -27,6 +28,7 @@ class Leases:
         self._producer = producer
         self._env = env
         self._held: set[str] = set()
+        self._renew_s = _FIRST_PAUSE_S  # until a lease has told how long it lives
 
     async def acquire(self, sequences: int, size: int) -> str | None:
         """Return a lease for one group of at most `sequences` and `size` bytes, None once the service drains."""
@@ -41,6 +43,8 @@ class Leases:
             if reply.granted and reply.lease is not None:
                 self._service.recovered()
                 self._held.add(reply.lease)
+                if reply.expires_s is not None:
+                    self._renew_s = min(reply.expires_s / 4, _LONGEST_PAUSE_S)
                 return reply.lease
             self._service.waits("backpressure", reply.reason)
             await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
@@ -61,7 +65,7 @@ class Leases:
     async def renew(self) -> None:
         """Renew every lease held, a few times in its life. Runs until cancelled."""
         while True:
-            await anyio.sleep(_RENEW_S)
+            await anyio.sleep(self._renew_s)
             for lease in list(self._held):
                 try:
                     await self._ask(LeaseRequest(op="renew", producer=self._producer, env=self._env, lease=lease))
