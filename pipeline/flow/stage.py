@@ -22,6 +22,8 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 __all__ = ["run_governor"]
 
 _USAGE_S = 1.0
+_TRIM_S = 60.0
+_STAGES_WITH_STATE = ("normalizer", "curriculum")
 
 
 async def run_governor(service: Service, config: RunConfig) -> None:
@@ -45,7 +47,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         return encode(reply)
 
     async with anyio.create_task_group() as tasks:
-        for follow in (follower.members, follower.ledger, follower.policy, follower.streams, term.watch):
+        for follow in (follower.members, follower.ledger, follower.policy, follower.streams, follower.trim, term.watch):
             tasks.start_soon(follow)
         async with service.bus.serve(subjects.lease(service.run), answer):
             service.recovered()
@@ -147,6 +149,17 @@ class _Follower:
             self.governor.expire(time.monotonic())
             self.service.health.metrics = self.governor.metrics()
             await anyio.sleep(_USAGE_S)
+
+    async def trim(self) -> None:
+        """Delete what later ones replaced of the stages' states, of which a start reads the last alone."""
+        replaced = [subjects.state(self.service.run, stage, "*", "*") for stage in _STAGES_WITH_STATE]
+        while True:
+            try:
+                newest = (await self.service.bus.usage(subjects.LEDGER)).last
+                await self.service.bus.trim(subjects.LEDGER, replaced, before=newest)
+            except InfrastructureError as error:
+                self.service.health.note = f"replaced states were not deleted: {error}"
+            await anyio.sleep(_TRIM_S)
 
     async def _measure(self) -> None:
         names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)

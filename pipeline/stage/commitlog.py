@@ -6,6 +6,7 @@ Every `snapshot_every` commits the whole state goes to the LEDGER stream, naming
 the last snapshot and the commits after it.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
@@ -15,9 +16,11 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import LedgerError
+from lachesis.schemas.errors import DataError, LedgerError
 
 __all__ = ["CommitLog", "Restored"]
+
+log = logging.getLogger("lachesis")
 
 E = TypeVar("E", bound=Event)
 
@@ -106,10 +109,17 @@ class CommitLog(Generic[E]):
         return self._last
 
     async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
-        """Store the whole state as of the last commit. Raises `FencedError`."""
+        """Store the whole state as of the last commit. Raises `FencedError`.
+
+        A state too large for a message is left out: a start then reads the commits since the last snapshot.
+        """
         event = StateSnapshot(stage=self._stage, index=self.index - 1, covers=self._last, cursors=cursors, state=state)
         msg_id = f"state.{self._state_subject}.{self._term}.{self.index}"
-        self._last_snapshot = await self._bus.commit(
-            self._state_subject, encode(event), expected=self._last_snapshot, msg_id=msg_id
-        )
+        data = encode(event)
+        try:
+            self._last_snapshot = await self._bus.commit(
+                self._state_subject, data, expected=self._last_snapshot, msg_id=msg_id
+            )
+        except DataError as error:
+            log.warning("no snapshot, so the next start takes longer: %s", error)
         self.since_snapshot = 0

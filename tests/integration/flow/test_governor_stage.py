@@ -197,3 +197,22 @@ async def test_no_mix_of_sizes_gets_stuck(bus: Bus, sizes: list[int], max_stalen
     assert all(batch.complete == (batch.sequences == 8) for batch in batches)
     if sizes == [3, 5]:
         assert all(batch.complete for batch in batches)
+
+
+async def test_states_that_later_ones_replaced_do_not_fill_the_ledger(bus: Bus) -> None:
+    replaced = [subjects.state(RUN, stage, "live", "words") for stage in ("normalizer", "curriculum")]
+    kept = [subjects.state(RUN, "trainer", "live", "main"), subjects.state("other", "normalizer", "live", "words")]
+    for n in range(3):
+        for subject in replaced + kept:
+            await bus.publish(subject, bytes(1000), msg_id=f"{subject}.{n}")
+    async with governor(bus, make_config()):
+        with anyio.fail_after(20):
+            while (await bus.usage(subjects.LEDGER)).messages > 2 * 1 + 2 * 3 + 1:  # noqa: ASYNC110  # and the term
+                await anyio.sleep(0.02)
+    for subject in replaced + kept:
+        async with bus.read(subjects.LEDGER, [subject], follow=False) as messages:
+            found = [message.seq async for message in messages]
+        last = await bus.last(subjects.LEDGER, subject)
+        assert last is not None
+        assert found[-1] == last.seq
+        assert len(found) == (1 if subject in replaced else 3)
