@@ -57,9 +57,7 @@ class Planned:
 
 
 def plan(config: RunConfig) -> list[Planned]:
-    """Return the processes of a run, in the order in which they start. Raises `ConfigError` where there is no work."""
-    if not config.environments:
-        raise ConfigError("environments: empty, so nothing would be generated; add [environments.NAME] with its kind")
+    """Return the processes of a run, in the order in which they start."""
     train = config.mode == "train"
     finite = train and config.training.steps is not None
     rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]
@@ -98,6 +96,10 @@ class Supervisor:
     """Runs one run. `arguments` (--config, --set) are handed to every process as they are."""
 
     def __init__(self, config: RunConfig, arguments: Sequence[str]) -> None:
+        if not config.environments:
+            raise ConfigError(
+                "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
+            )
         self.config = config
         self.arguments = list(arguments)
         self.logs = config.path / "logs"
