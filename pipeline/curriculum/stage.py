@@ -31,6 +31,8 @@ __all__ = ["items_of", "run_curriculum"]
 SNAPSHOT_EVERY = 64
 """Commits between two snapshots of the state."""
 _PUBLISH_S = 0.5
+_MOST = 8192
+"""Feedback in one commit, about, so that it fits into a message."""
 
 
 async def run_curriculum(service: Service, config: RunConfig) -> None:
@@ -107,6 +109,10 @@ class _EnvWriter:
         """Learn from a burst of rewards and commit what was learned."""
         learned: list[Feedback] = []
         for message in burst:
+            if len(learned) >= _MOST:
+                await self._commit(learned)
+                learned = []
+            self.next_event = message.seq + 1
             try:
                 rewards = decode(RewardEvent, message.data).groups
             except DataError as error:
@@ -125,7 +131,9 @@ class _EnvWriter:
                     self.service.health.note = f"feedback left out: {error}"
                 else:
                     learned.append(feedback)
-        self.next_event = burst[-1].seq + 1
+        await self._commit(learned)
+
+    async def _commit(self, learned: list[Feedback]) -> None:
         cursors = {subjects.EVENTS: self.next_event}
         event = CurriculumEvent(
             run=self.service.run,

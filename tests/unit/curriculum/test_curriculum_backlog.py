@@ -1,0 +1,43 @@
+"""The curriculum stage after an outage: a backlog of rewards larger than a message."""
+
+from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.logic.strategy import Items
+from lachesis.pipeline.curriculum.stage import _EnvWriter
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Commit, CurriculumEvent, GroupReward, RewardEvent
+from lachesis.schemas.codec import encode
+
+MESSAGES, GROUPS = 30, 2000
+
+
+def reward(n):
+    return GroupReward(
+        group=f"{n:032x}", seq=n + 1, item="i", policy_step=0, verdict="trainable", scores=[1.0, 0.0],
+        rewards=[1.0, 0.0], advantages=[1.0, -1.0], snapshot="s", mean=0.5, std=0.5, range=1.0, n_valid=2,
+        index=n % 8, success=0.5, skill="a skill with a rather long name",
+    )  # fmt: skip
+
+
+async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
+    for m in range(MESSAGES):
+        event = RewardEvent(
+            run="r", env="sums", revision=subjects.LIVE, advantage="grpo",
+            commit=Commit(term="t", index=m, cursors={}, delta=b""),
+            groups=[reward(m * GROUPS + n) for n in range(GROUPS)],
+        )  # fmt: skip
+        await lab.bus.publish(subjects.event("reward", "r", subjects.LIVE, "sums"), encode(event), msg_id=str(m))
+    config = RunConfig(run="r")
+    service = Service(lab.bus, "curriculum", "r")
+    writer = await _EnvWriter.open(service, config, "sums", Items(8))
+    async with lab.bus.read(subjects.EVENTS, [], follow=False) as messages:
+        burst = [message async for message in messages]
+    await writer.observe(burst)
+    commits = await lab.events("curriculum", CurriculumEvent)
+    assert sum(len(encode(event)) for event in commits) > MAX_MESSAGE_BYTES
+    assert [group for event in commits for group in event.observed] == [f"{n:032x}" for n in range(MESSAGES * GROUPS)]
+    assert commits[-1].commit.cursors == {subjects.EVENTS: burst[-1].seq + 1}
+    again = await _EnvWriter.open(service, config, "sums", Items(8))
+    assert again.strategy.state_dict() == writer.strategy.state_dict()
+    assert again.next_event == writer.next_event
