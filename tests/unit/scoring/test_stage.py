@@ -1,0 +1,116 @@
+"""The scorer stage: ensembles by environment, the environment's own rewards, success, and what nobody can score."""
+
+import pytest
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.stage import EnvironmentScorer, run_scorer, samples_of
+from lachesis.schemas.annotations import DeadLetter, ScoreEvent
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.rollout import Message
+
+EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])
+
+
+def talk(*answers):
+    return [[Message(role="user", content="1+1?"), Message(role="assistant", content=answer)] for answer in answers]
+
+
+def settled(lab, count, env="sums"):
+    async def condition():
+        scored = sum(len(event.groups) for event in await lab.events("score", ScoreEvent, env))
+        return scored + len(await lab.events("dead", DeadLetter, env)) >= count
+
+    return condition
+
+
+async def scores(lab, env="sums"):
+    return [item for event in await lab.events("score", ScoreEvent, env) for item in event.groups]
+
+
+async def test_groups_are_scored_by_their_environments_raters(lab):
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="x", scoring=EXACT), "own": EnvironmentConfig(kind="x")},
+    )
+    await lab.store(lab.group(1, task={"answer": "2"}, messages=talk("2", "3")))
+    await lab.store(lab.group(2, env="own", rewards={"a": [0.25, None], "b": [0.5, 1.0]}))
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 1))
+        await lab.until(settled(lab, 1, "own"))
+    (rated,), (own,) = await scores(lab), await scores(lab, "own")
+    assert rated.scores == [1.0, 0.0]
+    assert rated.ratings == {"exact": [1.0, 0.0]}
+    assert (rated.success, rated.lengths, rated.seq, rated.index) == (0.5, [3, 3], 1, 1)
+    assert own.scores == [0.75, None]  # a sum with a missing part is missing, not smaller
+    assert own.ratings == {"a": [0.25, None], "b": [0.5, 1.0]}
+    assert own.success == 0.0  # of the one that could be told
+    events = {env: (await lab.events("score", ScoreEvent, env))[0] for env in ("sums", "own")}
+    assert events["own"].ensemble == "environment"
+    assert events["sums"].ensemble != "environment"
+
+
+async def test_a_group_nobody_can_score_is_a_dead_letter(lab):
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x")})
+    await lab.store(lab.group(1, rewards={}))
+    await lab.store(lab.group(2))
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 2))
+    (letter,) = await lab.events("dead", DeadLetter)
+    assert (letter.group, letter.stage) == (f"{1:032x}", "scorer")
+    assert "set scoring.raters" in letter.reason
+
+
+async def test_rewards_that_add_up_to_no_number_are_bad_data(lab):
+    """Otherwise the message would be refused by whoever reads it, with all the groups in it."""
+    scorer = EnvironmentScorer(ScoringConfig(), None)
+    with pytest.raises(DataError, match="add up to inf"):
+        await scorer.score(lab.group(1, rewards={"a": [1e308, 1.0], "b": [1e308, 1.0]}), 1)
+
+
+async def test_success_is_told_by_the_rater_that_is_named(lab):
+    settings = EnvironmentConfig(kind="x", success_rater="solved", success_threshold=0.5)
+    scorer = EnvironmentScorer(ScoringConfig(), settings)
+    group = lab.group(1, samples=4, rewards={"solved": [0.5, 0.4, None, 1.0], "style": [9.0] * 4})
+    found = await scorer.score(group, 7)
+    assert found.success == pytest.approx(2 / 3)
+    assert (await scorer.score(lab.group(1, rewards={"style": [9.0, 9.0]}), 7)).success is None
+
+
+async def test_a_missing_rating_is_none_and_says_why(lab):
+    """A rater that cannot tell abstains: no number is made up for it."""
+    raters = [RaterConfig(rater="exact_match", name="exact"), RaterConfig(rater="similarity", name="near")]
+    scorer = EnvironmentScorer(ScoringConfig(raters=raters), None)
+    found = await scorer.score(lab.group(1, task={}, messages=talk("2", "3")), 1)
+    for name in ("exact", "near"):
+        assert found.ratings[name] == [None, None]
+        assert len(found.statuses[name]) == 2
+        assert "ok" not in found.statuses[name]
+    assert found.scores == [None, None]
+    assert found.success is None
+
+
+async def test_scores_depend_on_the_group_alone(lab):
+    scorer = EnvironmentScorer(EXACT, None)
+    group = lab.group(1, task={"answer": "2"}, messages=talk("2", "3"))
+    assert await scorer.score(group, 3) == await EnvironmentScorer(EXACT, None).score(group, 3)
+
+
+async def test_raters_see_the_last_answer_and_what_came_before(lab):
+    conversation = [
+        Message(role="system", content="be brief"),
+        Message(role="user", content="1+1?"),
+        Message(role="assistant", content="let me see"),
+        Message(role="tool", content="2"),
+        Message(role="assistant", content="2"),
+    ]
+    (first, second) = samples_of(lab.group(1, messages=[conversation, conversation[:3]]))
+    assert (first.completion, first.prompt) == ("2", "be brief\n1+1?\nlet me see\n2")
+    assert second.completion == "let me see"
+    assert first.token_count == 3
+
+
+@pytest.mark.parametrize("messages", [[], [[Message(role="user", content="q")]] * 2])
+async def test_a_group_without_answers_cannot_be_rated(lab, messages):
+    with pytest.raises(DataError, match="messages"):
+        samples_of(lab.group(1, messages=messages))
