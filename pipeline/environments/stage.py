@@ -25,7 +25,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
@@ -95,7 +95,11 @@ class _Producer:
         key = f"{self.service.run}.{self.service.revision}.{self.name}"
         async with self.service.bus.watch(subjects.BUCKETS["curriculum"], key) as entries:
             async for entry in entries:
-                snapshot = decode(CurriculumSnapshot, entry.value)
+                try:
+                    snapshot = decode(CurriculumSnapshot, entry.value)
+                except SchemaError as error:
+                    log.warning("a snapshot of the curriculum cannot be read: %s", error)
+                    continue
                 weights = snapshot.values()
                 if len(weights) == len(self.env):
                     self.sampler = Sampler.from_snapshot(weights, snapshot.id)

@@ -105,7 +105,7 @@ class _Follower:
             self.next_rollout = entry.watermark + 1
         policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
         if policy is not None:
-            self.governor.trained(decode(PolicyRecord, policy.value).policy_version.step)
+            self._trained(policy.value)
         await self._measure()
         async with bus.read(
             subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
@@ -137,7 +137,15 @@ class _Follower:
     async def policy(self) -> None:
         async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as records:
             async for record in records:
-                self.governor.trained(decode(PolicyRecord, record.value).policy_version.step)
+                self._trained(record.value)
+
+    def _trained(self, record: bytes) -> None:
+        try:
+            step = decode(PolicyRecord, record).policy_version.step
+        except SchemaError as error:  # nothing is known to be trained by it; the next one tells
+            self.service.health.note = f"the policy record cannot be read: {error}"
+        else:
+            self.governor.trained(step)
 
     async def streams(self) -> None:
         """Measure the streams and let leases run out, once a second."""

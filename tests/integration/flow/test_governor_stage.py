@@ -216,3 +216,13 @@ async def test_states_that_later_ones_replaced_do_not_fill_the_ledger(bus: Bus) 
         assert last is not None
         assert found[-1] == last.seq
         assert len(found) == (1 if subject in replaced else 3)
+
+
+async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus: Bus) -> None:
+    await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
+    async with governor(bus, make_config()) as service:
+        await granted(bus, acquire())
+        assert "policy record" in str(service.health.note)
+        await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
+        await train(bus, 1)
+        await granted(bus, acquire())
