@@ -1,7 +1,7 @@
 """Connecting to a server, and finding out at start what would otherwise fail much later.
 
-Raises `StartupError` when there is no server, it is too old or has no JetStream, and `AccessError` when it refuses the
-credentials; the text says what to do and never holds a secret.
+Raises `StartupError` when there is no server, or it is too old, has no JetStream or takes too small messages, and
+`AccessError` when it refuses the credentials; the text says what to do and never holds a secret.
 """
 
 import re
@@ -14,15 +14,18 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
+from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, is_no_responder
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
-__all__ = ["MIN_SERVER_VERSION", "connect", "without_secrets"]
+__all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "without_secrets"]
 
 MIN_SERVER_VERSION = (2, 11)
 """Oldest nats-server that the bus was made for."""
+MIN_PAYLOAD_BYTES = INLINE_BYTES + (1 << 20)
+"""Least `max_payload` of a server: a message stored as one, its headers, and room for commits."""
 
 _USERINFO = re.compile(r"(?<=://)[^@/\s,]*@")
 _PENDING_BYTES = 4 << 20
@@ -115,6 +118,11 @@ async def _check(link: Link, shown: str) -> None:
         raise StartupError(f"nats-server at {shown} does not answer")
     if is_no_responder(msg) or b'"error"' in msg.data:
         raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
+    if link.nc.max_payload < MIN_PAYLOAD_BYTES:
+        raise StartupError(
+            f"nats-server at {shown} takes messages of {link.nc.max_payload} bytes, where {MIN_PAYLOAD_BYTES} may be "
+            "needed: set max_payload: 8MB in its configuration"
+        )
 
 
 def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:

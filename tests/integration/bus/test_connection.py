@@ -51,6 +51,13 @@ async def test_a_server_without_jetstream(tmp_path: Path) -> None:
             await connect(server.url, name="test", config=SHORT)
 
 
+async def test_a_server_that_takes_too_small_messages(tmp_path: Path) -> None:
+    """As it comes, a server takes 1 MiB, where a group or a commit may have several."""
+    async with CustomServer(tmp_path / "store", f'jetstream {{ store_dir: "{tmp_path}/js" }}') as server:
+        with pytest.raises(StartupError, match="set max_payload: 8MB"):
+            await connect(server.url, name="test", config=SHORT)
+
+
 async def test_an_old_server(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lachesis.pipeline.bus.connection.MIN_SERVER_VERSION", (99, 0))
     with pytest.raises(StartupError, match=r"is 2\.\d+\.\d+; 99\.0 or newer is needed"):
@@ -77,6 +84,7 @@ def test_without_secrets() -> None:
 @pytest.fixture
 async def restricted(tmp_path: Path, streams_config: StreamsConfig) -> AsyncIterator[tuple[CustomServer, NatsBus]]:
     text = f"""
+max_payload: 8MB
 jetstream {{ store_dir: "{tmp_path}/js" }}
 authorization {{ users = [
   {{ user: admin, password: admin }}
