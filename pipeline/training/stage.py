@@ -31,6 +31,7 @@ from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError
 from lachesis.schemas.ledger import Void
 
@@ -197,15 +198,14 @@ class _Trainer:
         figures |= {"train/time": ended_ns / 1e9} | latencies(
             batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
         )
+        self.service.health.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
         self._show(figures)
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
             await self._checkpoint()
 
     def _show(self, figures: dict[str, float]) -> None:
-        health = self.service.health
-        health.handled += 1
-        health.metrics = figures
+        self.service.health.metrics = figures
         self.tracking.log(figures)
 
     async def publish_policy(self) -> None:
