@@ -68,19 +68,16 @@ def progress_line(observed: Observed, elapsed_s: float) -> str:
 def stage_table(observed: Observed) -> Table:
     """Return the figures of every stage."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "state", "pids", "lag", "handled", "again", "dead", "wait p50", "p99", "process p50", "p99"):
-        table.add_column(name, justify="left" if name in {"stage", "state", "pids"} else "right")
+    for name in ("stage", "state", "lag", "handled", "dead", "wait p99", "process p99"):
+        table.add_column(name, justify="left" if name in {"stage", "state"} else "right", no_wrap=True)
     for name, stage in observed.stages().items():
         table.add_row(name, *map(str, _cells(stage)))
     return table
 
 
 def _cells(stage: StageFigures) -> list[object]:
-    times = [
-        human_seconds(value) or "-" for value in (stage.wait.p50, stage.wait.p99, stage.process.p50, stage.process.p99)
-    ]
-    lag = "-" if stage.lag is None else stage.lag
-    return [stage.state, len(stage.pids), lag, stage.handled, stage.redelivered, stage.dead, *times]
+    times = [human_seconds(value) or "-" for value in (stage.wait.p99, stage.process.p99)]
+    return [stage.state, "-" if stage.lag is None else stage.lag, stage.handled, stage.dead, *times]
 
 
 def _slowest(observed: Observed) -> str:

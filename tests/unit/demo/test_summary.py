@@ -1,9 +1,11 @@
 import os
 from collections.abc import Sequence
+from io import StringIO
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.telemetry.histogram import Histogram
@@ -18,6 +20,7 @@ from lachesis.services.demo.prepare import Prepared
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
+from lachesis.services.demo.view import progress_line, stage_table
 
 CONFIG = demo_config(DemoOptions(run="r", steps=2))
 PREPARED = Prepared(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
@@ -184,3 +187,28 @@ def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
     text = render(judged)
     assert "lachesis status --config '/a b/run.toml'" in text
     assert text.endswith("PASSED: the held-out pass rate rose by 40.0 points; 20 points are required")
+
+
+def test_progress_is_one_line_whatever_is_known_yet() -> None:
+    observed = Observed(CONFIG)
+    assert "step 0/2 | reward - | held out -" in progress_line(observed, 3.0)
+    observed = with_evaluations(evaluation(0, 0.25), evaluation(2, 0.5))
+    trainer = Heartbeat(
+        run="r", service="trainer", instance="1-a", pid=1, time_ns=1, stage=StageHealth(),
+        metrics={"train/step": 2.0, "reward/mean": 0.5, "staleness/mean": 1.5, "latency/e2e/p99": 2.0},
+    )  # fmt: skip
+    observed.heartbeat(trainer)
+    line = progress_line(observed, 61.0)
+    assert line.startswith("  61 s | step 2/2 | reward 0.500 | held out 25%@0 50%@2 |")
+    assert line.endswith("staleness 1.5 | e2e p99 2.0 s")
+
+
+def test_the_live_table_has_a_row_for_each_service() -> None:
+    observed = Observed(CONFIG)
+    observed.heartbeat(beat("trainer", 3, "3-c", 1))
+    observed.heartbeat(beat("batcher", 2, "2-b", 4, [0.5]))
+    console = Console(width=80, file=StringIO())
+    console.print(stage_table(observed))
+    rows = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [row.split()[0] for row in rows] == ["stage", "batcher", "trainer"]
+    assert rows[1].split()[1:6] == ["ok", "-", "4", "0", "500"]
