@@ -203,6 +203,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(
                 f'batching.teacher is "{self.batching.teacher}", but teacher.enabled is false: no logprobs would come'
             )
+        for name, env in self.environments.items():
+            if env.samples > self.batching.batch_size:
+                raise ConfigError(
+                    f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
+                    "sequences and groups are never split: no group could be admitted"
+                )
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")

@@ -1,0 +1,15 @@
+"""What a run's configuration refuses because nothing could ever come of it."""
+
+import pytest
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.schemas.errors import ConfigError
+
+
+def test_groups_larger_than_a_batch_are_refused_where_they_are_configured() -> None:
+    batching = BatchingConfig(batch_size=8)
+    RunConfig(batching=batching, environments={"sums": EnvironmentConfig(kind="k", samples=8)})
+    RunConfig(batching=batching, evaluation={"sums": EnvironmentConfig(kind="k", samples=9)})  # never batched
+    with pytest.raises(ConfigError, match=r"environments\.sums\.samples is 9, but a batch has 8"):
+        RunConfig(batching=batching, environments={"sums": EnvironmentConfig(kind="k", samples=9)})
