@@ -45,8 +45,8 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                 items = schedule.due(step)
                 if items is not None and await evaluator.evaluate(record, items):
                     schedule.done = step
-                if schedule.done is not None and schedule.is_last(schedule.done):
-                    return
+                if schedule.is_last(step):
+                    return  # evaluated, or refused: there will be no other
 
 
 async def _newest_step(service: Service, envs: list[str]) -> int | None:

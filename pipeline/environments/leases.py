@@ -41,6 +41,9 @@ class Leases:
                 await self._pause(_DEFAULT_RETRY_S)
                 continue
             if reply.granted and reply.lease is not None:
+                if self._service.draining.is_set():
+                    await self.release(reply.lease)
+                    break
                 self._service.recovered()
                 self._held.add(reply.lease)
                 if reply.expires_s is not None:

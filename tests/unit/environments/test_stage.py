@@ -1,0 +1,349 @@
+"""The environment service: a lease before any inference, one rollout a lease, drains, outages, bugs."""
+
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import anyio
+import numpy as np
+import pytest
+
+from lachesis import Environment, Task
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.environments import stage as stage_module
+from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.stage import MOST_FAILURES, run_environment
+from lachesis.pipeline.environments.testing import FakeInference
+from lachesis.pipeline.inference.client import Capabilities
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.control import CurriculumSnapshot, LeaseReply, LeaseRequest, PolicyRecord
+from lachesis.schemas.errors import DataError, EnvironmentCodeError, InfrastructureError, StreamFullError
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+CONFIG = RunConfig(
+    run="r", environments={"echo": EnvironmentConfig(kind="echo", samples=2, concurrency=3, timeout_s=5.0)}
+)
+
+
+class Echo(Environment):
+    """Says it back. `broken` makes every task fail, in `task` or in `reward`."""
+
+    broken = ""
+
+    def __len__(self):
+        return 4
+
+    def task(self, index):
+        if self.broken == "task":
+            raise KeyError(index)
+        return Task(item=f"item-{index}", prompt=f"say {index}")
+
+    def reward(self, task, session):
+        if self.broken == "reward":
+            raise ZeroDivisionError
+        return 1.0
+
+
+class Governor:
+    """Grants up to `limit` leases at a time; counts what was asked of it."""
+
+    def __init__(self, lab, limit=10**6, expires_s=60.0):
+        self.lab = lab
+        self.limit = limit
+        self.expires_s = expires_s
+        self.open: set[str] = set()
+        self.granted = 0
+        self.asked: Counter[str] = Counter()
+        self.requests: list[LeaseRequest] = []
+
+    async def answer(self, data):
+        request = decode(LeaseRequest, data)
+        self.asked[request.op] += 1
+        self.requests.append(request)
+        if request.op == "release":
+            self.open.discard(request.lease)
+        if request.op != "acquire":
+            return encode(LeaseReply(granted=request.lease in self.open, lease=request.lease))
+        if len(self.open) >= self.limit:
+            return encode(LeaseReply(granted=False, retry_s=0.01, reason="no room"))
+        self.granted += 1
+        lease = f"lease-{self.granted}"
+        self.open.add(lease)
+        return encode(LeaseReply(granted=True, lease=lease, expires_s=self.expires_s))
+
+    def serving(self):
+        return self.lab.bus.serve(subjects.lease("r"), self.answer)
+
+
+class Inference(FakeInference):
+    async def probe(self):
+        return Capabilities(model="m", max_model_len=512, weight_version=self.version, tokenizer_hash="tok")
+
+    async def current(self):
+        return self
+
+
+@pytest.fixture
+def env(monkeypatch):
+    made = Echo()
+    monkeypatch.setattr(stage_module, "load_environment", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+async def inference(lab, monkeypatch):
+    made = Inference(lambda prompt, call: f"answer {call}")
+
+    @asynccontextmanager
+    async def role(*_, **__):
+        yield made
+
+    monkeypatch.setattr(stage_module, "open_role", role)
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1)
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    return made
+
+
+def environment(service):
+    return run_environment(service, CONFIG, "echo")
+
+
+async def stored(lab):
+    async with lab.bus.read(subjects.ROLLOUTS, [subjects.rollout("r", "echo")], follow=False) as messages:
+        return [message async for message in messages]
+
+
+def at_least(lab, count):
+    async def condition():
+        return len(await stored(lab)) >= count
+
+    return condition
+
+
+async def _true(value):
+    return value
+
+
+async def test_no_lease_no_inference(lab, env, inference):
+    governor = Governor(lab, limit=0)
+    async with governor.serving(), lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true(governor.asked["acquire"] >= 6))
+        assert service.health.state == "backpressure"
+        assert service.health.note == "no room"
+    assert not inference.requests
+    assert not await stored(lab)
+
+
+async def test_no_governor_no_inference(lab, env, inference):
+    async with lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true(service.health.state == "waiting"))
+    assert not inference.requests
+
+
+async def test_every_lease_gives_one_rollout_and_no_rollout_comes_without(lab, env, inference):
+    governor = Governor(lab, limit=10)  # leases of stored groups stay with this governor
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 10))
+        await lab.until(lambda: _true(governor.asked["acquire"] > 20))
+    messages = await stored(lab)
+    groups = [decode(RolloutGroup, message.data) for message in messages]
+    assert len(messages) == 10
+    assert {group.lease for group in groups} == governor.open
+    assert sum(n for _, n, _ in inference.requests) == 20
+    for message, group in zip(messages, groups, strict=True):
+        assert Plan.unpack(message.headers[PLAN_HEADER]) == Plan.of(group)
+        assert message.headers["Nats-Msg-Id"] == group.id
+        assert message.headers["traceparent"].split("-")[1] == group.id
+        assert (group.run, group.env, group.tokenizer_hash) == ("r", "echo", "tok")
+    assert sorted(group.counter for group in groups) == list(range(10))  # without a gap
+    assert len({(group.producer, group.epoch) for group in groups}) == 1
+    request = governor.requests[0]
+    assert request.sequences == 2
+    assert request.bytes >= max(len(message.data) for message in messages)
+
+
+async def test_two_environments_of_one_process_are_two_producers(lab, env, inference):
+    config = RunConfig(run="r", environments=dict.fromkeys(("echo", "other"), CONFIG.environments["echo"]))
+
+    async def both(service):
+        async with anyio.create_task_group() as tasks:
+            for name in config.environments:
+                tasks.start_soon(run_environment, service, config, name)
+
+    governor = Governor(lab, limit=8)
+    async with governor.serving(), lab.running(both, "environment"):
+        await lab.until(lambda: _true(governor.granted == 8))
+    assert len({request.producer for request in governor.requests if request.op == "acquire"}) == 2
+
+
+async def test_a_lease_is_given_back_when_inference_fails(lab, env, inference, monkeypatch):
+    monkeypatch.setattr(stage_module, "CollectConfig", _quick)
+    failing = True
+
+    def reply(prompt, call):
+        if failing:
+            raise InfrastructureError("connection refused")
+        return "fine"
+
+    inference.reply = reply
+    governor = Governor(lab, limit=3)
+    async with governor.serving(), lab.running(environment, "environment") as service:
+        await lab.until(lambda: _true(governor.asked["release"] >= 6))
+        assert len(governor.open) <= 3
+        assert not await stored(lab)
+        assert service.health.retried >= 6
+        failing = False
+        await lab.until(at_least(lab, 3))
+        await lab.until(lambda: _true(service.health.note == "no room"))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert len(groups) == 3
+    assert sorted(group.counter for group in groups) == [0, 1, 2]
+
+
+def _quick(**settings):
+    return CollectConfig(**settings | {"attempts": 1, "backoff_s": 0.001})
+
+
+async def test_leases_are_renewed_while_a_group_is_made(lab, env, inference, monkeypatch):
+    gate = anyio.Event()
+    generate = inference.generate
+
+    async def slow(*args, **kwargs):
+        await gate.wait()
+        return await generate(*args, **kwargs)
+
+    inference.generate = slow
+    governor = Governor(lab, limit=3, expires_s=0.1)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(lambda: _true(governor.asked["renew"] >= 9))
+        assert {request.lease for request in governor.requests if request.op == "renew"} == governor.open
+        gate.set()
+        await lab.until(at_least(lab, 3))
+
+
+async def test_a_drain_stores_what_is_under_way_and_takes_no_new_lease(lab, env, inference):
+    gate = anyio.Event()
+    generate = inference.generate
+
+    async def slow(*args, **kwargs):
+        await gate.wait()
+        return await generate(*args, **kwargs)
+
+    inference.generate = slow
+    governor = Governor(lab)
+    async with governor.serving():
+        async with lab.running(environment, "environment") as service:
+            await lab.until(lambda: _true(governor.granted == 3))
+            service.drain()
+            gate.set()
+        assert governor.granted == 3
+        assert len(await stored(lab)) == 3
+
+
+async def test_a_drain_ends_the_wait_for_a_policy_and_its_server(lab, env, monkeypatch):
+    class Never:
+        async def current(self):
+            await anyio.sleep_forever()
+
+    @asynccontextmanager
+    async def role(*_, **__):
+        yield Never()
+
+    monkeypatch.setattr(stage_module, "open_role", role)
+    governor = Governor(lab)
+    with anyio.fail_after(5):
+        async with governor.serving(), lab.running(environment, "environment"):
+            await anyio.sleep(0.05)
+    assert not governor.granted  # no lease is held while there is nothing to use it on
+
+
+async def test_a_drain_while_the_stream_is_full_gives_the_lease_back(lab, env, inference, monkeypatch):
+    async def full(*_, **__):
+        raise StreamFullError("ROLLOUTS is at its budget")
+
+    monkeypatch.setattr(lab.bus, "publish_large", full)
+    governor = Governor(lab)
+    async with governor.serving():
+        async with lab.running(environment, "environment") as service:
+            await lab.until(lambda: _true(service.health.retried >= 4))
+            assert service.health.state == "backpressure"
+        assert not governor.open
+
+
+@pytest.mark.parametrize("where", ["task", "reward"])
+async def test_an_environment_that_only_fails_ends_its_service(lab, env, inference, where):
+    env.broken = where
+    governor = Governor(lab)
+    async with governor.serving():
+        with anyio.fail_after(20), pytest.raises(BaseExceptionGroup) as caught:
+            async with lab.running(environment, "environment", drain=False):
+                await anyio.sleep_forever()
+    assert caught.value.split(EnvironmentCodeError)[1] is None
+    assert MOST_FAILURES <= governor.granted <= MOST_FAILURES + 3
+    assert not await stored(lab)
+
+
+async def test_a_bug_now_and_then_costs_its_group_alone(lab, env, inference):
+    def reply(prompt, call):
+        env.broken = "reward" if call % 10 in (3, 4, 5) else ""
+        return "x"
+
+    inference.reply = reply
+    governor = Governor(lab)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 60))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert sorted(group.counter for group in groups) == list(range(len(groups)))
+
+
+async def test_a_task_that_the_server_refuses_ends_nothing(lab, env, inference):
+    refuse = True
+
+    def reply(prompt, call):
+        if refuse and call < 8:
+            raise DataError("the prompt is too long")
+        return "x"
+
+    count = 0
+    generate = inference.generate
+
+    async def counted(*args, **kwargs):
+        nonlocal count, refuse
+        count += 1
+        refuse = count < 8
+        return await generate(*args, **kwargs)
+
+    inference.generate, inference.reply = counted, reply
+    governor = Governor(lab)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 5))
+
+
+async def publish_weights(lab, weights, snapshot_id):
+    snapshot = CurriculumSnapshot(
+        run="r", env="echo", revision="live", id=snapshot_id, observed=1, strategy="irt",
+        weights=as_bytes(np.array(weights), "float32"),
+    )  # fmt: skip
+    await lab.bus.put(subjects.BUCKETS["curriculum"], "r.live.echo", encode(snapshot))
+
+
+async def test_tasks_are_drawn_by_the_newest_snapshot(lab, env, inference):
+    await publish_weights(lab, [0, 0, 1, 0], "only-two")
+    governor = Governor(lab, limit=20)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 20))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    told = [group for group in groups if group.dispatch.snapshot_id == "only-two"]
+    assert len(told) >= 15
+    assert {(group.item, group.dispatch.index, group.dispatch.probability) for group in told} == {("item-2", 2, 1.0)}
+
+
+async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
+    await publish_weights(lab, [0.0] * 9 + [1.0], "of ten tasks")
+    governor = Governor(lab, limit=20)
+    async with governor.serving(), lab.running(environment, "environment"):
+        await lab.until(at_least(lab, 20))
+    groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
+    assert {group.dispatch.snapshot_id for group in groups} == {"uniform"}
