@@ -25,7 +25,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import DataError, SchemaError
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -43,6 +43,14 @@ _LETTERS = 1024
 
 async def run_batcher(service: Service, config: RunConfig) -> None:
     """Write the ledger of the run's trainer until the service drains. Raises `FencedError` when another one does."""
+    try:
+        await _write_ledger(service, config)
+    except* InfrastructureError:
+        if not service.draining.is_set():  # else the next start writes what could not be written
+            raise
+
+
+async def _write_ledger(service: Service, config: RunConfig) -> None:
     batcher = await _Batcher.open(service, config)
     letters_out, letters = anyio.create_memory_object_stream[DeadLetter](_LETTERS)
     async with letters_out, anyio.create_task_group() as tasks:

@@ -12,7 +12,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 
 __all__ = ["follow_policy"]
 
@@ -23,7 +23,11 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
     """Load each new policy record into the directory's server until cancelled; set `loaded` after the first."""
     async with service.bus.watch(subjects.BUCKETS["policy"], service.run) as entries:
         async for entry in entries:
-            record = decode(PolicyRecord, entry.value)
+            try:
+                record = decode(PolicyRecord, entry.value)
+            except SchemaError as error:
+                log.warning("a policy record cannot be read: %s", error)
+                continue
             try:
                 async for attempt in service.retrying(f"load weights {record.version}"):
                     with attempt:

@@ -14,6 +14,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -21,7 +22,7 @@ from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent, Teach
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.control import Heartbeat, StageHealth
-from lachesis.schemas.errors import DataError, FencedError, LedgerError
+from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
@@ -360,3 +361,20 @@ async def test_a_heartbeat_without_sense_does_not_stop_the_batcher(bus: Bus) -> 
             await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(beat))
             await world.reward(*[await world.rollout() for _ in range(2)])
             assert len(await read_until(bus, batches=n + 1)) == n + 1
+
+
+async def test_a_drain_while_the_server_is_away_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: Any, **__: Any) -> int:
+        raise InfrastructureError("no answer")
+
+    async with MemoryBus() as bus:
+        world = World(bus)
+        monkeypatch.setattr(bus, "commit", away)
+        service = Service(bus, "batcher", RUN)
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(run_batcher, service, make_config())
+                await world.reward(*[await world.rollout() for _ in range(2)])
+                while service.health.state != "waiting":
+                    await bus.changed(until=bus.now() + 0.02)
+                service.drain()
