@@ -5,7 +5,8 @@ is answered by the next look-up, so callers only retry.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
 
 import anyio
 
@@ -30,12 +31,23 @@ async def register(bus: Bus, run: str, role: str, url: str) -> None:
 
 
 class Directory:
-    """Hands out a client for the server's present URL; `current` waits for a server to register."""
+    """Hands out a client for the server's present URL; `current` waits for a server to register.
+
+    A context that closes the clients it handed out.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._clients = AsyncExitStack()
         self._client: InferenceClient | None = None
         self._changed = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._clients.aclose()
 
     async def current(self) -> InferenceClient:
         """Return the client of the server that registered last, waiting until one has."""
@@ -53,8 +65,9 @@ class Directory:
         """Hand out clients for `url` from now on."""
         if self._client is not None and self._client.config.url == url:
             return
-        # Requests under way on the old client end by themselves; it holds no connection once they have.
-        self._client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s))
+        # The old client stays open: requests may be under way on it.
+        client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s))
+        self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
@@ -64,8 +77,7 @@ async def open_role(
     bus: Bus, run: str, role: str, *, url: str | None = None, timeout_s: float = 120.0
 ) -> AsyncIterator[Directory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus."""
-    directory = Directory(timeout_s)
-    async with background() as tasks:
+    async with Directory(timeout_s) as directory, background() as tasks:
         if url is not None:
             await directory.use(url)
         else:

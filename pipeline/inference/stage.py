@@ -13,6 +13,7 @@ import anyio.to_thread
 import torch
 import uvicorn
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register
@@ -47,18 +48,23 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
         server = _HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
-        own = Directory(timeout_s=120.0)
-        await own.use(url)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(server.serve, [listener]))
-            tasks.start_soon(_end_on_drain, service, tasks.cancel_scope)
+        async with Directory(timeout_s=120.0) as own, background() as tasks:
+            await own.use(url)
+            tasks.start_soon(_stop_on_drain, service, server)
             tasks.start_soon(_count, service, engine)
-            if role == "policy":
-                loaded = anyio.Event()
-                tasks.start_soon(follow_policy, service, own, loaded)
-                await loaded.wait()
-            await register(service.bus, service.run, role, url)
-            service.recovered()
+            tasks.start_soon(_announce, service, role, own, url)
+            await server.serve([listener])
+
+
+async def _announce(service: Service, role: str, own: Directory, url: str) -> None:
+    """Register the server, the policy's once it holds a published version; then keep that one on the newest."""
+    async with service.until_drained(), anyio.create_task_group() as tasks:
+        if role == "policy":
+            loaded = anyio.Event()
+            tasks.start_soon(follow_policy, service, own, loaded)
+            await loaded.wait()
+        await service.retrying("register")(register, service.bus, service.run, role, url)
+        service.recovered()
 
 
 class _HttpServer(uvicorn.Server):
@@ -68,9 +74,9 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-async def _end_on_drain(service: Service, scope: anyio.CancelScope) -> None:
+async def _stop_on_drain(service: Service, server: uvicorn.Server) -> None:
     await service.draining.wait()
-    scope.cancel()
+    server.should_exit = True  # requests under way have a while to end
 
 
 async def _count(service: Service, engine: Engine) -> None:

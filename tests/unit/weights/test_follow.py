@@ -2,11 +2,12 @@
 
 import anyio
 
+from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, InfrastructureError
 
 
 class Server:
@@ -39,3 +40,97 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
 async def follow_until_drained(service, server, loaded):
     async with service.until_drained():
         await follow_policy(service, server, loaded)
+
+
+class Scripted:
+    """A server that first raises what `fail` holds; `gate` delays it."""
+
+    def __init__(self, *fail, gate=None):
+        self.loaded = []
+        self.fail = list(fail)
+        self.gate = gate
+
+    async def current(self):
+        return self
+
+    async def update_weights(self, path, version):
+        if self.gate:
+            await self.gate.wait()
+        if self.fail:
+            raise self.fail.pop(0)
+        self.loaded.append((path, version))
+
+
+async def publish(lab, step):
+    record = PolicyRecord(run="r", version=f"{step}-a-b", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1)
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+
+
+def has_loaded(server, count):
+    async def condition():
+        return len(server.loaded) >= count
+
+    return condition
+
+
+async def test_each_new_policy_is_loaded_and_the_first_is_told_of(lab):
+    server, loaded = Scripted(), anyio.Event()
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
+        await lab.bus.changed(until=lab.bus.now() + 0.02)
+        assert not loaded.is_set()
+        for step in (0, 1):
+            await publish(lab, step)
+            await lab.until(has_loaded(server, step + 1))
+        assert loaded.is_set()
+        assert service.health.metrics["policy/step"] == 1
+    assert server.loaded == [("/w/0", "0-a-b"), ("/w/1", "1-a-b")]
+
+
+async def test_of_several_missed_only_the_newest_is_loaded(lab):
+    server = Scripted(gate=anyio.Event())
+    async with lab.running(lambda service: follow_until_drained(service, server, anyio.Event()), "inference"):
+        await publish(lab, 0)
+        await lab.bus.changed(until=lab.bus.now() + 0.02)
+        for step in range(1, 6):
+            await publish(lab, step)
+        server.gate.set()
+        await lab.until(has_loaded(server, 2))
+    assert [version for _, version in server.loaded] == ["0-a-b", "5-a-b"]
+
+
+async def test_a_refused_first_policy_leaves_the_server_unannounced(lab):
+    server, loaded = Scripted(DataError("it may have been pruned")), anyio.Event()
+
+    async def noted():
+        return service.health.note is not None
+
+    async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
+        await publish(lab, 0)
+        await lab.until(noted)
+        assert not loaded.is_set()
+        assert "pruned" in service.health.note
+        await publish(lab, 1)
+        await lab.until(has_loaded(server, 1))
+        assert loaded.is_set()
+
+
+async def test_a_server_that_is_down_is_waited_for(lab):
+    server = Scripted(*[InfrastructureError("down")] * 3)
+    await publish(lab, 0)
+    async with lab.running(lambda service: follow_until_drained(service, server, anyio.Event()), "inference"):
+        await lab.until(has_loaded(server, 1))
+
+
+async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
+    server = Scripted(*[InfrastructureError("down")] * 1000)
+    await publish(lab, 0)
+    service = Service(lab.bus, "inference", "r")
+
+    async def retried():
+        return service.health.retried >= 2
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(follow_policy, service, server, anyio.Event())
+            await lab.until(retried)
+            service.drain()

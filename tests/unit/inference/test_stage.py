@@ -1,0 +1,167 @@
+"""The inference service: when it registers, which weights it serves, how it ends. A real server on a free port."""
+
+import socket
+
+import anyio
+import httpx
+import pytest
+import torch
+
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.inference.directory import Directory, open_role, register
+from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.stage import run_inference
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.weights.files import write_weights
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import ConfigError, StartupError
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    save_policy(policy, folder)
+    return folder
+
+
+@pytest.fixture
+def config(tmp_path, model):
+    return RunConfig(run="r", folder=str(tmp_path), model=str(model))
+
+
+async def publish(lab, config, step, *, pruned=False):
+    """Publish new weights and return their version."""
+    policy = build_tiny_policy(step + 1, width=16, layers=1, heads=2, max_length=32)
+    tensors = policy_tensors(policy.model)
+    version = policy_version(step, "a", tensors)
+    path = write_weights(tensors, config.path / "weights", version)
+    if pruned:
+        path.unlink()
+    record = PolicyRecord(
+        run="r", version=str(version), weights=str(path), tokenizer_hash=policy.tokenizer_hash, written_ns=1
+    )
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    return str(version)
+
+
+async def registered(lab, role):
+    entry = await lab.bus.value(subjects.BUCKETS["inference"], f"r.{role}")
+    return entry.value.decode() if entry else None
+
+
+def is_registered(lab, role):
+    async def condition():
+        return await registered(lab, role) is not None
+
+    return condition
+
+
+def serving(directory, version):
+    async def condition():
+        return await (await directory.current()).weight_version() == version
+
+    return condition
+
+
+async def test_the_policys_server_registers_only_once_it_holds_a_published_version(lab, config):
+    main = lambda service: run_inference(service, config, "policy")  # noqa: E731
+    async with lab.running(main, "inference") as service:
+        await anyio.sleep(1.0)
+        assert await registered(lab, "policy") is None
+        assert service.health.state == "starting"
+        version = await publish(lab, config, 0)
+        async with open_role(lab.bus, "r", "policy") as directory:
+            client = await directory.current()  # whoever finds it finds it with these weights
+            assert await client.weight_version() == version
+            (sample,) = await client.generate([1, 20, 30], 1, SamplingParams(max_tokens=3))
+            assert {span.version for span in sample.weight_versions} == {version}
+            newer = await publish(lab, config, 1)
+            await lab.until(serving(directory, newer))
+        await lab.until(lambda: _true(service.health.state == "ok"))
+
+
+async def _true(value):
+    return value
+
+
+async def test_a_pruned_weights_file_is_passed_over(lab, config):
+    await publish(lab, config, 0, pruned=True)
+    main = lambda service: run_inference(service, config, "policy")  # noqa: E731
+    async with lab.running(main, "inference") as service:
+        await lab.until(lambda: _true(service.health.note is not None), seconds=20)
+        assert await registered(lab, "policy") is None
+        version = await publish(lab, config, 1)
+        await lab.until(is_registered(lab, "policy"))
+        async with open_role(lab.bus, "r", "policy") as directory:
+            assert await serving(directory, version)()
+            await publish(lab, config, 2, pruned=True)
+            await lab.until(lambda: _true("refused" in (service.health.note or "")))
+            assert await serving(directory, version)()  # it goes on with what it has, under its own name
+
+
+async def test_a_teacher_registers_at_once_under_a_version_of_its_own(lab, config):
+    async with lab.running(lambda service: run_inference(service, config, "teacher"), "inference"):
+        await lab.until(is_registered(lab, "teacher"), seconds=20)
+        async with open_role(lab.bus, "r", "teacher") as directory:
+            found = await (await directory.current()).probe()
+    assert found.weight_version.startswith("0-teacher-")
+
+
+async def test_a_drain_closes_the_port_even_while_it_waits_for_a_policy(lab, config):
+    with anyio.fail_after(20):
+        async with lab.running(lambda service: run_inference(service, config, "policy"), "inference"):
+            await anyio.sleep(0.5)
+        async with lab.running(lambda service: run_inference(service, config, "eval"), "inference"):
+            await lab.until(is_registered(lab, "eval"), seconds=20)
+    url = await registered(lab, "eval")
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"{url}/health")
+
+
+async def test_a_taken_port_is_named(lab, config):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        crowded = RunConfig(
+            run="r", folder=config.folder, model=config.model, inference={"eval": InferenceConfig(port=port)}
+        )
+        with pytest.raises(StartupError, match=f"port {port}"):
+            await run_inference(Service(lab.bus, "inference", "r"), crowded, "eval")
+
+
+async def test_without_a_model_it_says_which_setting_is_missing(lab, tmp_path):
+    with pytest.raises(ConfigError, match=r"inference\.eval\.model"):
+        await run_inference(Service(lab.bus, "inference", "r"), RunConfig(run="r", folder=str(tmp_path)), "eval")
+
+
+async def test_a_directory_follows_a_server_that_moves(lab):
+    async with open_role(lab.bus, "r", "policy") as directory:
+        with anyio.move_on_after(0.02) as scope:
+            await directory.current()
+        assert scope.cancelled_caught
+        await register(lab.bus, "r", "policy", "http://one")
+        with anyio.fail_after(5):
+            first = await directory.current()
+        await register(lab.bus, "r", "policy", "http://two")
+        await lab.until(lambda: _moved(directory, first))
+        second = await directory.current()
+        await register(lab.bus, "r", "policy", "http://two")
+        await anyio.sleep(0.02)
+        assert await directory.current() is second
+    assert (first.config.url, second.config.url) == ("http://one", "http://two")
+
+
+async def _moved(directory: Directory, before):
+    return await directory.current() is not before
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
