@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint slow bench chaos clean
+.PHONY: demo test lint slow clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import anyio
+import tenacity
+
 from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.batching.read import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.sequences import shuffled, training_sequences
@@ -22,12 +25,19 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BatchFeed", "FedBatch"]
+
+_PATIENTLY = tenacity.AsyncRetrying(
+    retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(BusClosedError),
+    wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+    sleep=anyio.sleep,
+    reraise=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +103,17 @@ class BatchFeed:
         self.position = Position(fed.entry.index + 1, fed.entry.digest())
 
     async def batches(self) -> AsyncIterator[FedBatch]:
-        """Yield the batches from the position on, for ever. Raises `LedgerError` where the chain does not hold."""
+        """Yield the batches from the position on, for ever; an outage of the broker is waited out.
+
+        Raises `LedgerError` where the chain does not hold.
+        """
         async for entry in follow_ledger(self._bus, self._run, self._trainer, self.position):
             if entry.batch is None:
                 continue
-            failure, groups = None, []
+            failure: DataError | None = None
+            groups: list[Payload] = []
             try:
-                groups = await fetch_batch(self._bus, entry.batch)
+                groups = await _PATIENTLY(fetch_batch, self._bus, entry.batch)
             except DataError as error:
                 failure = error
             yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())

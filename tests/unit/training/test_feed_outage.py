@@ -1,0 +1,44 @@
+"""An outage of the broker while a batch is fetched is waited out: it neither ends the trainer nor voids the batch."""
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.training import feed as module
+from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.ledger import Batch, LedgerEntry
+from lachesis.testing import MemoryBus
+
+
+class Flaky(MemoryBus):
+    """Fails the first fetches."""
+
+    failures = 3
+
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+        if self.failures:
+            self.failures -= 1
+            raise InfrastructureError("the broker is away")
+        async for message in super().fetch(stream, seqs):
+            yield message
+
+
+async def test_an_outage_while_fetching_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = LedgerEntry(
+        run="r", trainer="main", index=0, previous="0" * 64, watermark=0, resolved=b"", events_cursor=0,
+        batch=Batch(number=0, groups=[], sequences=0, tokens=0), next_batch=1,
+    )  # fmt: skip
+
+    async def ledger(*_: object) -> AsyncIterator[LedgerEntry]:
+        yield empty
+
+    monkeypatch.setattr(module, "follow_ledger", ledger)
+    async with Flaky() as bus:
+        feed = await BatchFeed.open(bus, "r", "main", term="t")
+        feed.position = Position()
+        fed = [batch async for batch in feed.batches()]
+        assert bus.failures == 0
+    assert [batch.failure for batch in fed] == [None]
