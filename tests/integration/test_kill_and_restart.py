@@ -1,6 +1,7 @@
 """Every process is killed in the middle of a run, the broker and the supervisor included, and the run goes on.
 
-A real run: the real server, every service a process, a tiny untrained model. Afterwards the audit reads the streams.
+A real run: the real server, every service a process, a tiny untrained model. Afterwards the audit reads the
+streams, and the ledger is trained on once more, in one go: the weights must be those of the run, bit for bit.
 """
 
 import json
@@ -14,11 +15,21 @@ from pathlib import Path
 
 import anyio
 import pytest
+import torch
 from integration.audit import audit
 
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.training.batch import pack
+from lachesis.pipeline.training.checkpoint import load_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.training.sequences import training_sequences
+from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
@@ -107,7 +118,7 @@ class Run:
 
     async def wait_until_back(self, name: str, pid: int) -> None:
         with anyio.fail_after(60):
-            while self.pids().get(name, pid) == pid:
+            while self.pids().get(name, pid) == pid:  # noqa: ASYNC110 - another process writes the file
                 await anyio.sleep(0.05)
 
     def tail(self) -> str:
@@ -133,6 +144,22 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+
+
+async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
+    """Return the digest of the weights after training on the ledger's first batches, in one process, uninterrupted."""
+    torch.set_num_threads(1)
+    policy = load_model(model)
+    learner = Learner(policy.model, LearnerConfig())
+    async for entry in follow_ledger(bus, "killed", "main", Position(), follow=False):
+        if entry.batch is None or entry.batch.number >= steps:
+            continue
+        sequences = []
+        for ref, group, teacher in await fetch_batch(bus, entry.batch):
+            sequences += training_sequences(ref, group, teacher, tokenizer_hash=policy.tokenizer_hash)
+        learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
+    assert learner.steps == steps
+    return weights_digest(policy_tensors(policy.model))
 
 
 async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(run: Run) -> None:
@@ -164,10 +191,13 @@ async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(ru
     ):
         found = await audit(bus, "killed")
         stored = await bus.last(subjects.LEDGER, subjects.state("killed", "trainer", "live", "main"))
+        calm = await trained_in_one_go(bus, run.folder / "model", 60)
     assert found.violations == []
     assert found.batches >= 60
     assert found.rollouts >= found.resolved > 0
     assert stored is not None
     report = decode(TrainReport, stored.data)
     assert (report.step, report.voids) == (60, [])
+    checkpoint = load_checkpoint(Path(report.checkpoint), LearnerConfig())
+    assert weights_digest(policy_tensors(checkpoint.policy.model)) == calm, "the kills show in the weights"
     print(f"audit: {found}")
