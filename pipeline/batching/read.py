@@ -1,6 +1,6 @@
 """The reading side of the ledger: verified entries in order, and the payloads of a batch."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Position
 from lachesis.pipeline.bus.api import Bus, Stored
@@ -18,7 +18,7 @@ Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
 async def follow_ledger(
     bus: Bus, run: str, trainer: str, position: Position, *, follow: bool = True
-) -> AsyncIterator[LedgerEntry]:
+) -> AsyncGenerator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false.
 
     It holds a reader open: whoever may stop early closes it in the same task (`contextlib.aclosing`).

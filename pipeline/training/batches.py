@@ -177,7 +177,7 @@ class Batches:
             stack.enter_context(send)
             if self._feed is None:
                 await stack.enter_async_context(self)
-            async for fed in self.feed.batches():
+            async for fed in await stack.enter_async_context(contextlib.aclosing(self.feed.batches())):
                 await send.send(Batch(self, fed))
 
 

@@ -8,7 +8,8 @@ trainers under one name the later one wins and the other is told (`FencedError`)
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -102,21 +103,23 @@ class BatchFeed:
         """Say that the batch is in the weights (or void)."""
         self.position = Position(fed.entry.index + 1, fed.entry.digest())
 
-    async def batches(self) -> AsyncIterator[FedBatch]:
+    async def batches(self) -> AsyncGenerator[FedBatch]:
         """Yield the batches from the position on, for ever; an outage of the broker is waited out.
 
-        Raises `LedgerError` where the chain does not hold.
+        Raises `LedgerError` where the chain does not hold. It holds a reader open: whoever may stop early closes it in
+        the same task (`contextlib.aclosing`).
         """
-        async for entry in follow_ledger(self._bus, self._run, self._trainer, self.position):
-            if entry.batch is None:
-                continue
-            failure: DataError | None = None
-            groups: list[Payload] = []
-            try:
-                groups = await _PATIENTLY(fetch_batch, self._bus, entry.batch)
-            except DataError as error:
-                failure = error
-            yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())
+        async with aclosing(follow_ledger(self._bus, self._run, self._trainer, self.position)) as entries:
+            async for entry in entries:
+                if entry.batch is None:
+                    continue
+                failure: DataError | None = None
+                groups: list[Payload] = []
+                try:
+                    groups = await _PATIENTLY(fetch_batch, self._bus, entry.batch)
+                except DataError as error:
+                    failure = error
+                yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""

@@ -9,6 +9,7 @@ different weights never share a policy version. A batch that cannot be trained i
 import logging
 import os
 import time
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -151,8 +152,8 @@ class _Trainer:
         return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
 
     async def _prefetch(self, send: MemoryObjectSendStream[FedBatch]) -> None:
-        async with send:
-            async for batch in self.feed.batches():
+        async with send, aclosing(self.feed.batches()) as batches:
+            async for batch in batches:
                 await send.send(batch)
 
     async def _next(self, receive: MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:

@@ -242,6 +242,26 @@ async def test_a_drain_stores_what_is_under_way_and_takes_no_new_lease(lab, env,
         assert len(await stored(lab)) == 3
 
 
+async def test_a_lease_that_is_granted_into_a_drain_is_given_back_unused(lab, env, inference):
+    governor = Governor(lab)
+    asked, answer_now = anyio.Event(), anyio.Event()
+    answer = governor.answer
+
+    async def late(data):
+        asked.set()
+        await answer_now.wait()
+        return await answer(data)
+
+    async with lab.bus.serve(subjects.lease("r"), late):
+        async with lab.running(environment, "environment") as service:
+            await asked.wait()
+            service.drain()
+            answer_now.set()
+        assert governor.granted >= 1
+        assert not governor.open
+    assert not inference.requests
+
+
 async def test_a_drain_ends_the_wait_for_a_policy_and_its_server(lab, env, monkeypatch):
     class Never:
         async def current(self):

@@ -103,6 +103,7 @@ async def test_raters_see_the_last_answer_and_what_came_before(lab):
         Message(role="assistant", content="let me see"),
         Message(role="tool", content="2"),
         Message(role="assistant", content="2"),
+        Message(role="tool", content="thank you"),
     ]
     (first, second) = samples_of(lab.group(1, messages=[conversation, conversation[:3]]))
     assert (first.completion, first.prompt) == ("2", "be brief\n1+1?\nlet me see\n2")

@@ -23,7 +23,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, FencedError, LedgerError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import TrainReport
+from lachesis.schemas.ledger import GENESIS, TrainReport
 
 STEPS = 6
 
@@ -312,7 +312,27 @@ async def test_a_checkpoint_of_other_weights_than_were_reported_is_refused(lab, 
         await run_trainer(Service(lab.bus, "trainer", "r"), mine)
 
 
-async def test_of_two_trainers_the_older_is_told_and_reports_nothing_more(lab, model, config, tmp_path):
+async def test_a_checkpoint_that_disagrees_with_the_ledger_is_refused(lab, model, config):
+    await fill(lab, model)
+    short = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, steps=2))
+    await run_trainer(Service(lab.bus, "trainer", "r"), short)
+    state = config.path / "checkpoints" / "step-00000002" / "trainer.json"
+    found = msgspec.json.decode(state.read_bytes())
+    state.write_bytes(msgspec.json.encode(found | {"ledger_position": 0, "chain_hash": GENESIS}))
+    with pytest.raises(CheckpointError, match="batch 0 follows step 2"):
+        await run_trainer(Service(lab.bus, "trainer", "r"), config)
+
+
+async def test_of_two_trainers_the_older_is_told_and_publishes_nothing_more(lab, model, config, tmp_path, monkeypatch):
+    lineages = []
+    put = lab.bus.put
+
+    async def watched(bucket, key, value, **kwargs):
+        revision = await put(bucket, key, value, **kwargs)
+        lineages.append(decode(PolicyRecord, value).policy_version.lineage)
+        return revision
+
+    monkeypatch.setattr(lab.bus, "put", watched)
     await fill(lab, model, steps=2)
     second = msgspec.structs.replace(config, folder=str(tmp_path / "second"))
 
@@ -332,6 +352,7 @@ async def test_of_two_trainers_the_older_is_told_and_reports_nothing_more(lab, m
     found = await reports(lab)
     assert [report.step for report in found] == [2, 4, 6]
     assert [report.term == first.instance for report in found] == [True, False, False]
+    assert lineages == [*[lineages[0]] * 3, *[lineages[-1]] * 5]
 
 
 async def running(service):

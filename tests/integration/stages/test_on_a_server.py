@@ -1,0 +1,95 @@
+"""Stages and `lachesis.batches` on a real server, which is killed under them."""
+
+import os
+import signal
+
+import anyio
+import msgspec
+import pytest
+import torch
+
+import lachesis
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.model import build_tiny_policy
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, ScoreEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+
+CONFIG = RunConfig(run="r", scoring=ScoringConfig(raters=[RaterConfig(rater="length")]))
+
+
+@pytest.fixture
+async def bus(fresh_server, streams_config, anyio_backend):
+    async with await connect(fresh_server.url, name="stages", token=fresh_server.token) as connected:
+        await connected.ensure_streams(streams_config)
+        yield connected
+
+
+async def test_two_scorers_score_every_group_once_over_kills_of_the_server(bus, fresh_server, streams_config, make_lab):
+    lab = make_lab(bus)
+    services = []
+
+    async def scorer():
+        async with await connect(fresh_server.url, name="scorer", token=fresh_server.token) as own:
+            services.append(Service(own, "scorer", "r"))
+            await run_scorer(services[-1], CONFIG)
+
+    async def all_settled():
+        scored = {item.group for event in await lab.events("score", ScoreEvent) for item in event.groups}
+        return len(scored) == 120 and len(await lab.events("dead", DeadLetter)) == 1
+
+    with anyio.fail_after(50):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scorer)
+            tasks.start_soon(scorer)
+            await bus.publish(subjects.rollout("r", "sums"), b"\xc1", msg_id="bad")
+            for n in range(120):
+                await lab.store(lab.group(n))
+                if n in (40, 80):
+                    os.kill(fresh_server.pid, signal.SIGKILL)
+                    await fresh_server.wait()
+                    await fresh_server.stop()
+                    await fresh_server.start()
+            async with bus.read(subjects.EVENTS, []) as events:
+                while not await all_settled():
+                    await anext(aiter(events))
+            for service in services:
+                service.drain()
+    lag = await bus.lag(subjects.ROLLOUTS, subjects.durable("scorer", "r", "live"))
+    assert lag.pending == 0
+    assert lag.unacked <= 64  # acknowledgements that died with the server: those groups come again
+    scored = [item.group for event in await lab.events("score", ScoreEvent) for item in event.groups]
+    assert len(scored) - len(set(scored)) <= 32  # what was in flight at a kill may be there twice, alike
+    items = {}
+    for event in await lab.events("score", ScoreEvent):
+        for item in event.groups:
+            same = msgspec.structs.replace(item, stamps=[])
+            assert items.setdefault(item.group, same) == same
+
+
+async def test_batches_by_url_and_by_folder_with_commit_and_resume(bus, fresh_server, make_lab, tmp_path):
+    lab = make_lab(bus)
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    await lab.extend_ledger(*([lab.group(n, tokenizer_hash=policy.tokenizer_hash)] for n in range(4)))
+    url = fresh_server.url.replace("nats://", f"nats://{fresh_server.token}@")
+    with anyio.fail_after(30):
+        async with lachesis.batches("r", nats=url) as batches:
+            async for batch in batches:
+                assert batch.packed.tokens_BT.dtype == torch.int64
+                version = await batch.publish(policy.model, policy.tokenizer, tmp_path / "weights")
+                await batch.commit(policy_version=version, checkpoint=f"step-{batch.number}")
+                if batch.number == 1:
+                    break
+        numbers = []
+        async for batch in lachesis.batches("r", nats=bus):
+            numbers.append(batch.number)
+            if len(numbers) == 2:
+                break
+    assert numbers == [2, 3]
+    entry = await bus.value(subjects.BUCKETS["policy"], "r")
+    assert decode(PolicyRecord, entry.value).version == version
