@@ -219,7 +219,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     """Result of one evaluation against a named policy version; it never enters the ledger.
 
     `avg` is the mean success of k samples an item, `pass_at_k` the share of items with any success, `greedy` the mean
-    success at temperature 0 (None: not measured).
+    success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which nobody could judge.
     """
 
     policy_version: str
@@ -232,6 +232,7 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     started_ns: int
     ended_ns: int
     greedy: float | None = None
+    unjudged: int = 0
 
 
 class TeacherLogprobs(Event, frozen=True, kw_only=True):

@@ -119,6 +119,7 @@ class _Evaluator:
             avg=result.avg_at_k,
             pass_at_k=result.pass_at_k,
             greedy=result.greedy,
+            unjudged=result.unjudged,
             started_ns=started_ns,
             ended_ns=time.time_ns(),
         )

@@ -25,7 +25,10 @@ State = Literal["finished", "interrupted", "deadline", "failed"]
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True):
-    """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not asked for."""
+    """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not asked for.
+
+    With samples that nobody could judge the gate is not passed, whatever the others say.
+    """
 
     before: float | None
     after: float | None
@@ -36,6 +39,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int | None
     samples: int | None
     temperature: float | None
+    unjudged: int | None
     passed: bool | None
 
 
@@ -172,6 +176,7 @@ def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) ->
     # a multiple of 1/8 point, but for the float noise that the rounding takes away
     gain = round(100 * (after.avg - before.avg), 6) if before and after else None
     comparable = before is not None and after is not None and before.items == after.items and before.k == after.k
+    unjudged = before.unjudged + after.unjudged if before and after else None
     return Gate(
         before=before.avg if before else None,
         after=after.avg if after else None,
@@ -182,7 +187,8 @@ def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) ->
         prompts=before.items if before else None,
         samples=before.k if before else None,
         temperature=before.temperature if before else None,
-        passed=(comparable and gain is not None and gain >= REQUIRED_POINTS) if wanted else None,
+        unjudged=unjudged,
+        passed=(comparable and unjudged == 0 and gain is not None and gain >= REQUIRED_POINTS) if wanted else None,
     )
 
 

@@ -70,6 +70,12 @@ def with_evaluations(*events: EvalEvent) -> Observed:
     return observed
 
 
+def test_samples_that_nobody_judged_fail_the_gate() -> None:
+    before = evaluation(0, 0.0).replace(unjudged=3)
+    judged = summary(with_evaluations(before, evaluation(2, 1.0)))
+    assert (judged.gate.unjudged, judged.gate.passed, judged.ok) == (3, False, False)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "passed"), [(0.40, 0.60, True), (0.40, 0.59, False), (0.60, 0.40, False), (0.0, 1.0, True)]
 )
