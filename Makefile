@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test slow chaos lint clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -14,6 +14,9 @@ test: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/chaos/random_kills.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
