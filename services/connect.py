@@ -23,6 +23,7 @@ async def connect_run(config: RunConfig, name: str) -> NatsBus:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError as error:
         raise StartupError(
-            f"no server runs in {config.path}: start the run with `lachesis up`, or name a server with --nats URL"
+            f"no server runs in {config.path}: start the run with `lachesis up`, name another run with --run or "
+            "--config, or name a server with --nats URL"
         ) from error
     return await connect(endpoint.url, name=name, token=endpoint.token)

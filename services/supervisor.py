@@ -88,6 +88,7 @@ class _Running:
     ready: anyio.Event = field(default_factory=anyio.Event)
     failures: int = 0
     restarts: int = -1
+    log_start: int = 0
     stopping: bool = False
     ended: anyio.Event = field(default_factory=anyio.Event)
 
@@ -187,7 +188,7 @@ class Supervisor:
             if row.failures >= (2 if code == STARTUP and not ready else MOST_FAILURES):
                 raise StartupError(
                     f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
-                    f"{_tail(self.logs / f'{row.planned.name}.log')}"
+                    f"{_tail(self.logs / f'{row.planned.name}.log', row.log_start)}"
                 )
             with anyio.move_on_after(pause):
                 await self._stop.wait()
@@ -197,6 +198,7 @@ class Supervisor:
         planned = row.planned
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         with (self.logs / f"{planned.name}.log").open("ab") as sink:
+            row.log_start = sink.tell()
             process = await anyio.open_process(
                 [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"],
                 stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
@@ -280,8 +282,9 @@ def _send(process: anyio.abc.Process | None, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def _tail(file: Path) -> str:
-    return "\n".join(file.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+def _tail(file: Path, start: int) -> str:
+    """Return the last lines of what was written to `file` after its first `start` bytes."""
+    return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import ast
 import difflib
 import inspect
 import itertools
+import re
 import textwrap
 import tomllib
 import types
@@ -96,11 +97,12 @@ def settings(loaded: Loaded[C]) -> list[Setting]:
 
 
 def _origin(path: str, origins: Mapping[str, str]) -> str:
+    inner = [source for place, source in origins.items() if place.startswith(f"{path}.")]
     while path:
         if path in origins:
             return origins[path]
         path = path.rpartition(".")[0]
-    return "default"
+    return inner[-1] if inner else "default"
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -192,4 +194,6 @@ def _explain(text: str, origins: Mapping[str, str]) -> str:
     path = where.strip("`.").replace("[...]", "")
     if not path:
         return message
-    return f"{path}: {message[:1].lower()}{message[1:]} (from {_origin(path, origins)})"
+    message = message.replace("`object`", "a table { key = value }")
+    source = _origin(re.sub(r"\[[^]]*\]", "", path), origins)
+    return f"{path}: {message[:1].lower()}{message[1:]} (from {source})"

@@ -36,7 +36,7 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """One environment: which tasks, and how rollouts of them are generated."""
 
     kind: str
-    """A built-in environment ("reasoning_gym") or `module:Class`."""
+    """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`."""
     params: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     samples: PositiveInt = 8
@@ -167,9 +167,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     streams: StreamsConfig = StreamsConfig()
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
-    """The environments by name."""
+    """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
+    concurrency, longest_tokens, success_rater, success_threshold, scoring and timeout_s. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
-    """Held-out environments by name, evaluated on the schedule of `evaluate`."""
+    """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
     evaluate: EvaluationConfig = EvaluationConfig()
     """The evaluation schedule."""
     scoring: ScoringConfig = ScoringConfig()
@@ -187,7 +188,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     flow: FlowConfig = FlowConfig()
     """Leases."""
     inference: dict[str, InferenceConfig] = {}
-    """Inference servers by role: policy, teacher, eval."""
+    """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, model,
+    port, threads and engine. Default empty: `lachesis up` starts the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     services: ServicesConfig = ServicesConfig()

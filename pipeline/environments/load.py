@@ -57,7 +57,8 @@ def _from_module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ConfigError(
-            f"environment module {name!r} was not found: install it, or put its folder on PYTHONPATH"
+            f"environment module {name!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
+            "path/to/file.py:Class"
         ) from error
 
 

@@ -50,8 +50,9 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Several raters and the rule that joins them."""
 
     raters: list[RaterConfig] = []
-    """The raters, which should differ in kind: no rule sees an error they share. Default empty: groups are scored by
-    the rewards their environment gave."""
+    """The raters, each as { rater = "module:name", params = {...} }, with name, weight, bounds, timeout_s, concurrency,
+    retries and backoff_s where they matter. They should differ in kind: no rule sees an error they share. Default
+    empty: groups are scored by the rewards their environment gave."""
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
     aggregation: Aggregation | None = None

@@ -65,6 +65,9 @@ def load_member(config: RaterConfig) -> Member:
     return Member(name, rater, (float(bounds[0]), float(bounds[1])), config)
 
 
+_MEND = "Install the module, or put its folder on PYTHONPATH."
+
+
 def _find(reference: str) -> object:
     path = BUILTIN.get(reference, reference)
     module_name, colon, name = path.partition(":")
@@ -73,7 +76,7 @@ def _find(reference: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"rater {reference!r}: cannot import {module_name!r}: {error}.") from error
+        raise ConfigError(f"rater {reference!r}: cannot import {module_name!r}: {error}. {_MEND}") from error
     if not hasattr(module, name):
         raise ConfigError(f"rater {reference!r}: module {module_name!r} has no {name!r}.")
     found: object = getattr(module, name)

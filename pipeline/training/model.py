@@ -89,8 +89,10 @@ def load_model(path_or_hf_id: str | Path) -> Policy:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     except (OSError, ValueError) as error:
+        absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
+        reason = "there is no such folder" if absent else str(error).rstrip(".")
         raise ConfigError(
-            f"model {name!r} could not be loaded: {error}. Give a folder written by save_pretrained, or the id of a "
+            f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
             "causal language model on the Hugging Face hub."
         ) from error
     missing = [

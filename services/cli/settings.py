@@ -12,7 +12,9 @@ from lachesis.services.cli.output import print_json, print_table
 
 __all__ = ["masked", "show_settings"]
 
-_SECRET = re.compile(r"(^|_)((api|access|private)_?key|token|password|passwd|secret|credentials?)$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"(^|(?<!per)_)((api|access|private)_?key|token|password|passwd|secret|credentials?)$", re.IGNORECASE
+)
 _MASK = "***"
 
 

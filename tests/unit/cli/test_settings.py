@@ -14,6 +14,7 @@ def test_secrets_are_masked_wherever_they_are() -> None:
     assert masked(row).value == "nats://***@h:1,nats://***@h:2"
     assert masked(row).origin == "--set nats.url"
     assert masked(Setting("x.max_new_tokens", 5, "default", "")).value == 5
+    assert masked(Setting("flow.teacher_bytes_per_token", 4, "default", "")).value == 4
     assert masked(Setting("nats.token_file", "/etc/t", "default", "")).value == "/etc/t"
     assert masked(Setting("x.token", None, "default", "")).value is None
 

@@ -14,6 +14,7 @@ class Inner(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences in
     a batch."""
     names: list[str] = []
+    params: dict[str, int] = {}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,12 @@ def test_later_sources_win_and_are_remembered(file: Path) -> None:
     assert origins["batching.names"] == "default"
 
 
+def test_a_table_of_any_keys_comes_from_where_they_were_set() -> None:
+    rows = {row.path: row for row in settings(load(Config, sets=["batching.params.largest=9"]))}
+    assert rows["batching.params"].value == {"largest": 9}
+    assert rows["batching.params"].origin == "--set batching.params.largest=9"
+
+
 def test_settings_carry_their_descriptions(file: Path) -> None:
     rows = {row.path: row for row in settings(load(Config, file=file))}
     assert rows["batching.batch_size"].description == "Sequences in a batch."
@@ -55,6 +62,7 @@ def test_settings_carry_their_descriptions(file: Path) -> None:
         (["zzzz=1"], "known here: batching, envs, maybe, run"),
         (["batching.batch_size=many"], "batching.batch_size: expected `int`, got `str` (from --set"),
         (["batching.batch_size=0"], "batching.batch_size: expected `int` >= 1"),
+        (["batching.names=[1]"], "batching.names[0]: expected `str`, got `int` (from --set"),
         (["batching"], "write it as key.path=value"),
     ],
 )
