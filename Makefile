@@ -30,6 +30,7 @@ $(VENV)/bin/python:
 
 # reasoning-gym is installed without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
 $(VENV)/.demo: pyproject.toml constraints.txt deploy/requirements-reasoning-gym.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV); the first time takes a minute or more"
 	$(PIP) -e ".[server,train,plots]"
 	$(PIP) --no-deps -r deploy/requirements-reasoning-gym.txt
 	@touch $@

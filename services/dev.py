@@ -12,6 +12,7 @@ from rich.table import Table
 from lachesis.pipeline.advantage.logic import GroupAdvantage, group_advantage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.collect import build_group, collect_group
+from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
@@ -84,7 +85,14 @@ async def _generate(
                 max_tokens=settings.max_new_tokens,
                 seed=config.seed,
             )
-            draft = await collect_group(env, env.task(index), client, settings.samples, sampling)
+            draft = await collect_group(
+                env,
+                env.task(index),
+                client,
+                settings.samples,
+                sampling,
+                config=CollectConfig(max_context=engine.max_model_len),
+            )
     return build_group(
         draft,
         run=config.run,

@@ -152,8 +152,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Name of the run: letters, digits, '_' and '-'."""
     revision: str = LIVE
     """Revision that the run's annotations are written under. Default live."""
-    folder: str = "runs/run"
-    """Folder of the run: logs, weights, checkpoints, the embedded server's store."""
+    folder: str | None = None
+    """Folder of the run: logs, weights, checkpoints, the embedded server's store. Default None: runs/<run>."""
     model: str | None = None
     """The model to train: a local folder or a Hugging Face id."""
     seed: int = 0
@@ -218,7 +218,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def path(self) -> Path:
         """The run's folder as an absolute path."""
-        return Path(self.folder).absolute()
+        return Path(self.folder or f"runs/{self.run}").absolute()
 
     def role(self, role: str) -> InferenceConfig:
         """Return the settings of an inference server."""

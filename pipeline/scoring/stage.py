@@ -4,6 +4,7 @@ Each environment is judged by its own ensemble, or by the run's. A group whose e
 by the rewards the environment itself gave; one without either is a dead letter, for nobody could ever score it.
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
-from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
@@ -26,6 +27,10 @@ from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["EnvironmentScorer", "run_scorer", "samples_of"]
 
+log = logging.getLogger("lachesis")
+
+_MOST_REASONS = 64
+"""Different reasons for missing ratings that one scorer logs."""
 _OWN_REWARDS = "environment"
 """Ensemble id of groups that their environment scored."""
 
@@ -80,6 +85,7 @@ class EnvironmentScorer:
             self._judges = _Judges(EnsembleRunner(members), Ensemble(described, scoring))
         self._success_rater = settings.success_rater if settings else None
         self._success_threshold = settings.success_threshold if settings else 1.0
+        self._told: set[str] = set()
         self.digest = self._judges.ensemble.digest if self._judges else _OWN_REWARDS
         self.versions = self._judges.ensemble.versions if self._judges else {}
 
@@ -87,7 +93,9 @@ class EnvironmentScorer:
         """Return the scores of `group`, stored at `seq`. Raises `DataError` when nothing can score it."""
         if self._judges is not None:
             samples = samples_of(group)
-            scores = self._judges.ensemble.score(await self._judges.runner.rate_group(samples))
+            ratings = await self._judges.runner.rate_group(samples)
+            self._tell_failures(ratings)
+            scores = self._judges.ensemble.score(ratings)
         else:
             scores = _own_rewards(group)
         return GroupScore(
@@ -104,6 +112,19 @@ class EnvironmentScorer:
             disagreement=scores.disagreement,
             success=self._success(scores),
         )
+
+    def _tell_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
+        """Log why ratings are missing, each reason once: the events carry the status alone."""
+        for name, column in ratings.items():
+            for rating in column:
+                reason = f"{name}: {rating.status}, {rating.detail[:200]}"
+                if (
+                    rating.status not in {"ok", "abstain"}
+                    and reason not in self._told
+                    and len(self._told) < _MOST_REASONS
+                ):
+                    self._told.add(reason)
+                    log.warning("rater %s", reason)
 
     def _success(self, scores: Scores) -> float | None:
         """Return the share of samples that succeeded, among those with the rating that tells; None without any."""

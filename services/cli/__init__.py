@@ -14,7 +14,9 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line and exit."""
+    """Run the command line and exit. As with `python -m`, modules in the current folder can be named."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         app(prog_name="lachesis")
     except (LachesisError, BrokenPipeError, BaseExceptionGroup) as error:

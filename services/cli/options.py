@@ -56,11 +56,7 @@ class Options:
         from lachesis.pipeline.config.load import load
         from lachesis.pipeline.config.run import RunConfig
 
-        loaded = load(RunConfig, file=self.file, environ=os.environ, sets=self._all_sets())
-        if self.run is not None and "folder" not in loaded.origins:
-            sets = [*self._all_sets(), _assign("folder", f"runs/{self.run}")]
-            loaded = load(RunConfig, file=self.file, environ=os.environ, sets=sets)
-        return loaded
+        return load(RunConfig, file=self.file, environ=os.environ, sets=self._all_sets())
 
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`."""

@@ -52,7 +52,7 @@ async def ready(up: asyncio.subprocess.Process) -> str:
 
 
 def pids(folder: Path) -> dict[str, int]:
-    found: dict[str, int | None] = json.loads((folder / "runs/run/pids.json").read_bytes())
+    found: dict[str, int | None] = json.loads((folder / "runs/up/pids.json").read_bytes())
     return {name: pid for name, pid in found.items() if pid is not None}
 
 

@@ -10,7 +10,8 @@ from lachesis.services.cli.options import Options, with_options
 
 def test_the_sugar_sets_what_it_stands_for() -> None:
     config = Options(nats="nats://h:1", run="demo").config()
-    assert (config.run, config.folder) == ("demo", "runs/demo")
+    assert config.run == "demo"
+    assert config.path == Path("runs/demo").absolute()
     assert config.nats is not None
     assert config.nats.url == "nats://h:1"
 
@@ -57,3 +58,10 @@ def test_with_options_puts_the_shared_options_behind_the_commands_own() -> None:
     assert list(inspect.signature(command).parameters) == ["name", "flag", "config_file", "sets", "nats", "run_name"]
     command(name="x", flag=True, config_file=None, sets=["a=b"], nats=None, run_name="r")  # type: ignore[call-arg]
     assert seen == [(Options(None, ("a=b",), None, "r"), "x", True)]
+
+
+def test_the_folder_follows_the_name_wherever_that_is_set(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text('run = "mine"')
+    options = Options(file=tmp_path / "run.toml")
+    assert options.config().path == Path("runs/mine").absolute()
+    assert Options(file=tmp_path / "run.toml", sets=("folder=elsewhere",)).config().path == Path("elsewhere").absolute()
