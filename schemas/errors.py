@@ -22,6 +22,7 @@ __all__ = [
     "StreamFullError",
     "ToolError",
     "UnsupportedError",
+    "leaves",
 ]
 
 
@@ -91,3 +92,10 @@ class ToolError(LachesisError, ValueError):
 
 class PolicyMovedError(InfrastructureError):
     """Raised when an evaluation pinned to one policy version got samples from another; evaluate again."""
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors that a task group wrapped, however deep, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

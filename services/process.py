@@ -17,7 +17,7 @@ import anyio
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
-from lachesis.schemas.errors import AccessError, ConfigError, FencedError, LachesisError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, FencedError, LachesisError, StartupError, leaves
 from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
@@ -62,21 +62,15 @@ def run_process(role: Role, config: RunConfig) -> int:
 
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
-    leaves = _leaves(error)
+    ended_by = leaves(error)
     for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError, AccessError), STARTUP)):
-        expected = [leaf for leaf in leaves if isinstance(leaf, kinds)]
-        if expected and len(expected) == len(leaves):
+        expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
+        if expected and len(expected) == len(ended_by):
             for leaf in expected:
                 log.error("%s", leaf)
             return code
     log.error("ended by an unexpected error", exc_info=error)
     return 1
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 async def _run(role: Role, main: Main, config: RunConfig) -> int:

@@ -5,9 +5,8 @@ only runs raters never imports what only training needs.
 """
 
 import sys
-from collections.abc import Iterator
 
-from lachesis.schemas.errors import LachesisError
+from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
 
 __all__ = ["main"]
@@ -20,19 +19,11 @@ def main() -> None:
     try:
         app(prog_name="lachesis")
     except (LachesisError, BrokenPipeError, BaseExceptionGroup) as error:
-        leaves = list(_leaves(error))
-        if all(isinstance(leaf, BrokenPipeError) for leaf in leaves):
+        ended_by = leaves(error)
+        if all(isinstance(leaf, BrokenPipeError) for leaf in ended_by):
             sys.exit(0)  # whoever read the output has seen enough
-        if not all(isinstance(leaf, LachesisError) for leaf in leaves):
+        if not all(isinstance(leaf, LachesisError) for leaf in ended_by):
             raise
-        for leaf in leaves:
+        for leaf in ended_by:
             print(f"lachesis: {leaf}", file=sys.stderr)
         sys.exit(2)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

@@ -24,7 +24,7 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.audit import audit
-from integration.harness import Run, trained_in_one_go
+from integration.harness import Run, alive, trained_in_one_go
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -65,27 +65,20 @@ def wait_for_lock(run: Run) -> None:
         time.sleep(0.1)
 
 
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-async def judge(run: Run) -> dict[str, object]:
+async def judge(run: Run, weights: str) -> dict[str, object]:
     async with (
         EmbeddedServer(run.folder / "nats") as server,
         await connect(server.url, name="audit", token=server.token) as bus,
     ):
         found = await audit(bus, "killed")
         calm = await trained_in_one_go(bus, run.folder / "model", run.steps)
-    path = latest_checkpoint(run.folder / "checkpoints")
-    assert path is not None
-    same = weights_digest(policy_tensors(load_checkpoint(path, LearnerConfig()).policy.model)) == calm
     return {
         "rollouts": found.rollouts,
         "resolved": found.resolved,
         "batches": found.batches,
         "outcomes": found.outcomes,
         "violations": found.violations,
-        "weights_equal": same,
+        "weights_equal": weights == calm,
     }
 
 
@@ -114,14 +107,13 @@ def main() -> int:
     assert run.process is not None
     run.process.terminate()
     code = run.process.wait(60)
-    run.steps = json.loads((folder / "checkpoints" / last(folder) / "trainer.json").read_text())["step"]
-    result = anyio.run(judge, run)
+    path = latest_checkpoint(folder / "checkpoints")
+    assert path is not None
+    checkpoint = load_checkpoint(path, LearnerConfig())
+    run.steps = checkpoint.state.step
+    result = anyio.run(judge, run, weights_digest(policy_tensors(checkpoint.policy.model)))
     print(json.dumps({"seed": arguments.seed, "exit": code, "steps": run.steps, "struck": struck, **result}))
     return 0 if code == 0 and not result["violations"] and result["weights_equal"] else 1
-
-
-def last(folder: Path) -> str:
-    return (folder / "checkpoints" / "latest").read_text().strip()
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ class Run:
 
 
 def alive(pid: int) -> bool:
+    """Return whether the process runs; one that ended and waits for its parent does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
