@@ -24,10 +24,9 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.audit import audit
-from integration.harness import Run, alive, trained_in_one_go
+from integration.harness import RUN, Run, alive, trained_in_one_go
+from integration.servers import Supervised
 
-from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
@@ -66,11 +65,8 @@ def wait_for_lock(run: Run) -> None:
 
 
 async def judge(run: Run, weights: str) -> dict[str, object]:
-    async with (
-        EmbeddedServer(run.folder / "nats") as server,
-        await connect(server.url, name="audit", token=server.token) as bus,
-    ):
-        found = await audit(bus, "killed")
+    async with run.servers.afterwards("audit") as bus:
+        found = await audit(bus, RUN)
         calm = await trained_in_one_go(bus, run.folder / "model", run.steps)
     return {
         "rollouts": found.rollouts,
@@ -91,10 +87,10 @@ def main() -> int:
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
     folder = Path(tempfile.mkdtemp(prefix="lachesis chaos "))
-    run = Run(folder, arguments.steps)
+    run = Run(folder, arguments.steps, Supervised(folder))
     struck: Counter[str] = Counter()
     run.start()
-    run.wait_for_step(2)
+    anyio.run(run.wait_for_step, 2)
     while sum(struck.values()) < arguments.kills:
         time.sleep(rng.expovariate(1 / arguments.pause))
         assert run.process is not None
@@ -103,7 +99,7 @@ def main() -> int:
             return 1
         strike(run, rng, struck)
     reached = run.step()
-    run.wait_for_step(reached + 5)  # it still goes on
+    anyio.run(run.wait_for_step, reached + 5)  # it still goes on
     assert run.process is not None
     run.process.terminate()
     code = run.process.wait(60)

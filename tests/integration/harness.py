@@ -1,18 +1,21 @@
-"""A run to be killed: `lachesis up` as a process, the real server, every service a process, a tiny untrained model."""
+"""A run to be struck: `lachesis up` as a process, real servers, every service a process, a tiny untrained model."""
 
 import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import anyio
 import torch
+from integration.servers import Servers
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -20,6 +23,9 @@ from lachesis.pipeline.training.model import build_tiny_policy, load_model, save
 from lachesis.pipeline.training.sequences import training_sequences
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 
+__all__ = ["RUN", "Run", "alive", "trained_in_one_go", "until"]
+
+RUN = "killed"
 SUMS = Path(__file__).parents[1] / "examples" / "sums.py"
 CONFIG = """
 [environments.sums]
@@ -60,32 +66,52 @@ lease_s = 3.0
 
 
 class Run:
-    """`lachesis up` as a process, in a folder with a space in its name."""
+    """`lachesis up` as a process in `folder`, on `servers`. `environ` is added to every process's environment."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path, steps: int, servers: Servers, environ: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.steps = steps
+        self.servers = servers
         self.config = folder / "run.toml"
         self.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [(environ or {}).get("PYTHONPATH")])])
+        self.environ = {**os.environ, **(environ or {}), "PYTHONPATH": path}
         save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=64), folder / "model")
         self.process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def arguments(self) -> list[str]:
+        """What gives any `lachesis` command the run's configuration."""
+        sets = {"folder": str(self.folder), "model": str(self.folder / "model"), "run": RUN}
+        return ["--config", str(self.config), *(f"--set={k}={v}" for k, v in sets.items()), *self.servers.arguments]
+
+    def load_config(self) -> RunConfig:
+        """Return the run's configuration as its services see it."""
+        sets = [text.removeprefix("--set=") for text in self.arguments if text.startswith("--set=")]
+        return load(RunConfig, file=self.config, environ={}, sets=sets).config
+
     def start(self) -> None:
-        sets = [f"--set=folder={self.folder}", f"--set=model={self.folder / 'model'}", "--set=run=killed"]
+        """Start the supervisor."""
         with (self.folder / "up.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "lachesis", "up", "--config", str(self.config), *sets],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-            )
+            self.process = self.spawn("up", log=log)
+
+    def spawn(self, *command: str, log: object) -> "subprocess.Popen[bytes]":
+        """Start a `lachesis` command on the run, in the background."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "lachesis", *command, *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=self.environ,
+        )
 
     def pids(self) -> dict[str, int]:
+        """Return every process of the run that is said to run: services, servers, the supervisor."""
         try:
-            found: dict[str, int] = json.loads((self.folder / "pids.json").read_text())
+            found: dict[str, int | None] = json.loads((self.folder / "pids.json").read_text())
         except FileNotFoundError:
-            return {}
-        return found
+            found = {}
+        return {name: pid for name, pid in found.items() if pid} | dict(self.servers.pids())
 
     def step(self) -> int:
         """Steps trained so far, by the trainer's own log."""
@@ -93,21 +119,36 @@ class Run:
         lines = file.read_bytes().splitlines() if file.exists() else []
         return int(json.loads(lines[-1])["train/step"]) if lines else 0
 
-    def wait_for_step(self, step: int, deadline_s: float = 120.0) -> None:
-        end = time.monotonic() + deadline_s
+    async def wait_for_step(self, step: int, deadline_s: float = 120.0) -> None:
+        """Wait until `step` is trained; fail when the run ends before or takes too long."""
+        end = anyio.current_time() + deadline_s
         while self.step() < step:
             assert self.process is not None
             assert self.process.poll() is None, f"the run ended at step {self.step()}:\n{self.tail()}"
-            assert time.monotonic() < end, f"still at step {self.step()} of {step} after {deadline_s} s:\n{self.tail()}"
-            time.sleep(0.05)
+            assert anyio.current_time() < end, f"at step {self.step()} of {step} after {deadline_s} s:\n{self.tail()}"
+            await anyio.sleep(0.05)
 
     async def wait_until_back(self, name: str, pid: int) -> None:
-        with anyio.fail_after(60):
-            while self.pids().get(name, pid) == pid:  # noqa: ASYNC110 - another process writes the file
-                await anyio.sleep(0.05)
+        """Wait until another process than `pid` goes by that name."""
+        await until(lambda: self.pids().get(name, pid) != pid, 60)
+
+    async def wait(self, deadline_s: float) -> int:
+        """Wait until the supervisor has ended, and return its exit code."""
+        process = self.process
+        assert process is not None
+        await until(lambda: process.poll() is not None, deadline_s)
+        assert process.returncode is not None
+        return process.returncode
 
     def tail(self) -> str:
         return (self.folder / "up.log").read_text()[-3000:]
+
+
+async def until(condition: Callable[[], bool], deadline_s: float) -> None:
+    """Wait until `condition` holds. Raises TimeoutError."""
+    with anyio.fail_after(deadline_s):
+        while not condition():  # noqa: ASYNC110 - it is about other processes, which offer nothing to wait on
+            await anyio.sleep(0.05)
 
 
 def alive(pid: int) -> bool:
@@ -124,7 +165,7 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
     torch.set_num_threads(1)
     policy = load_model(model)
     learner = Learner(policy.model, LearnerConfig())
-    async for entry in follow_ledger(bus, "killed", "main", Position(), follow=False):
+    async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False):
         if entry.batch is None or entry.batch.number >= steps:
             continue
         sequences = []

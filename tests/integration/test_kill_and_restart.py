@@ -6,17 +6,14 @@ streams, and the ledger is trained on once more, in one go: the weights must be 
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 from integration.audit import audit
-from integration.harness import Run, alive, trained_in_one_go
+from integration.harness import RUN, Run, alive, trained_in_one_go, until
+from integration.servers import Supervised
 
-from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
@@ -33,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 def run(tmp_path: Path) -> Iterator[Run]:
     folder = tmp_path / "a run"
     folder.mkdir()
-    it = Run(folder, STEPS)
+    it = Run(folder, STEPS, Supervised(folder))
     try:
         yield it
     finally:
@@ -44,33 +41,27 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(run: Run) -> None:
     run.start()
-    run.wait_for_step(2)
+    await run.wait_for_step(2)
     victims = run.pids()
     del victims["supervisor"]
     assert len(set(victims.values())) == len(victims) == 13
     for name, pid in victims.items():
         before = run.step()
         os.kill(pid, signal.SIGKILL)
-        run.wait_for_step(min(before + 2, STEPS - 4))
+        await run.wait_for_step(min(before + 2, STEPS - 4))
         await run.wait_until_back(name, pid)
     everyone = run.pids()
     assert run.process is not None
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    end = time.monotonic() + 30
-    while any(alive(pid) for name, pid in everyone.items() if name != "supervisor"):
-        assert time.monotonic() < end, "processes outlived their supervisor"
-        await anyio.sleep(0.1)
+    await until(lambda: not any(alive(pid) for name, pid in everyone.items() if name != "supervisor"), 30)
     run.start()
-    assert run.process.wait(180) == 0, run.tail()
+    assert await run.wait(180) == 0, run.tail()
     assert run.step() == STEPS
 
-    async with (
-        EmbeddedServer(run.folder / "nats") as server,
-        await connect(server.url, name="audit", token=server.token) as bus,
-    ):
-        found = await audit(bus, "killed")
-        stored = await bus.last(subjects.LEDGER, subjects.state("killed", "trainer", "live", "main"))
+    async with run.servers.afterwards("audit") as bus:
+        found = await audit(bus, RUN)
+        stored = await bus.last(subjects.LEDGER, subjects.state(RUN, "trainer", "live", "main"))
         calm = await trained_in_one_go(bus, run.folder / "model", STEPS)
     assert found.violations == []
     assert found.batches >= STEPS

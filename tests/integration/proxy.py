@@ -1,0 +1,75 @@
+"""A TCP proxy on loopback between clients and one server, whose connections can be cut and black-holed at will."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream, SocketAttribute, SocketStream
+
+__all__ = ["Proxy", "open_proxy"]
+
+
+class Proxy:
+    """Relays between whoever connects to `port` and 127.0.0.1:`target`, which may come and go."""
+
+    def __init__(self, port: int, target: int) -> None:
+        self.port = port
+        self._target = target
+        self._open = anyio.Event()
+        self._open.set()
+        self._connections: set[anyio.CancelScope] = set()
+
+    @property
+    def connections(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    def cut(self) -> int:
+        """Close every connection at once, with whatever is under way on it; return how many there were."""
+        cut = len(self._connections)
+        for scope in self._connections:
+            scope.cancel()
+        return cut
+
+    async def black_hole(self, seconds: float) -> None:
+        """Pass nothing on, in either direction, for so long, and tell nobody; then go on where it stopped."""
+        self._open = anyio.Event()
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            self._open.set()
+
+    async def relay(self, client: SocketStream) -> None:
+        """Serve one connection."""
+        async with client:
+            try:
+                server = await anyio.connect_tcp("127.0.0.1", self._target)
+            except OSError:
+                return  # the server is away: so is the connection
+            async with server, anyio.create_task_group() as tasks:
+                self._connections.add(tasks.cancel_scope)
+                tasks.start_soon(self._pass_on, client, server, tasks.cancel_scope)
+                tasks.start_soon(self._pass_on, server, client, tasks.cancel_scope)
+            self._connections.discard(tasks.cancel_scope)
+
+    async def _pass_on(self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope) -> None:
+        try:
+            async for chunk in source:
+                await self._open.wait()
+                await sink.send(chunk)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # one side is gone, so the other goes as well
+        scope.cancel()
+
+
+@asynccontextmanager
+async def open_proxy(target: int) -> AsyncIterator[Proxy]:
+    """Run a proxy before the server on port `target` of loopback, on a free port, while the context is open."""
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        proxy = Proxy(listener.extra(SocketAttribute.local_port), target)  # noqa: S610 - no database
+        tasks.start_soon(listener.serve, proxy.relay)
+        yield proxy
+        tasks.cancel_scope.cancel()
