@@ -202,9 +202,10 @@ class Link:
         self.check()
         sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
         try:
-            # shielded: the client closes the connection when a ping that was given up is answered after all
-            with suppress(nats.errors.Error), anyio.CancelScope(shield=True):
-                await self.nc.flush(timeout=1)  # away just now: it is subscribed again with the reconnect
+            # The server takes in what one client sends in order, so whatever answers this knows the subscription. Not
+            # `flush`: a ping given up and answered after all ends the client's reading. No answer: it is away just now,
+            # and is subscribed again with the reconnect.
+            await self.ask("$JS.API.INFO", b"", timeout_s=1)
             yield
         finally:
             with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):

@@ -93,3 +93,19 @@ async def test_a_plain_cancellation_is_not_swallowed(
             assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)
+
+
+async def test_a_subscription_made_while_the_server_is_frozen_does_not_break_the_connection(
+    fresh_server: EmbeddedServer,
+) -> None:
+    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+        os.kill(fresh_server.pid, signal.SIGSTOP)
+        try:
+            async with bus.listen("rl.heartbeat.run.a.b") as beats:  # gives up waiting for the server, and goes on
+                os.kill(fresh_server.pid, signal.SIGCONT)
+                with anyio.fail_after(3):  # a connection that went deaf is noticed after ten seconds or more
+                    await bus.broadcast("rl.heartbeat.run.a.b", b"heard")
+                    assert (await anext(beats)).data == b"heard"
+            assert bus.reconnects == 0
+        finally:
+            os.kill(fresh_server.pid, signal.SIGCONT)
