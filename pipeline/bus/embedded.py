@@ -275,8 +275,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     parent = os.getpid()
 
     def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a server that was stopped would only note a SIGTERM
         if os.getppid() != parent:  # killed before the line above took effect
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return arm

@@ -123,7 +123,8 @@ async def test_only_from_the_main_thread(tmp_path: Path) -> None:
     assert await anyio.to_thread.run_sync(other) == "refused"
 
 
-async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_the_server_dies_with_its_parent(tmp_path: Path, stopped: bool) -> None:
     program = (
         "import anyio, sys\nfrom pathlib import Path\nfrom lachesis.pipeline.bus.embedded import EmbeddedServer\n"
         "async def main():\n"
@@ -137,6 +138,8 @@ async def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     with parent.stdout:
         pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
         assert runs(pid)
+        if stopped:
+            os.kill(pid, signal.SIGSTOP)
         parent.kill()
         parent.wait()
         with anyio.fail_after(5):
