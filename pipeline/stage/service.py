@@ -1,7 +1,7 @@
 """A service: a named process (or part of one) on the bus, with heartbeats, drain and retries.
 
-Guarantees that a heartbeat leaves once a second while the service lives, and that `draining` is set, once and for
-good, when it is asked to stop; loops end at the next safe point after that.
+Guarantees that a heartbeat leaves once a second while the service lives, and at once when it has started; and that
+`draining` is set, once and for good, when it is asked to stop; loops end at the next safe point after that.
 """
 
 import os
@@ -41,6 +41,7 @@ class Service:
         self.replica = replica
         self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
         self.health = Health()
+        self.started = anyio.Event()
         self.draining = anyio.Event()
 
     async def heartbeat(self) -> None:
@@ -110,6 +111,7 @@ class Service:
         """Say what the service waits for. A service that drains stays known as draining."""
         if not self.draining.is_set():
             self.health.state = state
+            self.started.set()
         self.health.note = note
 
     def recovered(self) -> None:
@@ -117,6 +119,7 @@ class Service:
         if self.health.state in {"waiting", "starting", "backpressure"}:
             self.health.state = "ok"
             self.health.note = None
+            self.started.set()
 
 
 @asynccontextmanager
@@ -131,7 +134,12 @@ async def open_service(
             await service.heartbeat()
             await anyio.sleep(HEARTBEAT_S)
 
+    async def announce() -> None:
+        await service.started.wait()
+        await service.heartbeat()
+
     async with background() as tasks:
         tasks.start_soon(beat)
+        tasks.start_soon(announce)
         yield service
         await service.heartbeat()

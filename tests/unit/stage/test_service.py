@@ -23,6 +23,19 @@ async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab)
     assert {beat.instance for beat in states} == {service.instance}
 
 
+@pytest.mark.parametrize("begin", [Service.recovered, lambda service: service.waits("backpressure", "no lease")])
+async def test_a_heartbeat_tells_at_once_that_the_service_has_started(lab, monkeypatch, begin):
+    monkeypatch.setattr("lachesis.pipeline.stage.service.HEARTBEAT_S", 60.0)
+    async with lab.bus.listen(subjects.heartbeat("r")) as heard, open_service(lab.bus, "scorer", "r") as service:
+        with anyio.fail_after(5):
+            await anext(heard)
+            begin(service)
+            assert decode(Heartbeat, (await anext(heard)).data).stage.state != "starting"
+        begin(service)
+        with anyio.move_on_after(0.05):  # once
+            pytest.fail(str(await anext(heard)))
+
+
 async def test_an_error_of_the_body_arrives_as_itself(lab):
     with pytest.raises(ZeroDivisionError):
         async with open_service(lab.bus, "scorer", "r"):
