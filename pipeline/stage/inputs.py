@@ -1,4 +1,8 @@
-"""The inputs of a stateful stage: several readers merged into bursts, so that one commit covers what came together."""
+"""The inputs of a stateful stage: several readers merged into bursts, so that one commit covers what came together.
+
+Guarantees bounded memory: the burst in hand and what is read ahead hold `most` messages and `max_bytes` bytes each, or
+one larger message, and one message a source that waits for room.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -9,9 +13,12 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.publisher import Window
 from lachesis.pipeline.stage.service import Service
 
 __all__ = ["Source", "open_bursts"]
+
+_OVERHEAD = 256  # what a message weighs besides its data, about: headers alone have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +33,16 @@ class Source:
 
 @asynccontextmanager
 async def open_bursts(
-    service: Service, sources: Sequence[Source], *, most: int = 256
+    service: Service, sources: Sequence[Source], *, most: int = 256, max_bytes: int = 16 << 20
 ) -> AsyncIterator[AsyncIterator[list[Stored]]]:
-    """Yield an iterator of bursts: whatever the sources have ready, at least one message and at most `most`.
+    """Yield an iterator of bursts: whatever the sources have ready, at least one message, and at most `most` messages
+    and `max_bytes` bytes; a message larger than that comes alone.
 
     Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains: the
-    burst in hand is finished, what was read ahead (at most `most` messages and one a source) is dropped.
+    burst in hand is finished, what was read ahead (as much again, and one message a source) is dropped.
     """
     send, receive = anyio.create_memory_object_stream[Stored](most)
+    ahead = Window(max_bytes, most)
 
     async def feed(source: Source, out: MemoryObjectSendStream[Stored]) -> None:
         async with (
@@ -43,6 +52,7 @@ async def open_bursts(
             ) as messages,
         ):
             async for message in messages:
+                await ahead.enter(_weight(message))
                 await out.send(message)
 
     async def feed_until_drained() -> None:
@@ -53,19 +63,25 @@ async def open_bursts(
     with receive:
         async with background() as tasks:
             tasks.start_soon(feed_until_drained)
-            yield _bursts(service, receive, most)
+            yield _bursts(service, receive, ahead)
 
 
 async def _bursts(
-    service: Service, receive: MemoryObjectReceiveStream[Stored], most: int
+    service: Service, receive: MemoryObjectReceiveStream[Stored], ahead: Window
 ) -> AsyncIterator[list[Stored]]:
     async for first in receive:
         burst = [first]
-        while len(burst) < most:
+        while True:  # what was read ahead fits into one burst, and nothing joins it meanwhile
             try:
                 burst.append(receive.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
+        for message in burst:
+            ahead.leave(_weight(message))
         if service.draining.is_set():
             return
         yield burst
+
+
+def _weight(message: Stored) -> int:
+    return len(message.data) + _OVERHEAD

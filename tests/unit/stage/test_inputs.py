@@ -134,3 +134,28 @@ async def test_what_is_read_ahead_is_bounded(lab):
         ahead = read
         await settle()
         assert read == ahead
+
+
+async def test_bytes_in_hand_and_ahead_are_bounded_and_a_larger_message_comes_alone(lab):
+    read = []
+
+    async def endless(stream):
+        while True:
+            size = 5000 if len(read) % 7 == 3 else 300
+            read.append(size)
+            yield Stored(stream, "s", len(read), bytes(size), 0)
+            await anyio.lowlevel.checkpoint()
+
+    service = Service(Scripted(endless), "stage", "r")
+    async with open_bursts(service, SOURCES, most=1000, max_bytes=4000) as bursts:
+        taken = 0
+        for _ in range(40):
+            burst = await anext(bursts)
+            taken += len(burst)
+            size = sum(len(message.data) for message in burst)
+            assert size <= 4000 or len(burst) == 1
+            await settle()
+            ahead = read[taken:]
+            assert sum(sorted(ahead)[: len(ahead) - len(SOURCES)]) <= 5000
+            assert ahead, "nothing is read ahead"
+    assert 5000 in read
