@@ -4,6 +4,7 @@ One message carries whatever a stage had ready for several groups of one environ
 with a column per quantity. Every item carries the stage stamps gathered on its way, which never enter a digest.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "Commit",
@@ -41,10 +43,10 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     """One stage's times for one group, Unix ns: stored in its input stream, taken up, output handed to the bus."""
 
     stage: str
-    stored_ns: int
-    start_ns: int
-    end_ns: int
-    attempt: int = 1
+    stored_ns: Count
+    start_ns: Count
+    end_ns: Count
+    attempt: Count = 1
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +57,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     term: str
-    index: int
-    cursors: dict[str, int]
+    index: Count
+    cursors: dict[str, Count]
     delta: bytes
 
 
@@ -64,15 +66,15 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every per-group item names: the group and its sequence in the ROLLOUTS stream."""
 
     group: str
-    seq: int
+    seq: Seq
 
 
 class _TaskItem(_Item, frozen=True, kw_only=True, omit_defaults=True):
     """What scores and rewards say of the group's task. `index`: its place in the environment's pool, if it has one."""
 
     item: str
-    policy_step: int
-    index: int | None = None
+    policy_step: Count
+    index: Count | None = None
     skill: str | None = None
 
 
@@ -84,12 +86,12 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     success.
     """
 
-    scores: list[float | None]
-    ratings: dict[str, list[float | None]]
-    lengths: list[int]
+    scores: list[Finite | None]
+    ratings: dict[str, list[Finite | None]]
+    lengths: list[Count]
     statuses: dict[str, list[str]] = {}
-    disagreement: tuple[float, float] | None = None
-    success: float | None = None
+    disagreement: tuple[Finite, Finite] | None = None
+    success: Finite | None = None
     stamps: list[Stamp] = []
 
 
@@ -100,15 +102,15 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     verdict: Verdict
-    scores: list[float | None]
-    rewards: list[float | None]
-    advantages: list[float | None]
+    scores: list[Finite | None]
+    rewards: list[Finite | None]
+    advantages: list[Finite | None]
     snapshot: str
-    mean: float | None
-    std: float | None
-    range: float | None
-    n_valid: int
-    success: float | None = None
+    mean: Finite | None
+    std: Finite | None
+    range: Finite | None
+    n_valid: Count
+    success: Finite | None = None
     reason: str | None = None
     stamps: list[Stamp] = []
 
@@ -119,8 +121,8 @@ class TeacherPointer(_Item, frozen=True, kw_only=True, omit_defaults=True):
     `missing` lists the sequences without logprobs and `reason` says why.
     """
 
-    stored: int | None
-    missing: list[int] = []
+    stored: Seq | None
+    missing: list[Count] = []
     reason: str | None = None
     stamps: list[Stamp] = []
 
@@ -152,7 +154,7 @@ class ScoreEvent(_Annotation, frozen=True, kw_only=True):
             n = len(item.scores)
             if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
                 raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
-            if any(value is not None and not np.isfinite(value) for value in item.scores):
+            if any(value is not None and not math.isfinite(value) for value in item.scores):  # made here, not decoded
                 raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
 
 
@@ -169,7 +171,7 @@ class RewardEvent(_Annotation, frozen=True, kw_only=True):
             n = len(item.scores)
             if len(item.rewards) != n or len(item.advantages) != n:
                 raise SchemaError(f"group {item.group}: scores, rewards and advantages differ in length")
-            if any(value is not None and not np.isfinite(value) for value in item.advantages):
+            if any(value is not None and not math.isfinite(value) for value in item.advantages):
                 raise SchemaError(f"group {item.group}: an advantage is NaN or infinite")
 
 
@@ -201,13 +203,13 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     stage: str
     kind: DeadKind
     stream: str
-    seq: int
+    seq: Seq
     group: str | None
     reason: str
     place: str
-    time_ns: int
+    time_ns: Count
     trace_id: str | None = None
-    attempts: int = 1
+    attempts: Count = 1
 
     @property
     def ends_rollout(self) -> bool:
@@ -223,16 +225,16 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     """
 
     policy_version: str
-    policy_step: int
-    items: int
-    k: int
-    temperature: float
-    avg: float
-    pass_at_k: float
-    started_ns: int
-    ended_ns: int
-    greedy: float | None = None
-    unjudged: int = 0
+    policy_step: Count
+    items: Count
+    k: Count
+    temperature: Finite
+    avg: Finite
+    pass_at_k: Finite
+    started_ns: Count
+    ended_ns: Count
+    greedy: Finite | None = None
+    unjudged: Count = 0
 
 
 class TeacherLogprobs(Event, frozen=True, kw_only=True):
@@ -248,10 +250,10 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     group: str
     teacher: str
     tokenizer_hash: str
-    temperature: float
+    temperature: Finite
     logprobs: bytes
-    missing: list[int] = []
-    k: int = 0
+    missing: list[Count] = []
+    k: Count = 0
     topk_ids: bytes | None = None
     topk_logprobs: bytes | None = None
     topk_mass: bytes | None = None
@@ -267,8 +269,9 @@ class TeacherLogprobs(Event, frozen=True, kw_only=True):
     def check(self) -> None:
         if not np.isfinite(self.values()).all():
             raise SchemaError("logprobs: NaN or infinite; a missing sequence is listed in `missing`")
-        if self.k < 0 or (self.k == 0) != (self.topk_ids is None):
-            raise SchemaError(f"k: {self.k} does not fit the top-k columns present")
+        absent = {column is None for column in (self.topk_ids, self.topk_logprobs, self.topk_mass)}
+        if absent != {self.k == 0}:
+            raise SchemaError(f"k: {self.k} does not fit the top-k columns present: all three, or none and k 0")
         if self.topk_ids is not None:
             view(self.topk_ids, "int32", self.n_tokens, "topk_ids", self.k)
             view(self.topk_logprobs or b"", "float16", self.n_tokens, "topk_logprobs", self.k)

@@ -1,6 +1,6 @@
 """Control messages: leases, policy records, curriculum snapshots, run records, state snapshots and heartbeats."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -10,6 +10,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
     "CurriculumSnapshot",
@@ -25,6 +26,9 @@ __all__ = [
 ]
 
 
+Bucket = Annotated[int, msgspec.Meta(ge=-40_000, le=40_000)]
+"""Index of a histogram's bucket; every float of a second lies between these."""
+
 StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
 """waiting: a dependency is down and being retried; backpressure: no lease, or a stream is full."""
 
@@ -38,8 +42,8 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
     op: Literal["acquire", "renew", "release"]
     producer: str
     env: str
-    sequences: int = 0
-    bytes: int = 0
+    sequences: Count = 0
+    bytes: Count = 0
     lease: str | None = None
 
     def check(self) -> None:
@@ -54,8 +58,8 @@ class LeaseReply(Event, frozen=True, kw_only=True):
 
     granted: bool
     lease: str | None = None
-    expires_s: float | None = None
-    retry_s: float | None = None
+    expires_s: Finite | None = None
+    retry_s: Finite | None = None
     reason: str | None = None
 
 
@@ -66,7 +70,7 @@ class PolicyRecord(Event, frozen=True, kw_only=True):
     version: str
     weights: str
     tokenizer_hash: str
-    written_ns: int
+    written_ns: Count
 
     @property
     def policy_version(self) -> PolicyVersion:
@@ -83,7 +87,7 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
     env: str
     revision: str
     id: str
-    observed: int
+    observed: Count
     strategy: str
     weights: bytes
 
@@ -101,46 +105,49 @@ class RunRecord(Event, frozen=True, kw_only=True):
     """What a run is, under its name in the runs bucket. `config` is the resolved configuration without secrets."""
 
     run: str
-    created_ns: int
+    created_ns: Count
     envs: list[str]
     trainer: str
     config: dict[str, Any] = {}
+
+    def check(self) -> None:
+        check_plain("config", self.config)
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):
     """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream."""
 
     stage: str
-    index: int
-    covers: int
-    cursors: dict[str, int]
+    index: Count
+    covers: Count
+    cursors: dict[str, Count]
     state: bytes
 
 
 class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
     """A base-2 exponential histogram of seconds at scale 5: counts by bucket index, zeros and negatives apart."""
 
-    count: int
-    total: float
-    low: float
-    high: float
-    zeros: int
-    negatives: int
-    indexes: list[int]
-    counts: list[int]
+    count: Count
+    total: Finite
+    low: Finite
+    high: Finite
+    zeros: Count
+    negatives: Count
+    indexes: list[Bucket]
+    counts: list[Count]
 
 
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form."""
 
     state: StageState = "ok"
-    handled: int = 0
-    emitted: int = 0
-    redelivered: int = 0
-    retried: int = 0
-    dead: int = 0
-    in_flight: int = 0
-    lag: int | None = None
+    handled: Count = 0
+    emitted: Count = 0
+    redelivered: Count = 0
+    retried: Count = 0
+    dead: Count = 0
+    in_flight: Count = 0
+    lag: Count | None = None
     wait: PackedHistogram | None = None
     process: PackedHistogram | None = None
     note: str | None = None
@@ -152,10 +159,10 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     run: str
     service: str
     instance: str
-    pid: int
-    time_ns: int
+    pid: Count
+    time_ns: Count
     stage: StageHealth
-    metrics: dict[str, float] = {}
+    metrics: dict[str, Finite] = {}
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

@@ -4,6 +4,7 @@ Guarantees that a heartbeat leaves once a second while the service lives, and at
 `draining` is set, once and for good, when it is asked to stop; loops end at the next safe point after that.
 """
 
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -53,7 +54,7 @@ class Service:
             pid=os.getpid(),
             time_ns=time.time_ns(),
             stage=self.health.report(),
-            metrics=dict(self.health.metrics),
+            metrics={name: value for name, value in self.health.metrics.items() if math.isfinite(value)},
         )
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
 

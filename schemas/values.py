@@ -1,0 +1,50 @@
+"""What a field may hold beyond its type: numbers in range, and free-form data that every reader can take.
+
+The ranges are msgspec constraints, so the decoder refuses what breaks them and the JSON Schemas say them. An encoder
+does not look: `Event.check` is called by whoever writes what it did not make itself.
+"""
+
+import sys
+from typing import Annotated, Any, Final
+
+from msgspec import Meta
+
+from lachesis.schemas.errors import SchemaError
+
+__all__ = ["Count", "Finite", "Seq", "check_plain"]
+
+_LARGEST: Final = (1 << 63) - 1
+
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""A float that is neither NaN nor infinite; what is missing is None."""
+Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+"""A number of things, an index, or Unix time, ns."""
+Seq = Annotated[int, Meta(ge=1, le=_LARGEST)]
+"""The sequence of a stored message."""
+
+DEEPEST: Final = 32
+"""Levels of free-form data; raters and terminals walk it recursively."""
+
+
+def check_plain(what: str, value: Any) -> None:
+    """Raise `SchemaError` unless free-form `value` is what JSON has (or bytes), with text as keys, `DEEPEST` levels.
+
+    Walks level by level, so that no nesting is too deep for the check itself.
+    """
+    level = [value]
+    for _ in range(DEEPEST):
+        if not level:
+            return
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                if not all(isinstance(key, str) for key in item):
+                    raise SchemaError(f"{what}: a key is not text")
+                below += item.values()
+            elif isinstance(item, list | tuple):
+                below += item
+            elif not (item is None or isinstance(item, bool | int | float | str | bytes)):
+                raise SchemaError(f"{what}: holds a {type(item).__name__}, which JSON has not")
+        level = below
+    if level:
+        raise SchemaError(f"{what}: nested deeper than {DEEPEST} levels")
