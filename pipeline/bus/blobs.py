@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.routing import BROKEN_HEADER, LARGE_HEADER, MSG_ID_HE
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.subjects import blob
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "Blobs"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "Blobs", "claimed_size"]
 
 INLINE_BYTES = 4 << 20
 """Largest data that is stored as one message."""
@@ -35,6 +35,15 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     chunks: list[int]
     size: int
     sha256: bytes
+
+
+def claimed_size(head: bytes) -> int:
+    """Return the bytes of the large message with this head; 0 where no message with that head could be read."""
+    try:
+        size = msgspec.msgpack.decode(head, type=Head).size
+    except msgspec.MsgspecError:
+        return 0
+    return size if 0 <= size <= MAX_LARGE_BYTES else 0
 
 
 class Blobs:

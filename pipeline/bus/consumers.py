@@ -1,4 +1,7 @@
-"""Competing consumers: a durable, explicitly acknowledged consumer, pulled by any number of replicas."""
+"""Competing consumers: a durable, explicitly acknowledged consumer, pulled by any number of replicas.
+
+Guarantees that a replica holds `max_bytes` at most, or one larger message: a large one counts in full, not as its head.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +13,7 @@ from nats.aio.msg import Msg
 from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
 from lachesis.pipeline.bus.api import Delivery, Stored
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.blobs import Blobs, claimed_size
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
@@ -64,16 +67,18 @@ class _Deliveries:
         return self
 
     async def __anext__(self) -> Delivery:
-        msg = await self._pull.next()
+        msg = await self._pull.first()
         meta = Metadata.of(msg)
         message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        size = weight(msg)
         if LARGE_HEADER in message.headers:
-            try:
-                message = await self._blobs.join_or_mark(message)
-            except BaseException:
-                self._pull.queue.appendleft(msg)  # not handed out
-                raise
-        return _Delivery(self._link, self._pull, msg.reply, message, attempt=meta.attempt, size=weight(msg))
+            whole = claimed_size(message.data)
+            await self._pull.room_for(whole)
+            message = await self._blobs.join_or_mark(message)
+            self._pull.hold(whole)
+            size += whole
+        self._pull.queue.popleft()  # only now: a cancelled wait must not lose it, and what waits is kept alive
+        return _Delivery(self._link, self._pull, msg.reply, message, attempt=meta.attempt, size=size)
 
 
 @asynccontextmanager

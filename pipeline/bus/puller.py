@@ -89,11 +89,22 @@ class Pull:
         self._arrived = anyio.Event()
         self._sub: Subscription | None = None
 
-    async def next(self) -> Msg:
-        """Return the oldest queued message; its room is not free until `release`."""
+    async def first(self) -> Msg:
+        """Return the oldest queued message once there is one. Whoever pops it has to `release` its room."""
         while not self.queue:
             await self.wait()
-        return self.queue.popleft()
+        return self.queue[0]
+
+    async def room_for(self, size: int) -> None:
+        """Wait until the first queued message may come to weigh `size` more: there is room, or it is alone."""
+        while self._max_bytes is not None and self._held_bytes + size > self._max_bytes:
+            if self._held_messages == len(self.queue):
+                return  # nothing is handed out that could still be released
+            await self.wait()
+
+    def hold(self, size: int) -> None:
+        """Take room beyond what a message brought with it; it goes with that message's `release`."""
+        self._held_bytes += size
 
     async def wait(self) -> None:
         """Wait until something arrives or changes. Raises the link's failure."""
@@ -106,7 +117,7 @@ class Pull:
         """Give back the room of one message that weighed `size`."""
         self._held_messages -= 1
         self._held_bytes -= size
-        self._stir.set()
+        self.wake()
 
     def lose(self) -> None:
         """Start over with `ensure`: the consumer is gone or has skipped something."""
@@ -114,7 +125,7 @@ class Pull:
         self._stir.set()
 
     def wake(self) -> None:
-        """Let `next` and `run` look again."""
+        """Let whoever waits, and `run`, look again."""
         self._stir.set()
         self._arrived.set()
 

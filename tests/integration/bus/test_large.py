@@ -82,3 +82,26 @@ async def test_a_large_message_survives_a_restart_in_the_middle(
         assert message is not None
         assert message.data == data
         assert message.seq == 81
+
+
+async def test_a_replica_holds_no_more_bytes_of_large_messages_than_of_small_ones(nats_bus: NatsBus) -> None:
+    for i in range(4):
+        await nats_bus.publish_large(MATH, bytes(SIZE), msg_id=str(i))
+    await nats_bus.publish_large(MATH, bytes(3 * SIZE), msg_id="larger than the bound")
+    async with nats_bus.consume(ROLLOUTS, "scorer", [ALL], max_bytes=2 * SIZE + (1 << 20)) as deliveries:
+        held = [await anext(deliveries), await anext(deliveries)]
+        with anyio.move_on_after(0.3) as waiting:
+            await anext(deliveries)
+        assert waiting.cancelled_caught, "a third one would pass the bound"
+        for following in (1, 2):
+            await held.pop(0).ack()
+            with anyio.fail_after(5):
+                held.append(await anext(deliveries))
+            assert len(held) == 2, following
+        await held.pop().ack()
+        with anyio.move_on_after(0.3) as waiting:
+            await anext(deliveries)
+        assert waiting.cancelled_caught, "the largest one comes only when nothing else is held"
+        await held.pop().ack()
+        with anyio.fail_after(5):
+            assert len((await anext(deliveries)).message.data) == 3 * SIZE
