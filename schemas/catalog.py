@@ -159,12 +159,14 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Commit": {"delta": "msgpack"},
         "CurriculumSnapshot": {"weights": "float32"},
         "LedgerEntry": {"resolved": "bits"},
+        "RolloutGroup": {"packed_messages": "zlib"},
         "Sequences": {
             "offsets": "int32",
             "tokens": "int32",
             "loss_mask": "bits",
             "logprobs": "float32",
             "token_advantages": "float32",
+            "token_bits": "bits",
         },
         "StateSnapshot": {"state": "msgpack"},
         "TeacherLogprobs": {
@@ -175,7 +177,8 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
     }
 )
-"""What the binary fields of each struct hold, little-endian; bits: packed, lowest first; dtype: the struct names it."""
+"""What the binary fields of each struct hold, little-endian; bits: packed, lowest first; dtype: the struct names it;
+zlib: compressed msgpack."""
 
 
 def channel_of(subject: str) -> Channel | None:

@@ -2,18 +2,27 @@
 
 Guarantees that `decode` raises nothing but `SchemaError`, whatever the bytes are, and that its cost is bounded by the
 length of its input (a length prefix that promises more than the message holds is refused before anything is allocated).
+
+How the wire may change: a new field that readers can do without is added with a default, and older readers pass over
+it. Whatever they would misread (a field's meaning, unit or type) raises `SCHEMA_VERSION`, and they refuse the message
+with `VersionError`. Nothing that passes through a process loses fields that this process does not know: messages are
+stored once and passed on, if at all, as the bytes they are, never as the struct read from them.
 """
 
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.errors import SchemaError, VersionError
 
-__all__ = ["SCHEMA_VERSION", "Event", "decode", "encode"]
+__all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
 
 SCHEMA_VERSION = 1
 """Version of the whole wire; a message with a higher one is refused, since its meaning may have changed."""
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
+"""What a msgspec decoder raises on hostile bytes."""
+LONGEST_TEXT: Final = 500
+"""Characters kept of a decoder's complaint, which may quote the message."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,38 +33,65 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise `SchemaError` where a rule that types cannot express is broken. Called by `decode`."""
 
+    def to_wire(self) -> Self:
+        """Return the form that travels. Called by `encode`."""
+        return self
+
+    def from_wire(self, data: bytes | memoryview) -> Self:
+        """Return the event as its users know it, of what came as `data`. Called by `decode`, before `check`."""
+        return self
+
     def replace(self, **changes: Any) -> Self:
         return msgspec.structs.replace(self, **changes)
 
 
 E = TypeVar("E", bound=Event)
 
+
+class _Versioned(msgspec.Struct):
+    v: int = 1
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def encode(event: Event) -> bytes:
     """Return the event as a msgpack map."""
-    return _encoder.encode(event)
+    return _encoder.encode(event.to_wire())
 
 
 def decode(kind: type[E], data: bytes | memoryview) -> E:
     """Return the `kind` that `data` holds.
 
-    Raises `SchemaError` when the bytes are no msgpack, miss a required field, hold a wrong type, speak a newer version
-    or break an invariant of the event.
+    Raises `SchemaError` when the bytes are no msgpack, miss a required field, hold a wrong type or break an invariant
+    of the event, and `VersionError`, which is one, when they speak a newer version.
     """
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         event: E = decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise SchemaError(f"{kind.__name__}: {error} ({len(data)} bytes)") from error
-    if event.v > SCHEMA_VERSION:
-        raise SchemaError(
-            f"{kind.__name__}: schema version {event.v} is newer than {SCHEMA_VERSION}, the newest this build reads; "
-            "upgrade this service"
-        )
+    except UNREADABLE as error:
+        _refuse_newer(kind, _version_of(data))  # which may well be why it cannot be read
+        raise SchemaError(f"{kind.__name__}: {str(error)[:LONGEST_TEXT]} ({len(data)} bytes)") from error
+    _refuse_newer(kind, event.v)
+    event = event.from_wire(data)
     event.check()
     return event
+
+
+def _version_of(data: bytes | memoryview) -> int:
+    try:
+        return _version_decoder.decode(data).v
+    except UNREADABLE:
+        return SCHEMA_VERSION
+
+
+def _refuse_newer(kind: type[Event], version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise VersionError(
+            f"{kind.__name__}: schema version {version} is newer than {SCHEMA_VERSION}, the newest this build reads; "
+            "upgrade this service (in an upgrade, readers come before writers)"
+        )

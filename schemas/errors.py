@@ -22,6 +22,7 @@ __all__ = [
     "StreamFullError",
     "ToolError",
     "UnsupportedError",
+    "VersionError",
     "leaves",
 ]
 
@@ -68,6 +69,14 @@ class DataError(LachesisError, ValueError):
 
 class SchemaError(DataError):
     """Raised when bytes do not decode to the event they claim to be, or break one of its invariants."""
+
+
+class VersionError(SchemaError):
+    """Raised when a message speaks a newer schema version than this build reads: nothing is wrong but the build.
+
+    What came from outside (a rollout) is dead-lettered all the same; where the run's own services wrote it, the reader
+    stops and leaves it to its upgraded self.
+    """
 
 
 class UnsupportedError(DataError):

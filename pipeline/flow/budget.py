@@ -14,8 +14,8 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["Budget", "Room"]
 
-_LEAST_BYTES_PER_TOKEN = 8
-"""A token of a rollout takes at least its id (4 bytes) and its logprob (4 bytes), so tokens <= bytes / 8."""
+_LEAST_BYTES_PER_TOKEN = 6
+"""A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
 _BLIND_S = 5.0
 """Age of the streams' figures, seconds, from which they are not trusted any more."""
 

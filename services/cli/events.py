@@ -58,7 +58,7 @@ def plain(value: Any, *, full: bool) -> Any:
 
 
 def _column(data: bytes, dtype: str, *, full: bool) -> Any:
-    if dtype in {"bytes", "msgpack", "bits"}:
+    if dtype in {"bytes", "msgpack", "bits", "zlib"}:
         if not full:
             return {"dtype": dtype, "len": 8 * len(data) if dtype == "bits" else len(data)}
         if dtype == "bits":
