@@ -1,0 +1,24 @@
+"""Settings of traces and exported metrics."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+__all__ = ["TelemetryConfig"]
+
+
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is exported over OTLP. The standard `OTEL_*` variables go before these settings.
+
+    Nothing is exported until an endpoint is named, here or by OTEL_EXPORTER_OTLP_ENDPOINT.
+    """
+
+    endpoint: str | None = None
+    """URL of an OTLP receiver, http://localhost:4317 say. Default None: OTEL_EXPORTER_OTLP_ENDPOINT, or no export."""
+    protocol: Literal["grpc", "http/protobuf"] = "grpc"
+    """How the receiver is spoken to. Default grpc."""
+    ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """Share of rollouts traced in full. Slow, failed, redelivered and dead ones are traced besides. Default 0.01."""
+    slow_s: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the run's own p99."""

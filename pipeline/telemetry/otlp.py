@@ -1,0 +1,220 @@
+"""Spans and metrics to an OTLP receiver, over gRPC or HTTP, by OpenTelemetry's own exporters.
+
+Everything that can block runs in one daemon thread. Guarantees: handing something over never waits; spans that find no
+room, or cannot be delivered, are counted and forgotten; closing takes two seconds at most, whatever the receiver does.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import Link as OTelLink
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.metrics import metrics_data
+from lachesis.pipeline.telemetry.spans import Span
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["Otlp", "open_otlp"]
+
+log = logging.getLogger("lachesis")
+
+SCOPE = InstrumentationScope("lachesis")
+_CLOSE_S = 2.0
+_KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "consumer": SpanKind.CONSUMER}
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class Otlp:
+    """The queue and its thread. `resource` has what all of this process's telemetry says of where it comes from."""
+
+    def __init__(
+        self,
+        resource: Mapping[str, str],
+        spans: SpanExporter | None,
+        metrics: MetricExporter | None,
+    ) -> None:
+        self._attributes = dict(resource)
+        self._resources: dict[str, Resource] = {}
+        self._spans = spans
+        self._metrics = metrics
+        self._figures: Figures | None = None
+        self._queue: deque[Span] = deque()
+        self._room = _number("OTEL_BSP_MAX_QUEUE_SIZE", 16384)
+        self._batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
+        self._delay_s = _number("OTEL_BSP_SCHEDULE_DELAY", 1000) / 1e3
+        self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 10_000) / 1e3
+        self._due = threading.Event()
+        self._closing = False
+        self.exported = 0
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._work, name="otlp", daemon=True)
+        self._thread.start()
+
+    @property
+    def traces(self) -> bool:
+        """Whether spans are wanted at all."""
+        return self._spans is not None
+
+    def emit(self, spans: Sequence[Span]) -> None:
+        """Hand spans over, without waiting."""
+        if self._spans is None:
+            return
+        taken = spans[: max(0, self._room - len(self._queue))]
+        self._queue.extend(taken)
+        self.dropped += len(spans) - len(taken)
+        if len(self._queue) >= self._batch:
+            self._due.set()
+
+    def observe(self, figures: Figures) -> None:
+        """Replace the figures that are exported from now on."""
+        self._figures = figures
+
+    def close(self) -> None:
+        """Deliver what is left, for two seconds at most. What is left then is dropped, and said so."""
+        self._closing = True
+        self._due.set()
+        self._thread.join(_CLOSE_S)
+        left = len(self._queue)
+        self.dropped += left
+        self._queue.clear()
+        if self.dropped:
+            log.warning(
+                "%d spans were dropped, %d exported: the receiver was too slow or away", self.dropped, self.exported
+            )
+
+    def _work(self) -> None:
+        next_metrics = time.monotonic() + self._interval_s
+        while not self._closing:
+            self._due.wait(self._delay_s)
+            self._due.clear()
+            self._export_spans()
+            if time.monotonic() >= next_metrics:
+                self._export_metrics()
+                next_metrics = time.monotonic() + self._interval_s
+        self._export_spans()
+        self._export_metrics()
+        for exporter in (self._spans, self._metrics):
+            if exporter is not None:
+                exporter.shutdown()
+
+    def _export_spans(self) -> None:
+        while self._spans is not None and self._queue:
+            batch = [self._readable(self._queue.popleft()) for _ in range(min(self._batch, len(self._queue)))]
+            if self._spans.export(batch) is SpanExportResult.SUCCESS:
+                self.exported += len(batch)
+            else:
+                self.dropped += len(batch)
+
+    def _export_metrics(self) -> None:
+        if self._metrics is not None and self._figures is not None:  # counts are since the start: none is lost for good
+            self._metrics.export(metrics_data(self._figures, self._resource(self._attributes["service.name"]), SCOPE))
+
+    def _resource(self, service: str) -> Resource:
+        if service not in self._resources:
+            self._resources[service] = Resource.create({**self._attributes, "service.name": service})
+        return self._resources[service]
+
+    def _readable(self, span: Span) -> ReadableSpan:
+        return ReadableSpan(
+            name=span.name,
+            context=_context(span.trace, span.id),
+            parent=_context(span.trace, span.parent) if span.parent else None,
+            resource=self._resource(span.service),
+            attributes=dict(span.attributes),
+            links=[OTelLink(_context(link.trace, link.span)) for link in span.links],
+            kind=_KINDS[span.kind],
+            status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=SCOPE,
+        )
+
+
+def _context(trace: str, span: str) -> SpanContext:
+    return SpanContext(int(trace, 16), int(span, 16), is_remote=False, trace_flags=_SAMPLED)
+
+
+def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> Otlp | None:
+    """Return the exporter that settings and `OTEL_*` variables ask for, None if they ask for none.
+
+    Raises `ConfigError` on a protocol or an exporter that is not known.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    spans = metrics = None
+    if _wanted("TRACES", config):
+        spans = _span_exporter(_protocol("TRACES", config), config)
+    if _wanted("METRICS", config):
+        metrics = _metric_exporter(_protocol("METRICS", config), config)
+    return Otlp(resource, spans, metrics) if spans or metrics else None
+
+
+def _wanted(signal: str, config: TelemetryConfig) -> bool:
+    exporter = os.environ.get(f"OTEL_{signal}_EXPORTER", "otlp")
+    if exporter not in {"otlp", "none"}:
+        raise ConfigError(f"OTEL_{signal}_EXPORTER is {exporter!r}; use otlp or none")
+    return exporter == "otlp" and _endpoint(signal, config) is not None
+
+
+def _endpoint(signal: str, config: TelemetryConfig) -> str | None:
+    environ = os.environ
+    return (
+        environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT")
+        or environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        or config.endpoint
+    )
+
+
+def _protocol(signal: str, config: TelemetryConfig) -> str:
+    environ = os.environ
+    protocol = environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+    protocol = protocol or config.protocol
+    if protocol not in {"grpc", "http/protobuf"}:
+        raise ConfigError(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol!r}; use grpc or http/protobuf")
+    return protocol
+
+
+def _configured(signal: str, config: TelemetryConfig, path: str) -> str | None:
+    """Return the endpoint to hand to an exporter: None where the variables name one, which exporters read alone."""
+    named = any(os.environ.get(f"OTEL_EXPORTER_OTLP_{part}ENDPOINT") for part in (f"{signal}_", ""))
+    return None if named or config.endpoint is None else config.endpoint.rstrip("/") + path
+
+
+def _span_exporter(protocol: str, config: TelemetryConfig) -> SpanExporter:
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint=_configured("TRACES", config, ""))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HTTPSpanExporter
+
+    return HTTPSpanExporter(endpoint=_configured("TRACES", config, "/v1/traces"))
+
+
+def _metric_exporter(protocol: str, config: TelemetryConfig) -> MetricExporter:
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+        return OTLPMetricExporter(endpoint=_configured("METRICS", config, ""))
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HTTPMetricExporter
+
+    return HTTPMetricExporter(endpoint=_configured("METRICS", config, "/v1/metrics"))
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise ConfigError(f"{variable} is {text!r}; it must be a positive whole number")
+    return int(text)

@@ -1,0 +1,62 @@
+"""Recording what a stage does for a group, and the clock it is recorded on."""
+
+import time
+
+import anyio
+import pytest
+
+from lachesis.pipeline.telemetry.clock import Clock
+from lachesis.pipeline.telemetry.recorder import recording, traced
+from lachesis.schemas.ids import new_group_id
+
+
+async def test_spans_of_concurrent_tasks_go_to_the_recorder_of_their_group() -> None:
+    groups = [new_group_id(), new_group_id()]
+    found = {}
+
+    async def work(group: str) -> None:
+        with recording(Clock(), "scorer", group, "ab" * 8) as spans:
+            async with anyio.create_task_group() as raters:
+                for name in ("exact", "format"):
+                    raters.start_soon(rate, name)
+        found[group] = spans
+
+    async def rate(name: str) -> None:
+        with traced(f"score {name}", "internal", {"rl.rater": name}) as attributes:
+            await anyio.lowlevel.checkpoint()
+            attributes["rl.samples"] = 4
+
+    async with anyio.create_task_group() as tasks:
+        for group in groups:
+            tasks.start_soon(work, group)
+    for group, spans in found.items():
+        assert sorted(span.name for span in spans) == ["score exact", "score format"]
+        assert {span.trace for span in spans} == {group}
+        assert {span.parent for span in spans} == {"ab" * 8}
+        assert len({span.id for span in spans}) == 2
+        assert all(span.attributes["rl.samples"] == 4 for span in spans)
+    assert set(found) == set(groups)
+
+
+def test_without_a_recorder_nothing_is_recorded() -> None:
+    with traced("score exact") as attributes:
+        attributes["rl.samples"] = 4
+
+
+def test_a_failure_is_in_the_span_and_goes_on() -> None:
+    with recording(Clock(), "scorer", new_group_id(), "ab" * 8) as spans:
+        with pytest.raises(ValueError, match="no"), traced("score exact"):
+            raise ValueError("no")
+        assert spans[0].error == "ValueError: no"
+
+
+def test_the_clock_is_the_servers_once_it_was_measured() -> None:
+    clock = Clock()
+    assert abs(clock.offset_ns) < 5_000_000
+    sent = time.perf_counter_ns()
+    server = time.time_ns() + 3_600_000_000_000
+    clock.measured(sent, sent + 2_000_000, server + 1_000_000)
+    assert clock.uncertainty_ns == 1_000_000
+    assert abs(clock.offset_ns - 3_600_000_000_000) < 50_000_000
+    first = clock.now_ns()
+    assert clock.now_ns() >= first
