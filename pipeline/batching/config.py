@@ -25,10 +25,11 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """off: the teacher's logprobs are not waited for. optional: waited for until `teacher_deadline_s`, then the group
     is trained without. required: a group without them is unscorable. Default off."""
     teacher_deadline_s: Seconds | None = 60.0
-    """Seconds after a rollout was stored from which the teacher's logprobs are missing. None: never. Default 60."""
+    """Seconds after the batcher first saw a rollout from which the teacher's logprobs are missing; a batcher that
+    starts again counts anew. No clock that can be set is asked. None: never. Default 60."""
     score_deadline_s: Seconds | None = None
-    """Seconds after a rollout was stored from which an unscored group is given up as dead. Default None: an outage of
-    the raters stalls the run instead of costing rollouts."""
+    """Seconds, counted likewise, from which an unscored group is given up as dead. Default None: an outage of the
+    raters stalls the run instead of costing rollouts."""
     mix: dict[str, float] = {}
     """Weight of each environment in a batch, relative; one not named weighs 1. A silent environment's share goes to the
     others. Default empty: the oldest groups first, wherever they come from."""

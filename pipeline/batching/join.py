@@ -41,12 +41,16 @@ class JoinState(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read."""
+    """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read.
+
+    `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` goes by.
+    """
 
     seq: int
     env: str
     plan: Plan | None
     stored_ns: int
+    seen_ns: int = 0
     reward: GroupReward | None = None
     teacher: TeacherPointer | None = None
     without_teacher: bool = False
@@ -79,9 +83,9 @@ class Joiner:
 
     # membership
 
-    def member(self, seq: int, env: str, plan: Plan, stored_ns: int) -> None:
-        """Take in the rollout stored at `seq`; a repeated one is ignored."""
-        member = self._admit(Member(seq, env, plan, stored_ns))
+    def member(self, seq: int, env: str, plan: Plan, stored_ns: int, seen_ns: int) -> None:
+        """Take in the rollout stored at `seq`; a repeated one is ignored. Its deadlines count from `seen_ns`."""
+        member = self._admit(Member(seq, env, plan, stored_ns, seen_ns))
         if member is None:
             return
         key = (plan.producer, plan.epoch, plan.counter)
@@ -122,10 +126,13 @@ class Joiner:
             self._settle(member, "oversized", reason)
         elif config.token_budget is not None and plan.tokens > config.token_budget:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
+        elif plan.policy_step > self._batch:  # a policy of step n has been trained on n batches; this would never age
+            reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"
+            self._settle(member, "dead", reason)
         elif not self._judge(member):
             for seconds, what in ((config.score_deadline_s, "score"), (self._teacher_deadline(), "teacher")):
                 if seconds is not None:
-                    heapq.heappush(self._deadlines, (member.stored_ns + int(seconds * 1e9), member.seq, what))
+                    heapq.heappush(self._deadlines, (member.seen_ns + int(seconds * 1e9), member.seq, what))
 
     def _teacher_deadline(self) -> float | None:
         return None if self._config.teacher == "off" else self._config.teacher_deadline_s
@@ -230,7 +237,7 @@ class Joiner:
     # time and staleness
 
     def next_deadline_ns(self) -> int | None:
-        """Return the Unix time at which `expire` has something to do."""
+        """Return the time, on the clock of `seen_ns`, at which `expire` has something to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now_ns: int) -> list[Member]:

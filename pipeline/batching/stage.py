@@ -89,7 +89,7 @@ class _Batcher:
         self.joiner.judge(self.chain.next_batch)
         self.seq = last.seq if last else 0
         self.letters: anyio.abc.ObjectSendStream[DeadLetter]
-        self._events_from = max(1, entry.events_cursor if entry else 1)
+        self._next_event = max(1, entry.events_cursor if entry else 1)
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
         self._blocked: tuple[float, float] | None = None
@@ -104,16 +104,18 @@ class _Batcher:
         return cls(service, config.batching, trainer, last)
 
     def sources(self) -> list[Source]:
-        run, revision = self.service.run, self.service.revision
-        kinds = ["reward", "dead"] if self.config.teacher == "off" else ["reward", "dead", "teacher"]
+        rollouts = [subjects.rollout(self.service.run)]
         return [
-            Source(subjects.ROLLOUTS, [subjects.rollout(run)], self.joiner.frontier + 1, headers_only=True),
-            Source(
-                subjects.EVENTS,
-                [subjects.event(kind, run, revision) for kind in kinds],  # type: ignore[arg-type]
-                self._events_from,
-            ),
+            Source(subjects.ROLLOUTS, rollouts, self.joiner.frontier + 1, headers_only=True),
+            Source(subjects.EVENTS, self._events(), self._next_event),
         ]
+
+    def _events(self) -> list[str]:
+        run, revision = self.service.run, self.service.revision
+        kinds: list[subjects.Kind] = ["reward", "dead"]
+        if self.config.teacher != "off":
+            kinds.append("teacher")
+        return [subjects.event(kind, run, revision) for kind in kinds]
 
     # what comes in
 
@@ -134,6 +136,7 @@ class _Batcher:
         if message.stream == subjects.ROLLOUTS:
             self._take_member(message)
             return
+        self._next_event = max(self._next_event, message.seq + 1)
         try:
             items = _annotations(message)
         except DataError as error:
@@ -151,7 +154,7 @@ class _Batcher:
         except SchemaError as error:
             self.joiner.unreadable(message.seq, env, str(error))
         else:
-            self.joiner.member(message.seq, env, plan, message.time_ns)
+            self.joiner.member(message.seq, env, plan, message.time_ns, time.monotonic_ns())
 
     def _offer(self, message: Stored, item: GroupReward | TeacherPointer | DeadLetter) -> bool:
         match item:
@@ -176,16 +179,28 @@ class _Batcher:
                         self._take_member(message)
         self.joiner.all_seen()
 
+    async def _see_all_annotations(self) -> None:
+        """Read EVENTS to its end: what came in time must not be missed because the reader is behind."""
+        async for attempt in self.service.retrying("read EVENTS"):
+            with attempt:
+                async with self.service.bus.read(
+                    subjects.EVENTS, self._events(), start=self._next_event, follow=False
+                ) as annotations:
+                    async for message in annotations:
+                        await self._take(message)
+
     async def watch_deadlines(self) -> None:
         """Let deadlines pass when they are due."""
         while True:
             self._earlier_deadline = anyio.Event()
             due_ns = self.joiner.next_deadline_ns()
-            with anyio.move_on_after(None if due_ns is None else max(0.0, (due_ns - time.time_ns()) / 1e9)):
+            with anyio.move_on_after(None if due_ns is None else max(0.0, (due_ns - time.monotonic_ns()) / 1e9)):
                 await self._earlier_deadline.wait()
                 continue
             async with self._lock:
-                for member in self.joiner.expire(time.time_ns()):
+                now_ns = time.monotonic_ns()
+                await self._see_all_annotations()
+                for member in self.joiner.expire(now_ns):
                     await self.letters.send(self._unscored(member))
                 await self._write(drained=True)
 
@@ -200,7 +215,7 @@ class _Batcher:
             stream=subjects.ROLLOUTS,
             seq=member.seq,
             group=group,
-            reason=f"no reward {self.config.score_deadline_s} s after it was stored",
+            reason=f"no reward {self.config.score_deadline_s} s after it was seen",
             place=f"{self.service.name} {self.service.instance}",
             time_ns=time.time_ns(),
             trace_id=group,

@@ -4,21 +4,31 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from lachesis.pipeline.batching import stage as stage_module
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory import MemoryBus
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import RunConfig, TeacherConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent, TeacherLogprobs, Verdict
+from lachesis.schemas.annotations import (
+    Commit,
+    GroupReward,
+    RewardEvent,
+    TeacherEvent,
+    TeacherLogprobs,
+    TeacherPointer,
+    Verdict,
+)
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.control import Heartbeat, StageHealth
@@ -32,7 +42,11 @@ RUN, ENV = "r", "words"
 
 
 def make_config(**batching: Any) -> RunConfig:
-    return RunConfig(run=RUN, batching=BatchingConfig(**{"batch_size": 8, "max_staleness": 50, **batching}))
+    return RunConfig(
+        run=RUN,
+        batching=BatchingConfig(**{"batch_size": 8, "max_staleness": 50, **batching}),
+        teacher=TeacherConfig(enabled="teacher" in batching),
+    )
 
 
 class World:
@@ -103,6 +117,12 @@ class World:
         )
         subject = subjects.event("reward", RUN, "live", ENV)
         await self.bus.publish(subject, encode(event), msg_id=f"reward.{self.rewards}")
+
+    async def teach(self, *taught: tuple[int, RolloutGroup]) -> None:
+        items = [TeacherPointer(group=group.id, seq=seq, stored=seq) for seq, group in taught]
+        event = TeacherEvent(run=RUN, env=ENV, revision="live", teacher="t", groups=items)
+        subject = subjects.event("teacher", RUN, "live", ENV)
+        await self.bus.publish(subject, encode(event), msg_id=f"teacher.{taught[0][1].id}")
 
 
 @asynccontextmanager
@@ -378,3 +398,54 @@ async def test_a_drain_while_the_server_is_away_is_no_fault(monkeypatch: pytest.
                 while service.health.state != "waiting":
                     await bus.changed(until=bus.now() + 0.02)
                 service.drain()
+
+
+async def test_a_local_clock_that_is_ahead_does_not_train_without_the_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + 3600 * 10**9, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr(stage_module, "time", ahead)
+    async with MemoryBus() as bus:
+        world = World(bus)
+        async with batcher(bus, make_config(teacher="optional", teacher_deadline_s=30.0)):
+            groups = [await world.rollout() for _ in range(2)]
+            await world.reward(*groups)
+            with anyio.move_on_after(0.3) as waiting:
+                await read_until(bus, batches=1)
+            assert waiting.cancelled_caught, "trained without waiting for the teacher"
+            await world.teach(*groups)
+            batch = (await read_until(bus, batches=1))[-1].batch
+        assert batch
+        assert [ref.teacher for ref in batch.groups] == [seq for seq, _ in groups]
+
+
+async def test_what_came_before_a_deadline_counts_even_if_its_reader_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with MemoryBus() as bus:
+        world, read = World(bus), bus.read
+
+        @asynccontextmanager
+        async def behind(stream: str, filters: Any, *, follow: bool = True, **options: Any) -> AsyncIterator[Any]:
+            async with read(stream, filters, follow=follow, **options) as reader:
+                yield _never() if follow and stream == subjects.EVENTS else reader
+
+        monkeypatch.setattr(bus, "read", behind)
+        async with batcher(bus, make_config(teacher="required", teacher_deadline_s=0.3)):
+            groups = [await world.rollout() for _ in range(2)]
+            await world.reward(*groups)
+            await world.teach(*groups)
+            batch = (await read_until(bus, batches=1))[-1].batch
+        assert batch
+        assert [ref.teacher for ref in batch.groups] == [seq for seq, _ in groups]
+
+
+async def _never() -> AsyncIterator[Any]:
+    await anyio.sleep_forever()
+    yield
+
+
+async def test_a_rollout_from_a_policy_of_the_far_future_is_dead_and_frees_its_place(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config()):
+        future = await world.rollout(step=10**9)
+        good = [await world.rollout() for _ in range(2)]
+        await world.reward(future, *good)
+        entries = await read_until(bus, outcomes=3, batches=1)
+    assert fates(entries) == {future[0]: "dead", good[0][0]: "batched", good[1][0]: "batched"}

@@ -141,13 +141,14 @@ class Writer:
     config: BatchingConfig
     entry: LedgerEntry | None = None
     outcomes: dict[int, str] = field(default_factory=dict)
-    batches: int = 0
+    batches: int = 2  # the rollouts' policies were made by these
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
         self.joiner = Joiner(self.config, self.entry)
+        self.joiner.judge(self.batches)
         self.next_rollout = (self.entry.watermark if self.entry else 0) + 1
         self.next_event = max(1, self.entry.events_cursor if self.entry else 1)
 
@@ -160,7 +161,7 @@ class Writer:
         if plan is None:
             self.joiner.unreadable(seq, "e", "no plan")
         else:
-            self.joiner.member(seq, "e", plan, 0)
+            self.joiner.member(seq, "e", plan, 0, 0)
         self.next_rollout = seq + 1
         return True
 
@@ -275,7 +276,7 @@ def _fate(world: World, config: BatchingConfig, plan: Plan, seq: int) -> set[str
     st.randoms(use_true_random=False),
 )
 def test_every_rollout_gets_exactly_one_outcome(world, teacher, script, most, rng) -> None:  # type: ignore[no-untyped-def]
-    config = BatchingConfig(batch_size=8, max_staleness=1, teacher=teacher, teacher_deadline_s=None)
+    config = BatchingConfig(batch_size=8, max_staleness=3, teacher=teacher, teacher_deadline_s=None)
     writer = Writer(world, config)
     for action in script:
         match action:
@@ -310,11 +311,11 @@ def test_interleavings_agree_on_the_outcome() -> None:
     for first in range(4):
         joiner = Joiner(CONFIG)
         for seq, plan in list(plans.items())[:first]:
-            joiner.member(seq, "e", plan, 0)
+            joiner.member(seq, "e", plan, 0, 0)
         for event, item in events.items():
             assert joiner.dead(event, 0, item) if isinstance(item, DeadLetter) else joiner.reward(event, 0, item)
         for seq, plan in plans.items():
-            joiner.member(seq, "e", plan, 0)
+            joiner.member(seq, "e", plan, 0, 0)
         assert outcomes(joiner) == {1: "zero_variance", 2: "dead", 3: "duplicate"}
 
 
@@ -326,7 +327,7 @@ def test_early_annotations_are_bounded_and_the_refused_one_is_not_skipped(monkey
     assert not joiner.reward(14, 0, make_reward(4, 4))
     assert joiner.waiting_for_members
     assert joiner.state().events_cursor == 11
-    joiner.member(1, "e", make_plan(1), 0)
+    joiner.member(1, "e", make_plan(1), 0, 0)
     assert joiner.reward(14, 0, make_reward(4, 4))
     joiner.all_seen()
     assert not joiner.waiting_for_members
@@ -339,21 +340,21 @@ def test_a_lie_about_the_sequence_does_not_displace_the_annotation_kept_for_the_
     joiner = Joiner(CONFIG)
     joiner.reward(1, 0, make_reward(7, 2))  # sequence 2 is another group
     joiner.reward(2, 0, make_reward(7, 5, "zero_variance"))
-    joiner.member(2, "e", make_plan(2), 0)
-    joiner.member(5, "e", make_plan(7), 0)
+    joiner.member(2, "e", make_plan(2), 0, 0)
+    joiner.member(5, "e", make_plan(7), 0, 0)
     assert outcomes(joiner) == {5: "zero_variance"}
 
 
 def test_a_reward_that_names_a_settled_repeat_still_reaches_the_first_after_a_restart() -> None:
     joiner = Joiner(CONFIG)
-    joiner.member(5, "e", make_plan(1), 0)
-    joiner.member(7, "e", make_plan(1), 0)
+    joiner.member(5, "e", make_plan(1), 0, 0)
+    joiner.member(7, "e", make_plan(1), 0, 0)
     joiner.reward(3, 0, make_reward(1, 7))
     assert outcomes(joiner) == {7: "duplicate"}
     joiner = Joiner(CONFIG, make_entry(joiner))
     assert joiner.reward(3, 0, make_reward(1, 7))
-    joiner.member(5, "e", make_plan(1), 0)
-    joiner.member(7, "e", make_plan(1), 0)
+    joiner.member(5, "e", make_plan(1), 0, 0)
+    joiner.member(7, "e", make_plan(1), 0, 0)
     assert list(joiner.ready) == [5]
     assert outcomes(joiner) == {}
 
@@ -361,8 +362,8 @@ def test_a_reward_that_names_a_settled_repeat_still_reaches_the_first_after_a_re
 def test_deadlines() -> None:
     config = BatchingConfig(batch_size=8, score_deadline_s=10.0, teacher="optional", teacher_deadline_s=5.0)
     joiner = Joiner(config)
-    joiner.member(1, "e", make_plan(1), SECOND)
-    joiner.member(2, "e", make_plan(2), SECOND)
+    joiner.member(1, "e", make_plan(1), 0, SECOND)
+    joiner.member(2, "e", make_plan(2), 0, SECOND)
     joiner.reward(1, 0, make_reward(2, 2))
     assert joiner.next_deadline_ns() == 6 * SECOND
     assert joiner.expire(5 * SECOND) == []
@@ -378,7 +379,7 @@ def test_deadlines() -> None:
 
 def test_a_required_teacher_that_stays_away_makes_the_group_unscorable() -> None:
     joiner = Joiner(BatchingConfig(batch_size=8, teacher="required", teacher_deadline_s=5.0))
-    joiner.member(1, "e", make_plan(1), 0)
+    joiner.member(1, "e", make_plan(1), 0, 0)
     joiner.reward(1, 0, make_reward(1, 1))
     joiner.expire(5 * SECOND)
     assert outcomes(joiner) == {1: "unscorable"}
@@ -386,7 +387,7 @@ def test_a_required_teacher_that_stays_away_makes_the_group_unscorable() -> None
 
 def test_a_reward_that_does_not_fit_its_group_is_never_trained_on() -> None:
     joiner = Joiner(CONFIG)
-    joiner.member(1, "e", make_plan(1), 0)
+    joiner.member(1, "e", make_plan(1), 0, 0)
     joiner.reward(1, 0, make_reward(1, 1, samples=3))
     assert joiner.ready == {}
     assert outcomes(joiner) == {1: "unscorable"}
@@ -394,9 +395,10 @@ def test_a_reward_that_does_not_fit_its_group_is_never_trained_on() -> None:
 
 def test_staleness_settles_what_was_ready_and_what_was_not_scored() -> None:
     joiner = Joiner(CONFIG)
-    joiner.member(1, "e", make_plan(1, step=3), 0)
-    joiner.member(2, "e", make_plan(2, step=3), 0)
-    joiner.member(3, "e", make_plan(3, step=4), 0)
+    joiner.judge(4)
+    joiner.member(1, "e", make_plan(1, step=3), 0, 0)
+    joiner.member(2, "e", make_plan(2, step=3), 0, 0)
+    joiner.member(3, "e", make_plan(3, step=4), 0, 0)
     joiner.reward(1, 0, make_reward(1, 1))
     joiner.judge(4)
     assert outcomes(joiner) == {}
@@ -407,14 +409,28 @@ def test_staleness_settles_what_was_ready_and_what_was_not_scored() -> None:
 
 def test_tokens_make_a_group_oversized_too() -> None:
     joiner = Joiner(BatchingConfig(batch_size=8, token_budget=39))
-    joiner.member(1, "e", make_plan(1), 0)
+    joiner.member(1, "e", make_plan(1), 0, 0)
     assert outcomes(joiner) == {1: "oversized"}
 
 
 def test_another_stages_dead_letter_ends_nothing() -> None:
     joiner = Joiner(CONFIG)
-    joiner.member(1, "e", make_plan(1), 0)
+    joiner.member(1, "e", make_plan(1), 0, 0)
     joiner.dead(1, 0, make_letter(1, "my-statistics"))
     joiner.dead(2, 0, make_letter(1, "scorer", stream="EVENTS"))
     assert outcomes(joiner) == {}
     assert joiner.undecided == 1
+
+
+def test_a_policy_that_cannot_exist_yet_ends_the_rollout_and_one_just_trained_does_not() -> None:
+    joiner = Joiner(CONFIG)
+    joiner.judge(3)
+    joiner.member(1, "e", make_plan(1, step=3), 0, 0)
+    for seq, step in ((2, 4), (3, 10**18)):
+        joiner.member(seq, "e", make_plan(seq, step=step), 0, 0)
+        joiner.reward(seq, 0, make_reward(seq, seq))
+    joiner.reward(4, 0, make_reward(1, 1))
+    assert list(joiner.ready) == [1]
+    (first, second) = joiner.take_outcomes(10)
+    assert [first.outcome.kind, second.outcome.kind] == ["dead", "dead"]  # type: ignore[union-attr]
+    assert "policy step 4, which cannot be: 3 batches" in str(first.outcome)
