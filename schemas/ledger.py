@@ -73,11 +73,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerMark(msgspec.Struct, frozen=True, array_like=True):
-    """Counters seen of one producer: all below `next` in `epoch`, and those listed above it."""
+    """Counters seen of one life (`epoch`) of a producer, as ranges: `seen` holds start and end of each, [start, end),
+    ascending.
+    """
 
     epoch: int
-    next: int
-    above: list[int] = []
+    seen: list[int]
 
 
 class LedgerEntry(Event, frozen=True, kw_only=True):

@@ -325,9 +325,16 @@ class Joiner:
             plan = member.plan
             if plan is None or (member.outcome is not None and member.outcome.kind == "duplicate"):
                 continue  # a duplicate must not mark the one it repeats, which may be open still
-            self._marks.add(plan)
             del self._by_key[plan.producer, plan.epoch, plan.counter]
             del self._by_group[plan.group]
+            if self._marks.add(plan):
+                self._marks.close_gaps(plan, self._lowest_open_counter(plan))
+
+    def _lowest_open_counter(self, plan: Plan) -> int | None:
+        """Return the lowest counter of the plan's producer among open rollouts: a restart must not take that one for a
+        repeat, nor any above it that may be on its way."""
+        life = (plan.producer, plan.epoch)
+        return min((counter for *key, counter in self._by_key if tuple(key) == life), default=None)
 
     def state(self) -> JoinState:
         """Return what is recorded, as the next entry describes it."""

@@ -4,6 +4,9 @@
 a rollout published twice by its (producer, epoch, counter), however long ago the first one was.
 """
 
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+
 from lachesis.schemas.ledger import ProducerMark
 from lachesis.schemas.plan import Plan
 
@@ -11,8 +14,11 @@ __all__ = ["ProducerMarks", "Resolved"]
 
 _MOST_PRODUCERS = 256
 """Process lives remembered; beyond it the one silent for longest is forgotten, so that entries stay small."""
-_MOST_ABOVE = 1024
-"""Counters listed above a gap; beyond it the gap counts as never to be filled (a rollout that was never stored)."""
+_MOST_RANGES = 1024
+"""Ranges of counters kept of one life; beyond it the lowest gaps between them count as never to be filled (by rollouts
+that were never stored), but none above the lowest counter without an outcome."""
+_MOST_RANGES_AT_ALL = 16 * _MOST_RANGES
+"""Beyond this, gaps count as never to be filled whatever lies there, so that an entry always fits into a message."""
 
 
 class Resolved:
@@ -41,45 +47,63 @@ class Resolved:
 
 
 class _Mark:
-    def __init__(self, following: int = 0, above: set[int] | None = None) -> None:
-        self.following = following
-        self.above = above or set()
+    """A set of counters as ranges: `bounds` holds start and end of each, [start, end), ascending and apart."""
+
+    def __init__(self, bounds: Sequence[int] = ()) -> None:
+        self.bounds = list(bounds)
+
+    def __contains__(self, counter: int) -> bool:
+        return bisect_right(self.bounds, counter) % 2 == 1
 
     def add(self, counter: int) -> None:
-        if counter >= self.following:
-            self.above.add(counter)
-        if len(self.above) > _MOST_ABOVE:
-            self.following = min(self.above)
-        while self.following in self.above:
-            self.above.remove(self.following)
-            self.following += 1
+        if counter in self:
+            return
+        for bound in (counter, counter + 1):  # a bound that is there is a neighbour's: the two become one range
+            i = bisect_left(self.bounds, bound)
+            if i < len(self.bounds) and self.bounds[i] == bound:
+                del self.bounds[i]
+            else:
+                self.bounds.insert(i, bound)
+
+    def close_gaps(self, lowest_open: int | None) -> None:
+        """Count the lowest gaps as seen until `_MOST_RANGES` / 2 ranges are left, or those below `lowest_open`."""
+        limit = self.bounds[-_MOST_RANGES]
+        if lowest_open is not None and len(self.bounds) <= 2 * _MOST_RANGES_AT_ALL:
+            limit = min(limit, lowest_open)
+        below = bisect_left(self.bounds, limit)
+        below += below % 2  # odd where the limit is the end of a range; it never lies inside one
+        if below:
+            self.bounds[:below] = [0, self.bounds[below - 1]]
 
 
 class ProducerMarks:
     """Counters seen, by producer and epoch. Several epochs of a producer count side by side: the old process may still
     drain when the new one begins."""
 
-    def __init__(self, packed: dict[str, ProducerMark] | None = None) -> None:
+    def __init__(self, packed: Mapping[str, ProducerMark] | None = None) -> None:
         # in order of last use: the oldest first, in the packed form as well
-        self._marks = {key: _Mark(mark.next, set(mark.above)) for key, mark in (packed or {}).items()}
+        self._marks = {key: _Mark(mark.seen) for key, mark in (packed or {}).items()}
 
     def __contains__(self, plan: Plan) -> bool:
         mark = self._marks.get(_key(plan))
-        return mark is not None and (plan.counter < mark.following or plan.counter in mark.above)
+        return mark is not None and plan.counter in mark
 
-    def add(self, plan: Plan) -> None:
+    def add(self, plan: Plan) -> bool:
+        """Note the counter of `plan`. True: the marks have become many, and `close_gaps` should follow."""
         mark = self._marks.pop(_key(plan), None) or _Mark()
         mark.add(plan.counter)
         self._marks[_key(plan)] = mark
         if len(self._marks) > _MOST_PRODUCERS:
             del self._marks[next(iter(self._marks))]
+        return len(mark.bounds) > 2 * _MOST_RANGES
+
+    def close_gaps(self, plan: Plan, lowest_open: int | None) -> None:
+        """Give up the oldest gaps in the counters of the plan's producer, except from counter `lowest_open` on."""
+        self._marks[_key(plan)].close_gaps(lowest_open)
 
     def pack(self) -> dict[str, ProducerMark]:
         """Return the marks as they stand in a ledger entry, keyed `<producer>@<epoch>`."""
-        return {
-            key: ProducerMark(int(key.rpartition("@")[2]), mark.following, sorted(mark.above))
-            for key, mark in self._marks.items()
-        }
+        return {key: ProducerMark(int(key.rpartition("@")[2]), list(mark.bounds)) for key, mark in self._marks.items()}
 
 
 def _key(plan: Plan) -> str:

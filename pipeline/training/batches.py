@@ -125,7 +125,7 @@ class Batches:
 
     async def publish(self, model: Any, tokenizer: Any, folder: str | Path) -> str:
         """Publish the weights to begin with; see `Batch.publish`."""
-        return await self.publish_step(model, tokenizer, folder, self.committed.step if self.committed else 0)
+        return await self.publish_step(model, tokenizer, folder, self.committed.next_batch if self.committed else 0)
 
     async def publish_step(self, model: Any, tokenizer: Any, folder: str | Path, step: int) -> str:
         """Publish the weights after `step` batches."""

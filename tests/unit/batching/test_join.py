@@ -407,6 +407,27 @@ def test_staleness_settles_what_was_ready_and_what_was_not_scored() -> None:
     assert outcomes(joiner) == {1: "stale", 2: "stale"}
 
 
+def test_a_slow_rollout_is_not_taken_for_a_repeat_however_many_pass_it() -> None:
+    """More than a thousand gaps lie above it, which other rollouts may fill any day."""
+    joiner = Joiner(CONFIG)
+    slow = 2
+    for n in [0, slow, *range(4, 4_004, 2), *range(20_000, 24_000, 2)]:
+        joiner.member(joiner.frontier + 1, "e", make_plan(n), 0)
+        if n != slow:
+            joiner.reward(joiner.frontier, 0, make_reward(n, joiner.frontier, "zero_variance"))
+            joiner.take_outcomes(1)
+    entry = make_entry(joiner)
+    (mark,) = entry.producers.values()
+    assert len(mark.seen) > 2 * 1024  # the slow one keeps them
+    again = Joiner(CONFIG, entry)
+    for seq in range(entry.watermark + 1, joiner.frontier + 1):
+        n = slow if seq == entry.watermark + 1 else 99_999
+        again.member(seq, "e", make_plan(n), 0)
+    again.member(joiner.frontier + 1, "e", make_plan(20_000), 0)
+    assert outcomes(again) == {joiner.frontier + 1: "duplicate"}
+    assert again.undecided == 1
+
+
 def test_tokens_make_a_group_oversized_too() -> None:
     joiner = Joiner(BatchingConfig(batch_size=8, token_budget=39))
     joiner.member(1, "e", make_plan(1), 0, 0)

@@ -1,5 +1,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.msgpack import encode
 
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
 from lachesis.schemas.plan import Plan
@@ -43,8 +44,18 @@ def test_counters_are_known_in_any_order_and_the_marks_shrink_to_one_number(orde
         marks.add(plan(counter))
         marks = ProducerMarks(marks.pack())
         assert all((plan(c) in marks) == (c in order[: i + 1]) for c in range(41))
-    assert marks.pack()["p@1"].next == 40
-    assert marks.pack()["p@1"].above == []
+    assert marks.pack()["p@1"].seen == [0, 40]
+
+
+@given(st.lists(st.one_of(st.integers(0, 60), st.integers((1 << 63) - 40, (1 << 63) - 1)), max_size=80))
+def test_a_jump_of_any_length_and_gaps_never_filled_make_no_unseen_counter_seen(counters: list[int]) -> None:
+    marks, model = ProducerMarks(), set()
+    for counter in counters:
+        marks.add(plan(counter))
+        model.add(counter)
+        marks = ProducerMarks(marks.pack())
+    around = {near for counter in {*model, 0} for near in (counter - 1, counter, counter + 1) if near >= 0}
+    assert {counter for counter in around if plan(counter) in marks} == model
 
 
 def test_epochs_and_producers_do_not_mix() -> None:
@@ -60,7 +71,8 @@ def test_entries_stay_small_with_gaps_that_never_fill_and_producers_without_end(
     for counter in range(1, 3001):  # 0 was never stored
         marks.add(plan(counter))
     assert plan(3000) in marks
-    assert marks.pack()["p@1"].next == 3001
+    assert plan(0) not in marks
+    assert marks.pack()["p@1"].seen == [1, 3001]
     for i in range(1000):
         marks.add(plan(0, producer=f"q{i}"))
         marks.add(plan(3001 + i))
@@ -68,3 +80,23 @@ def test_entries_stay_small_with_gaps_that_never_fill_and_producers_without_end(
     assert len(packed) == 256
     assert plan(3500) in marks
     assert plan(0, producer="q999") in marks
+
+
+def test_when_gaps_become_too_many_the_oldest_are_given_up_but_none_from_an_open_counter_on() -> None:
+    marks = ProducerMarks()
+    crowded = [marks.add(plan(counter)) for counter in range(1, 2 * 1025, 2)]
+    assert crowded == [False] * 1024 + [True]
+    marks.close_gaps(plan(0), 100)
+    assert [counter for counter in range(120) if plan(counter) not in marks] == list(range(100, 120, 2))
+    marks.close_gaps(plan(0), None)
+    assert len(marks.pack()["p@1"].seen) <= 1026
+    assert plan(2046) not in marks
+    assert plan(2047) in marks
+
+
+def test_a_producer_that_leaves_gaps_without_end_cannot_make_an_entry_too_large() -> None:
+    marks = ProducerMarks()
+    for counter in range(1, 80_000, 2):
+        if marks.add(plan(counter)):
+            marks.close_gaps(plan(counter), 0)  # its first rollout stays open for ever
+    assert len(encode(marks.pack()["p@1"])) < 1 << 18
