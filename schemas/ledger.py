@@ -6,12 +6,12 @@ restart needs the last entry alone.
 """
 
 import hashlib
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.codec import Event, encode
+from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
 
 __all__ = [
@@ -81,7 +81,7 @@ class ProducerMark(msgspec.Struct, frozen=True, array_like=True):
     seen: list[int]
 
 
-class LedgerEntry(Event, frozen=True, kw_only=True):
+class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     """One step of the ledger.
 
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
@@ -107,8 +107,19 @@ class LedgerEntry(Event, frozen=True, kw_only=True):
     stamps: dict[str, list[Stamp]] = {}
 
     def digest(self) -> str:
-        """Return the SHA-256 (hex) that the next entry names as `previous`."""
-        return hashlib.sha256(encode(self.replace(term="", written_ns=0, stamps={}))).hexdigest()
+        """Return the SHA-256 (hex) that the next entry names as `previous`.
+
+        Of an entry that was read it covers what is stored, fields that this build does not know included, so that a
+        reader agrees with a newer writer on the chain.
+        """
+        return self.__dict__.get(_DIGEST) or _digest(encode(self))
+
+    def from_wire(self, data: bytes | memoryview) -> Self:
+        try:
+            self.__dict__[_DIGEST] = _digest(data)
+        except UNREADABLE as error:  # the name of a field that is passed over otherwise
+            raise SchemaError(f"LedgerEntry: {str(error)[:LONGEST_TEXT]}") from error
+        return self
 
     def check(self) -> None:
         if self.index < 0 or self.watermark < 0 or self.events_cursor < 0:
@@ -118,6 +129,19 @@ class LedgerEntry(Event, frozen=True, kw_only=True):
                 raise SchemaError("batch: its sequences do not add up")
             if self.batch.number + 1 != self.next_batch:
                 raise SchemaError(f"batch: number {self.batch.number} where next_batch is {self.next_batch}")
+
+
+_DIGEST = "_digest"
+_fields = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+_OUTSIDE = {
+    name: msgspec.Raw(msgspec.msgpack.encode(empty))
+    for name, empty in (("term", ""), ("written_ns", 0), ("stamps", {}))
+}
+
+
+def _digest(data: bytes | memoryview) -> str:
+    """Hash a stored entry with the fields outside the digest emptied and all others byte for byte as they are."""
+    return hashlib.sha256(msgspec.msgpack.encode({**_fields.decode(data), **_OUTSIDE})).hexdigest()
 
 
 class Void(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,98 @@
+"""An upgrade seen from the wire: newer versions are refused by name, fields of newer builds passed over and kept."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.batching.chain import Chain, Position
+from lachesis.pipeline.batching.join import JoinState
+from lachesis.schemas.annotations import ScoreEvent, Stamp
+from lachesis.schemas.catalog import BUCKET_EVENTS, CHANNELS
+from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
+from lachesis.schemas.errors import SchemaError, VersionError
+from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
+
+EVENTS = sorted(
+    {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event} | {*BUCKET_EVENTS.values()},
+    key=lambda event: event.__name__,
+)
+
+
+def entry(index: int = 0, previous: str = GENESIS) -> LedgerEntry:
+    ref = GroupRef(group="0" * 32, seq=1, env="words", sequences=2, tokens=9, policy_step=0, advantages=[1.0, None])
+    return LedgerEntry(
+        run="r", trainer="main", index=index, previous=previous, watermark=1, resolved=b"", events_cursor=1, term="a",
+        batch=Batch(number=index, groups=[ref], sequences=2, tokens=9), next_batch=index + 1, written_ns=5,
+        stamps={"0" * 32: [Stamp("batcher", 1, 2, 3)]},
+    )  # fmt: skip
+
+
+def of_a_newer_build(event: Event, **fields: Any) -> bytes:
+    """The event as a build writes it that knows more fields, at the top and further down."""
+    raw = msgspec.msgpack.decode(encode(event))
+    raw["batch"]["groups"][0]["new"] = {"deep": [1]}
+    return msgspec.msgpack.encode({"first": b"1", **raw, **fields, "last": None})
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_a_newer_version_is_refused_by_its_number_whatever_else_changed(kind: type[Event]) -> None:
+    for fields in ({}, {"run": 1}, {"run": {"what": "was text"}, "id": [1]}):
+        with pytest.raises(VersionError, match=f"version {SCHEMA_VERSION + 1} is newer than .* upgrade this service"):
+            decode(kind, msgspec.msgpack.encode({**fields, "v": SCHEMA_VERSION + 1}))
+
+
+@pytest.mark.parametrize("version", [0, 1, -5, "2", 2.5, None, [2], 2**70])
+def test_what_only_looks_like_a_version_is_bad_data(version: object) -> None:
+    try:
+        data = msgspec.msgpack.encode({"v": version})
+    except OverflowError:
+        data = b"\x81\xa1v\xcf" + b"\xff" * 8
+    with pytest.raises(SchemaError) as refusal:
+        decode(ScoreEvent, data)
+    assert isinstance(refusal.value, VersionError) == (version == 2**70)
+
+
+def test_a_cut_message_of_a_newer_version_is_bad_data() -> None:
+    data = msgspec.msgpack.encode({"v": SCHEMA_VERSION + 1, "run": "r"})
+    with pytest.raises(SchemaError) as refusal:
+        decode(ScoreEvent, data[:-1])
+    assert not isinstance(refusal.value, VersionError)
+
+
+def test_an_entry_read_has_the_digest_of_what_is_stored() -> None:
+    plain = entry()
+    assert decode(LedgerEntry, encode(plain)).digest() == plain.digest()
+    newer = decode(LedgerEntry, of_a_newer_build(plain))
+    assert newer == plain  # for whoever does not know the fields
+    assert newer.digest() != plain.digest()
+    assert newer.digest() == decode(LedgerEntry, of_a_newer_build(plain, term="b", written_ns=9, stamps={})).digest()
+    assert newer.digest() != decode(LedgerEntry, of_a_newer_build(plain, watermark=2)).digest()
+    assert newer.replace(watermark=2).replace(watermark=1).digest() == plain.digest()  # not read, but made here
+
+
+def test_the_digest_of_before_is_the_digest_of_today() -> None:
+    """Chains outlive builds."""
+    assert entry().digest() == DIGEST
+    assert decode(LedgerEntry, encode(entry())).digest() == DIGEST
+
+
+DIGEST = "a9814849185c6ddf4258e5df7d8414a89b27587bf08f867c39c17f3e2e3013d7"
+
+
+def test_reader_and_writer_of_an_older_build_follow_a_newer_one() -> None:
+    stored = decode(LedgerEntry, of_a_newer_build(entry()))
+    position = Position().after(stored)
+    chain = Chain("r", "main", "older", stored)
+    assert chain.position == position
+    state = JoinState(1, b"", 1, {})
+    following = chain.extend(state, batch=None, outcomes=[], stamps={}, written_ns=1)
+    assert following.previous == stored.digest()
+    assert position.after(decode(LedgerEntry, encode(following))).entries == 2
+
+
+def test_an_unknown_field_whose_name_is_no_text_is_bad_data() -> None:
+    raw = encode(entry())
+    assert raw[0] == 0xDE  # a map of 16 bit length, so a field more is one more in its third byte
+    with pytest.raises(SchemaError):
+        decode(LedgerEntry, raw[:2] + bytes([raw[2] + 1]) + raw[3:] + b"\xa1\xff\xc0")
