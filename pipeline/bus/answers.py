@@ -13,6 +13,7 @@ import msgspec
 from lachesis.pipeline.bus.api import PubAck, Stored
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.schemas.errors import (
+    ConfigError,
     DataError,
     FencedError,
     InfrastructureError,
@@ -38,9 +39,12 @@ _FULL = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no s
 _STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
 _TOO_LARGE = 10054
 _NO_STORAGE = (10023, 10047)
-_WRONG_SEQUENCE = (10071, 10164)
+_WRONG_SEQUENCE = 10071
+_UNDECIDED = (10158, 10164)  # this very message, or another on its subject, has not reached most servers yet
+_TOO_FEW_SERVERS = (10005, 10074)
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
+_LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -50,8 +54,9 @@ class ApiError(msgspec.Struct, frozen=True):
 
     @property
     def is_transient(self) -> bool:
-        """Whether asking again may help: no leader yet, server starting, too many requests."""
-        return self.code in _TRANSIENT and type(self.to_exception("")) is InfrastructureError
+        """Whether asking again may help: no leader yet, server starting, too many requests, outcome still open."""
+        again = (self.code in _TRANSIENT and self.err_code not in _LASTING) or self.err_code in _UNDECIDED
+        return again and type(self.to_exception("")) is InfrastructureError
 
     def to_exception(self, what: str) -> LachesisError:
         """Return what to raise."""
@@ -61,8 +66,10 @@ class ApiError(msgspec.Struct, frozen=True):
             return StreamFullError(text)
         if self.err_code == _TOO_LARGE or (self.err_code == _STORE_FAILED and "size" in self.description):
             return DataError(text)
-        if self.err_code in _WRONG_SEQUENCE:
+        if self.err_code == _WRONG_SEQUENCE:
             return FencedError(text)
+        if self.err_code in _TOO_FEW_SERVERS:
+            return ConfigError(text)
         if self.code == _NOT_FOUND:
             return NotFoundError(text)
         return InfrastructureError(text)

@@ -4,6 +4,7 @@ Raises `StartupError` when there is no server, or it is too old, has no JetStrea
 `AccessError` when it refuses the credentials; the text says what to do and never holds a secret.
 """
 
+import itertools
 import re
 import ssl
 from pathlib import Path
@@ -14,10 +15,11 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
+from lachesis.pipeline.bus.answers import error_in
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.link import Link, is_no_responder
+from lachesis.pipeline.bus.link import Link, is_no_responder, patience_s
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "without_secrets"]
@@ -81,7 +83,7 @@ async def _attempt(
     link = Link(nc, config)
     try:
         await nc.connect(
-            config.url.split(","),
+            [url.strip() for url in config.url.split(",")],
             name=name,
             allow_reconnect=False,  # for this attempt: its failure must come to us
             max_reconnect_attempts=1,
@@ -112,17 +114,32 @@ async def _check(link: Link, shown: str) -> None:
             f"nats-server at {shown} is {version.major}.{version.minor}.{version.patch}; "
             f"{'.'.join(map(str, MIN_SERVER_VERSION))} or newer is needed"
         )
-    msg = await link.ask("$JS.API.INFO", b"")
-    link.check()
-    if msg is None:
-        raise StartupError(f"nats-server at {shown} does not answer")
-    if is_no_responder(msg) or b'"error"' in msg.data:
-        raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
+    await _check_jetstream(link, shown)
     if link.nc.max_payload < MIN_PAYLOAD_BYTES:
         raise StartupError(
             f"nats-server at {shown} takes messages of {link.nc.max_payload} bytes, where {MIN_PAYLOAD_BYTES} may be "
             "needed: set max_payload: 8MB in its configuration"
         )
+
+
+async def _check_jetstream(link: Link, shown: str) -> None:
+    """Wait until JetStream answers: a cluster that has just lost its leader, or just started, takes seconds."""
+    reason = "silence"
+    with anyio.move_on_after(link.config.give_up_s):
+        for attempt in itertools.count():
+            await link.wait_up()
+            msg = await link.ask("$JS.API.INFO", b"", timeout_s=patience_s(attempt, link.config.ack_timeout_s))
+            link.check()
+            error = error_in(msg.data) if msg is not None else None
+            if msg is not None and error is None and not is_no_responder(msg):
+                return
+            if msg is not None and (error is None or not error.is_transient):
+                raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
+            reason = error.description if error else reason
+            await anyio.sleep(_RETRY_S)
+    raise StartupError(
+        f"JetStream at {shown} is not available ({reason}): of a cluster, more than half of the servers must run"
+    )
 
 
 def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:

@@ -4,14 +4,15 @@ import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
+import anyio
 import msgspec
 from nats.aio.msg import Msg
 
+from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.answers import plain_headers, to_ns
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
-from lachesis.pipeline.bus.link import Link, Question, status_of
-from lachesis.pipeline.bus.publisher import Publisher
+from lachesis.pipeline.bus.link import Link, Question, patience_s, status_of
 
 __all__ = ["Getter"]
 
@@ -22,24 +23,29 @@ _BUDGET_BYTES = 16 << 20
 class Getter:
     """Reads single messages, first from whichever server is near, then, where that has none, from the leader."""
 
-    def __init__(self, link: Link, publisher: Publisher) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._publisher = publisher
+        self._patience_s = patience_s(0, link.config.ack_timeout_s)
 
     async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
         """Yield the messages at `seqs` as stored (large ones as heads). Raises `NotFoundError`."""
-        asked: deque[tuple[int, Question]] = deque()
+        asked: deque[tuple[int, Question, float]] = deque()
+        heard = 0.0  # when the last answer came: what was asked together and lost together is not waited for in turn
         largest = INLINE_BYTES  # until sizes are known, assume the worst
         remaining = iter(seqs)
         try:
             while True:
                 room = max(1, min(_OUTSTANDING, _BUDGET_BYTES // max(largest, 1)))
                 for seq in itertools.islice(remaining, max(0, room - len(asked))):
-                    asked.append((seq, await self._link.post(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq))))
+                    question = await self._link.post(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq))
+                    asked.append((seq, question, anyio.current_time()))
                 if not asked:
                     return
-                seq, question = asked.popleft()
-                message = self._read(stream, await self._link.settle(question, self._link.config.ack_timeout_s))
+                seq, question, sent = asked.popleft()
+                wait_s = max(sent, heard) + self._patience_s - anyio.current_time()
+                msg = await self._link.settle(question, max(0.0, wait_s))
+                heard = heard if msg is None else anyio.current_time()
+                message = self._read(stream, msg)
                 if message is None:
                     message = await self._again(stream, seq)
                     largest = INLINE_BYTES
@@ -47,17 +53,18 @@ class Getter:
                     largest = max(largest * 3 // 4, len(message.data), 1)
                 yield message
         finally:
-            for _, question in asked:
+            for _, question, _ in asked:
                 self._link.drop(question)
 
     async def get(self, stream: str, seq: int) -> Stored:
         """Return the message at `seq` as stored. Raises `NotFoundError`."""
-        msg = await self._link.ask(f"$JS.API.DIRECT.GET.{stream}", _by_seq(seq)) if self._link.is_up else None
+        subject = f"$JS.API.DIRECT.GET.{stream}"
+        msg = await self._link.ask(subject, _by_seq(seq), timeout_s=self._patience_s) if self._link.is_up else None
         return self._read(stream, msg) or await self._again(stream, seq)
 
     async def _again(self, stream: str, seq: int) -> Stored:
-        # a follower may not have it yet, the connection may have been lost: the leader knows
-        return await self._publisher.by_sequence(stream, seq)
+        # a replica may not have it yet, it or the connection may have been lost: the leader knows
+        return await leader.by_sequence(self._link, stream, seq)
 
     @staticmethod
     def _read(stream: str, msg: Msg | None) -> Stored | None:

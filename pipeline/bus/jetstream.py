@@ -26,7 +26,7 @@ class NatsBus:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._publisher = Publisher(link)
-        self._getter = Getter(link, self._publisher)
+        self._getter = Getter(link)
         self._blobs = Blobs(self._publisher.store, self._getter.fetch)
 
     async def __aenter__(self) -> Self:

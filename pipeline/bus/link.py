@@ -20,12 +20,14 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["Link", "Question", "backoff_s", "is_no_responder", "status_of"]
+__all__ = ["Link", "Question", "backoff_s", "is_no_responder", "patience_s", "status_of"]
 
 A = TypeVar("A", bound=Answer)
 
 _NO_RESPONDER = "503"
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
+_PATIENCE_S = 2.0
+_PATIENCE_GROWTH = 1.5
 
 
 def status_of(msg: Msg) -> str | None:
@@ -40,6 +42,15 @@ def is_no_responder(msg: Msg) -> bool:
 def backoff_s(attempt: int) -> float:
     """Return how long to wait after failed attempt number `attempt` (from 0), seconds."""
     return _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
+
+
+def patience_s(silent: int, longest_s: float) -> float:
+    """Return how long to wait for an answer after `silent` attempts that got none, seconds.
+
+    Short at first: of a cluster, one server may have died with the question while the connection to another lives on.
+    Then longer, lest a server that is merely slow be asked more and more.
+    """
+    return min(longest_s, _PATIENCE_S * _PATIENCE_GROWTH ** min(silent, 16))
 
 
 class Question(NamedTuple):
@@ -216,21 +227,26 @@ class Link:
         if answer is not None:
             _resolve(answer, msg)
 
-    async def call(self, kind: type[A], subject: str, request: bytes, *, what: str, patient: bool = False) -> A:
-        """Ask JetStream's API until it answers, for `give_up_s` seconds (`patient`: for ever).
+    async def call(
+        self, kind: type[A], subject: str, request: bytes, *, what: str, give_up_s: float | None = None
+    ) -> A:
+        """Ask JetStream's API until it answers, for `give_up_s` seconds (None: those of the configuration).
 
         Raises what the answer's error means, `InfrastructureError` when there was none in time.
         """
-        msg = await self.call_raw(subject, request, what=what, patient=patient)
+        msg = await self.call_raw(subject, request, what=what, give_up_s=give_up_s)
         return decode_answer(kind, msg.data, what)
 
-    async def call_raw(self, subject: str, request: bytes, *, what: str, patient: bool = False) -> Msg:
-        """As `call`, without decoding. Only transient errors are asked again."""
+    async def call_raw(
+        self, subject: str, request: bytes, *, what: str, give_up_s: float | None = None, patient: bool = False
+    ) -> Msg:
+        """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
         reason = "no answer"
-        with anyio.move_on_after(None if patient else self.config.give_up_s):
+        give_up_s = give_up_s or self.config.give_up_s
+        with anyio.move_on_after(None if patient else give_up_s):
             for attempt in itertools.count():
                 await self.wait_up()
-                msg = await self.ask(subject, request)
+                msg = await self.ask(subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s))
                 if msg is None:
                     pass  # the connection is back, or the answer was lost
                 elif is_no_responder(msg):
@@ -241,7 +257,7 @@ class Link:
                         return msg
                     reason = error.description
                 await anyio.sleep(backoff_s(attempt))
-        raise InfrastructureError(f"{what}: {reason} within {self.config.give_up_s} s")
+        raise InfrastructureError(f"{what}: {reason} within {give_up_s} s")
 
 
 def _resolve(answer: "asyncio.Future[Msg | None]", msg: Msg | None = None) -> None:

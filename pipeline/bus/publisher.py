@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Mapping
 
 import anyio
-import msgspec
 
-from lachesis.pipeline.bus.answers import error_in, stored_message, to_pub_ack
+from lachesis.pipeline.bus import leader
+from lachesis.pipeline.bus.answers import error_in, to_pub_ack
 from lachesis.pipeline.bus.api import PubAck, Stored
-from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder
+from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patience_s
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
-from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import FencedError, InfrastructureError
 
 __all__ = ["Publisher", "Window"]
 
@@ -96,11 +96,13 @@ class Publisher:
 
     async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         refused_since: float | None = None
-        attempt = 0
+        attempt = silent = 0
         while True:
             await self._link.wait_up()
-            msg = await self._link.ask(subject, data, headers=headers)
-            if msg is None:  # the connection was lost, or the answer
+            wait_s = patience_s(silent, self._link.config.ack_timeout_s)
+            msg = await self._link.ask(subject, data, headers=headers, timeout_s=wait_s)
+            if msg is None:  # the connection was lost, or the answer, or the leader that would have given it
+                silent += 1
                 refused_since = None
                 await anyio.sleep(backoff_s(0))
                 continue
@@ -136,19 +138,4 @@ class Publisher:
 
     async def last(self, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
         """Return the subject's last message, read from the stream's leader."""
-        request = msgspec.json.encode({"last_by_subj": subject})
-        what = f"last message on {subject}"
-        try:
-            msg = await self._link.call_raw(f"$JS.API.STREAM.MSG.GET.{stream}", request, what=what, patient=patient)
-            return stored_message(stream, msg.data, what)
-        except NotFoundError as error:
-            if "stream not found" in str(error):
-                raise
-            return None
-
-    async def by_sequence(self, stream: str, seq: int) -> Stored:
-        """Return the message at `seq`, read from the stream's leader. Raises `NotFoundError`."""
-        request = msgspec.json.encode({"seq": seq})
-        what = f"sequence {seq} of {stream}"
-        msg = await self._link.call_raw(f"$JS.API.STREAM.MSG.GET.{stream}", request, what=what)
-        return stored_message(stream, msg.data, what)
+        return await leader.last(self._link, stream, subject, patient=patient)

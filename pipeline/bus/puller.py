@@ -20,7 +20,7 @@ from lachesis.schemas.errors import AccessError, InfrastructureError
 
 __all__ = ["Metadata", "Pull", "weight"]
 
-_HEARTBEAT_S = 2.5
+_HEARTBEAT_S = 1.0  # three missing ones, and the consumer is taken to be gone with its server
 _EXPIRES_S = 20.0
 _NS = 1_000_000_000
 _HEADER_ALLOWANCE = 256

@@ -1,7 +1,8 @@
 """Reading from a cursor: in stream order, nothing acknowledged, without a gap or a repeat whatever happens between.
 
 Each time the connection or the consumer is lost, or the consumer's own numbers show a gap, a new ephemeral consumer is
-made that starts behind the last message received.
+made that starts behind the last message received. In a cluster it may read from a replica that lags behind: so how far
+the stream goes is the leader's word, never the consumer's.
 """
 
 import secrets
@@ -13,7 +14,8 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.answers import ConsumerInfo, StreamInfo, plain_headers
+from lachesis.pipeline.bus import leader
+from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs
@@ -25,6 +27,7 @@ __all__ = ["ReadOptions", "StreamReader", "read"]
 
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
+_CREATE_S = 3.0  # then under another name: a server that died may have been chosen for it
 _INACTIVE_S = 30  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
 
 
@@ -57,7 +60,7 @@ class StreamReader:
         self._follow = options.follow
         self._received = options.start - 1  # the last sequence received: where a new consumer goes on
         self._handed_out = options.start - 1
-        self._target = 0
+        self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
         self._consumer_seq = 0
         self.pull = Pull(
@@ -72,16 +75,15 @@ class StreamReader:
 
     async def open(self) -> None:
         """Note how far the stream goes now. Raises `NotFoundError` when there is none."""
-        info = await self._link.call(
-            StreamInfo, f"$JS.API.STREAM.INFO.{self._stream}", b"", what=f"stream {self._stream}"
-        )
-        self._target = info.state.last_seq
+        self._target = await self._last()
+
+    async def _last(self) -> int:
+        found = [await leader.last(self._link, self._stream, subject) for subject in self._filters or [">"]]
+        return max(message.seq if message else 0 for message in found)
 
     @property
     def caught_up(self) -> bool:
-        if self._handed_out >= self._target:
-            return True
-        return not self.pull.queue and self.pull.idle  # the rest was trimmed meanwhile
+        return self._handed_out >= self._target
 
     def __aiter__(self) -> AsyncIterator[Stored]:
         return self
@@ -90,7 +92,10 @@ class StreamReader:
         while not self.pull.queue:
             if not self._follow and self.caught_up:
                 raise StopAsyncIteration
-            await self.pull.wait()
+            if self.pull.idle and not self.caught_up:
+                await self._ask_why()
+            else:
+                await self.pull.wait()
         msg = self.pull.queue[0]
         meta = Metadata.of(msg)
         if not self._follow and self.caught_up:  # published since
@@ -102,6 +107,13 @@ class StreamReader:
         self.pull.release(weight(msg))
         self._handed_out = meta.seq
         return message
+
+    async def _ask_why(self) -> None:
+        """Nothing has come for long, but something should: it was deleted meanwhile, or this replica is stuck."""
+        self.pull.idle = False
+        self._target = min(self._target, await self._last())
+        if not self.caught_up:
+            self.pull.lose()
 
     async def _create(self) -> str:
         name = "read-" + secrets.token_hex(8)
@@ -117,16 +129,15 @@ class StreamReader:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        info = await self._link.call(
+        await self._link.call(
             ConsumerInfo,
             f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
             msgspec.json.encode({"stream_name": self._stream, "config": config}),
             what=f"reader of {self._stream}",
+            give_up_s=_CREATE_S,
         )
         self._name = name
         self._consumer_seq = 0
-        self._note_pending(info.num_pending)
-        self.pull.wake()
         return name
 
     def _accept(self, msg: Msg) -> bool:
@@ -138,13 +149,7 @@ class StreamReader:
             return False
         self._consumer_seq = meta.consumer_seq
         self._received = meta.seq
-        self._note_pending(meta.pending)
         return True
-
-    def _note_pending(self, pending: int) -> None:
-        """Where nothing is left beyond what was received, nothing more has to be handed out to be caught up."""
-        if pending == 0:
-            self._target = min(self._target, self._received)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lachesis.pipeline.bus.answers import ApiError, error_in, plain_headers, stored_message, to_ns, to_pub_ack
 from lachesis.pipeline.bus.puller import Metadata
 from lachesis.schemas.errors import (
+    ConfigError,
     DataError,
     FencedError,
     InfrastructureError,
@@ -29,11 +30,15 @@ from lachesis.schemas.errors import (
         (400, 10054, "message size exceeds maximum allowed", DataError, False),
         (503, 10023, "insufficient resources", StreamFullError, False),
         (400, 10071, "wrong last sequence: 5", FencedError, False),
-        (400, 10164, "wrong last sequence", FencedError, False),
+        (400, 10164, "wrong last sequence", InfrastructureError, True),  # another write there is not decided yet
+        (409, 10158, "duplicate message id is in process", InfrastructureError, True),
+        (400, 10005, "no suitable peers for placement", ConfigError, False),
+        (500, 10074, "replicas > 1 not supported in non-clustered mode", ConfigError, False),
         (404, 10037, "no message found", NotFoundError, False),
         (429, 10167, "too many requests", InfrastructureError, True),
         (503, 10008, "JetStream system temporarily unavailable", InfrastructureError, True),
         (400, 10025, "invalid JSON", InfrastructureError, False),
+        (503, 10039, "JetStream not enabled for account", InfrastructureError, False),
     ],
 )
 def test_errors(code: int, err_code: int, text: str, kind: type[LachesisError], transient: bool) -> None:
