@@ -16,12 +16,13 @@ from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.packing import deflate, inflate
-from lachesis.schemas.sequences import Sequence, Sequences, VersionSpan
+from lachesis.schemas.sequences import FinishReason, Sequence, Sequences, VersionSpan
 from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
     "Attachment",
     "Dispatch",
+    "FinishReason",
     "Message",
     "RolloutGroup",
     "Sequence",
