@@ -24,9 +24,9 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEve
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
 
-__all__ = ["items_of", "run_curriculum"]
+__all__ = ["feedback_of", "items_of", "run_curriculum"]
 
 SNAPSHOT_EVERY = 64
 """Commits between two snapshots of the state."""
@@ -115,6 +115,8 @@ class _EnvWriter:
             self.next_event = message.seq + 1
             try:
                 rewards = decode(RewardEvent, message.data).groups
+            except VersionError:
+                raise  # the run's own services wrote it: wait for the upgrade, with the message unread
             except DataError as error:
                 letter = dead_letter(self.service, message, "data", error)
                 await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
@@ -122,7 +124,7 @@ class _EnvWriter:
                 continue
             for reward in rewards:
                 self.service.health.handled += 1
-                feedback = _feedback(self.env, reward)
+                feedback = feedback_of(self.env, reward)
                 if feedback is None:
                     continue
                 try:
@@ -178,7 +180,7 @@ class _EnvWriter:
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
 
 
-def _feedback(env: str, reward: GroupReward) -> Feedback | None:
+def feedback_of(env: str, reward: GroupReward) -> Feedback | None:
     """Return what a group teaches about its item, None when it names none of the pool."""
     if reward.index is None:
         return None
