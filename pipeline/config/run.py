@@ -50,7 +50,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     concurrency: PositiveInt = 8
     """Groups that one process generates at once. Default 8."""
     longest_tokens: PositiveInt = 1024
-    """Most tokens of one sequence, prompt included; what a lease reserves bytes for. Default 1024."""
+    """Most tokens of one sequence, prompt included; what a lease reserves bytes for. A group that outgrows what was
+    reserved is not stored. Default 1024."""
     success_rater: str | None = None
     """Rater whose calibrated rating tells whether a sample succeeded. Default None: the score itself."""
     success_threshold: float = 1.0
@@ -210,6 +211,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(
                     f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
                     "sequences and groups are never split: no group could be admitted"
+                )
+            if env.max_new_tokens > env.longest_tokens:
+                raise ConfigError(
+                    f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
+                    f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
                 )
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:

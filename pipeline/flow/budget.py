@@ -84,6 +84,20 @@ class Budget:
         """Whether the figures are missing or too old, so that nothing may be promised."""
         return self._read_s is None or now_s - self._read_s > _BLIND_S
 
+    def never(self, room: Room) -> str | None:
+        """Return why `room` could not be promised even if the streams were empty, None if it could."""
+        for stream, size in room.by_stream().items():
+            usage = self._usage.get(stream)
+            if usage is None or usage.max_bytes <= 0:
+                continue
+            most = int(self._config.close_at * usage.max_bytes)
+            if size > most:
+                return (
+                    f"a group that may need {size} bytes in stream {stream} can never be admitted: {most} are all "
+                    f"there is; make groups smaller, or raise streams.{stream.lower()}_bytes"
+                )
+        return None
+
     def refusal(self, room: Room) -> str | None:
         """Return why `room` cannot be promised, None if it can."""
         for stream, size in room.by_stream().items():

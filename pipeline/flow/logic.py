@@ -179,7 +179,11 @@ class Governor:
             return f"the governor started again and waits {self._grants_from_s - now_s:.1f} s for leases it cannot know"
         if self._budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
-        reason = self._budget.refusal(Room.of(self.config, sequences=request.sequences, bytes_=request.bytes))
+        room = Room.of(self.config, sequences=request.sequences, bytes_=request.bytes)
+        too_large = self._budget.never(room)
+        if too_large is not None:
+            return too_large
+        reason = self._budget.refusal(room)
         if reason is None:
             free = self.capacity - self.outstanding
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)

@@ -176,6 +176,15 @@ def test_a_nearly_full_stream_closes_admission_before_it_is_full() -> None:
     assert "ROLLOUTS holds 700 bytes" in str(reply.reason)
 
 
+def test_a_group_larger_than_a_budget_is_told_so_and_blocks_nobody() -> None:
+    it = governor()
+    it.usage({ROLLOUTS: StreamUsage(1, 1, 1, 0, 100_000), EVENTS: usage(0), TEACHER: usage(0)}, 0.0)
+    reply = it.ask(acquire("large", size=80_001), 0.0)
+    assert "80001 bytes in stream ROLLOUTS can never be admitted: 80000 are all" in str(reply.reason)
+    assert not it.blocked  # no smaller batch could help it
+    assert it.ask(acquire("large", size=80_000), 0.0).granted
+
+
 def test_annotations_still_to_come_are_reserved_too() -> None:
     it = governor()
     per_group = FLOW.event_bytes_per_group + 4 * FLOW.event_bytes_per_sequence
