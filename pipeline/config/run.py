@@ -14,6 +14,7 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
@@ -195,6 +196,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The trainer."""
     services: ServicesConfig = ServicesConfig()
     """Processes."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Traces and metrics over OTLP."""
 
     def __post_init__(self) -> None:
         check_name("run", self.run)

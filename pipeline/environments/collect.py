@@ -46,6 +46,7 @@ class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
 class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     """What was collected for one task. `rewards`: per surviving sample, by component."""
 
+    id: str
     task: Task
     sessions: list[Session]
     rewards: list[dict[str, float | None]]
@@ -62,8 +63,10 @@ async def collect_group(
     sampling: SamplingParams,
     *,
     config: CollectConfig | None = None,
+    group: str | None = None,
+    started_ns: int | None = None,
 ) -> GroupDraft:
-    """Let the model work `n` times on `task`.
+    """Let the model work `n` times on `task`. `group` is the id of the group to be, a new one where it is None.
 
     Raises InfrastructureError when inference (or a tool's dependency) stayed down or a time limit passed, DataError
     when the server refuses or the task cannot be asked, EnvironmentCodeError when the environment's bugs left fewer
@@ -71,7 +74,7 @@ async def collect_group(
     """
     if env.tool_timeout_s >= env.turn_timeout_s:
         raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
-    started_ns = time.time_ns()
+    started_ns = time.time_ns() if started_ns is None else started_ns
     requests = Requests(inference, config or CollectConfig())
     opening = Opening(requests, task.messages, n, sampling)
     sessions = [
@@ -87,8 +90,8 @@ async def collect_group(
         async with anyio.create_task_group() as samples:
             for session in sessions:
                 samples.start_soon(one, session)
-    except ExceptionGroup as group:
-        raise deciding_error(group) from group
+    except ExceptionGroup as errors:
+        raise deciding_error(errors) from errors
 
     bugs = {sample: outcome for sample, outcome in outcomes.items() if isinstance(outcome, Exception)}
     rewards = {sample: outcome for sample, outcome in outcomes.items() if not isinstance(outcome, Exception)}
@@ -104,6 +107,7 @@ async def collect_group(
     if len(scored_by_turn) > 1:
         raise EnvironmentCodeError(f"{type(env).__name__} rewarded the turns of some samples of {task.item!r} only")
     return GroupDraft(
+        id=group or new_group_id(),
         task=task,
         sessions=[sessions[sample] for sample in sorted(rewards)],
         rewards=[rewards[sample] for sample in sorted(rewards)],
@@ -182,7 +186,7 @@ def build_group(
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
     group = RolloutGroup(
-        id=new_group_id(),
+        id=draft.id,
         run=run,
         env=env,
         item=draft.task.item,

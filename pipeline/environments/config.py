@@ -21,3 +21,5 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds before the second try; doubled before each further one. Default 0.5."""
     max_context: PositiveInt | None = None
     """Tokens prompt and completion of a sequence may have together. Default None: what the server accepts."""
+    model: str = "policy"
+    """Name of the model in traces. Default policy."""

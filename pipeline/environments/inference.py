@@ -16,6 +16,7 @@ import msgspec
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.inference.client import Generation
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.rollout import Message
 
@@ -88,7 +89,11 @@ class Requests:
     async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[Generation]:
         """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
         sampling = msgspec.structs.replace(sampling, max_tokens=self.room(len(prompt_ids), sampling))
-        generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
+        asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._config.model}
+        with traced(f"chat {self._config.model}", "client", asked) as found:
+            generations = await self._retry("generate", lambda: self._inference.generate(prompt_ids, n, sampling))
+            found["gen_ai.usage.input_tokens"] = len(prompt_ids)
+            found["gen_ai.usage.output_tokens"] = sum(len(sample.token_ids) for sample in generations)
         if len(generations) != n:
             raise DataError(f"the inference server answered {len(generations)} samples where {n} were asked for")
         return generations

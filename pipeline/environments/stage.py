@@ -6,11 +6,14 @@ lease is settled by its being stored; a group that infrastructure failed is aban
 
 import logging
 import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import anyio
 import msgspec
 import numpy as np
 
+from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.sampler import Sampler
 from lachesis.pipeline.environments.collect import build_group, collect_group
@@ -22,10 +25,13 @@ from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.recorder import recording
+from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span, publish_span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, SchemaError
+from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
@@ -113,7 +119,9 @@ class _Producer:
         async for attempt in self.service.retrying("probe the policy's server"):
             with attempt:
                 capabilities = await (await self.inference.current()).probe()
-        self.collect = msgspec.structs.replace(self.collect, max_context=capabilities.max_model_len)
+        self.collect = msgspec.structs.replace(
+            self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
+        )
         async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as entries:
             async for entry in entries:
                 self.tokenizer_hash = decode(PolicyRecord, entry.value).tokenizer_hash
@@ -126,24 +134,36 @@ class _Producer:
         while (lease := await self.leases.acquire(settings.samples, size)) is not None:
             self.service.health.in_flight += 1
             try:
-                group = await self._generate(lease)
-                if group is not None and await self._publish(group):
+                made = await self._generate(lease)
+                if made is not None and await self._publish(*made):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
             finally:
                 self.service.health.in_flight -= 1
 
-    async def _generate(self, lease: str) -> RolloutGroup | None:
-        """Return a new group, None when infrastructure, the server's refusal or the environment's code failed it."""
+    async def _generate(self, lease: str) -> tuple[RolloutGroup, list[Span]] | None:
+        """Return a new group and the spans of its requests, if it is sampled.
+
+        None when infrastructure, the server's refusal or the environment's code failed it.
+        """
         (draw,) = self.sampler.sample(1, self.rng)
         dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
         health = self.service.health
+        name = new_group_id()
         try:
             client = await self.inference.current()
-            draft = await collect_group(
-                self.env, self._task(draw.item), client, self.settings.samples, self.sampling, config=self.collect
-            )
+            with self._recording(name) as spans:
+                draft = await collect_group(
+                    self.env,
+                    self._task(draw.item),
+                    client,
+                    self.settings.samples,
+                    self.sampling,
+                    config=self.collect,
+                    group=name,
+                    started_ns=self.service.now_ns(),
+                )
             group = build_group(
                 draft,
                 run=self.service.run,
@@ -168,7 +188,13 @@ class _Producer:
             return None
         self.failures = 0
         self.counter += 1
-        return group
+        return group, spans
+
+    def _recording(self, group: str) -> AbstractContextManager[list[Span]]:
+        tracing = self.service.tracing
+        if not tracing.sampled(group):
+            return nullcontext([])
+        return recording(tracing.clock, self.service.name, group, generate_id(group))
 
     def _task(self, index: int) -> Task:
         try:
@@ -176,18 +202,36 @@ class _Producer:
         except Exception as error:
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
 
-    async def _publish(self, group: RolloutGroup) -> bool:
+    async def _publish(self, group: RolloutGroup, chats: list[Span]) -> bool:
         """Store the group; say whether it could be done, which only a drain prevents."""
+        service = self.service
         subject = subjects.rollout(group.run, group.env)
-        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=False)}
+        sampled = service.tracing.sampled(group.id)
+        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
+        data = encode(group)
+        made_ns = service.now_ns()
         try:
-            await self.service.retrying(f"publish {subject}")(
-                self.service.bus.publish_large, subject, encode(group), msg_id=group.id, headers=headers
+            ack: PubAck = await service.retrying(f"publish {subject}")(
+                service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
             )
         except InfrastructureError:
             return False
-        self.service.recovered()
-        self.service.health.handled += 1
-        self.service.health.emitted += 1
-        self.service.health.process.record((time.time_ns() - group.started_ns) / 1e9)
+        stored_ns = service.now_ns()
+        service.recovered()
+        service.health.handled += 1
+        service.health.emitted += 1
+        service.health.process.record((stored_ns - group.started_ns) / 1e9)
+        if sampled:
+            generated = generate_span(
+                group.id,
+                group.env,
+                (group.started_ns, made_ns),
+                {"rl.group.size": len(group.sequences), "rl.policy.version": group.policy_versions[0]},
+            )
+            message = f"{ack.stream}:{ack.seq}"
+            times = made_ns, stored_ns
+            published = publish_span(
+                service.name, group.id, generated.id, subject, times, message=message, size=len(data)
+            )
+            service.tracing.emit([*chats, generated, published])
         return True

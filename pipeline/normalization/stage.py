@@ -5,7 +5,7 @@ letters of groups that will never have any). A commit holds the rewards that bec
 normalizer's state and the positions from which a restart reads again, so a crash repeats nothing and loses nothing.
 """
 
-import time
+from collections.abc import Sequence
 
 import anyio
 import msgspec
@@ -18,10 +18,11 @@ from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.spans import process_id, publish_span, stage_spans
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_normalizer"]
@@ -111,6 +112,8 @@ class _EnvWriter:
             else:
                 for score in decode(ScoreEvent, message.data).groups:
                     await self._take_score(score, message)
+        except VersionError:
+            raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
             await self._bury(dead_letter(self.service, message, "data", error))
 
@@ -133,7 +136,7 @@ class _EnvWriter:
             await self._commit(step)
 
     async def _commit(self, step: Step) -> None:
-        start_ns = time.time_ns()
+        start_ns = self.service.now_ns()
         oldest = self.normalizer.oldest_source()
         self.cursors = {
             subjects.ROLLOUTS: self.normalizer.watermark,
@@ -147,7 +150,9 @@ class _EnvWriter:
             commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
             groups=[self._reward(ready, start_ns) for ready in step.ready],
         )
-        await self.service.retrying("commit rewards")(self.log.append, event)
+        committed_ns = self.service.now_ns()
+        seq: int = await self.service.retrying("commit rewards")(self.log.append, event)
+        self._trace(event.groups, seq, (committed_ns, self.service.now_ns()))
         self.service.recovered()
         folded = self.normalizer.watermark
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
@@ -157,11 +162,26 @@ class _EnvWriter:
             state = msgspec.msgpack.encode(self.normalizer.state_dict())
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 
+    def _trace(self, rewards: Sequence[GroupReward], seq: int, times: tuple[int, int]) -> None:
+        """Export the spans of the sampled groups of a commit stored at `seq`."""
+        service = self.service
+        taken = subjects.event("score", service.run, service.revision, self.env)
+        given = subjects.event("reward", service.run, service.revision, self.env)
+        for reward in rewards:
+            if not service.tracing.sampled(reward.group):
+                continue
+            stamp = reward.stamps[-1]
+            parent = process_id(reward.group, service.name, stamp.attempt)
+            published = publish_span(
+                service.name, reward.group, parent, given, times, message=f"{subjects.EVENTS}:{seq}"
+            )
+            service.tracing.emit([*stage_spans(reward.group, stamp, taken), published])
+
     def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         rewards = ready.snapshot.normalize(_KEY, ready.values[_KEY]).values
-        stamp = Stamp(self.service.name, stored_ns, start_ns, time.time_ns())
-        self.service.health.done(stamp)
+        stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
+        self.service.health.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
         reward = GroupReward(
             group=ready.group,
             seq=ready.seq,

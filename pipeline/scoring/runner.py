@@ -20,6 +20,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.scoring.loader import Member
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, to_rating
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["EnsembleRunner"]
@@ -38,12 +39,7 @@ class EnsembleRunner:
         }
         async with anyio.create_task_group() as tasks:
             for calls in self._calls:
-                column = results[calls.member.name]
-                if calls.member.rater.rates_groups:
-                    tasks.start_soon(calls.rate_group, samples, column)
-                else:
-                    for i, sample in enumerate(samples):
-                        tasks.start_soon(calls.rate_one, sample, column, i)
+                tasks.start_soon(calls.rate, samples, results[calls.member.name])
         return results
 
 
@@ -65,12 +61,22 @@ class _MemberCalls:
         self._lock = threading.Lock()
         self._abandoned = 0
 
-    async def rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
-        """Rate one sample into column[i]."""
+    async def rate(self, samples: Sequence[Sample], column: list[Rating]) -> None:
+        """Rate a group's samples, all at once or each by itself, into `column`."""
+        name = self.member.name
+        with traced(f"score {name}", attributes={"rl.rater": name, "rl.samples": len(samples)}) as found:
+            if self.member.rater.rates_groups:
+                await self._rate_group(samples, column)
+            else:
+                async with anyio.create_task_group() as tasks:
+                    for i, sample in enumerate(samples):
+                        tasks.start_soon(self._rate_one, sample, column, i)
+            found["rl.missing"] = sum(rating.status != "ok" for rating in column)
+
+    async def _rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
         column[i] = await self._guarded(sample, lambda value: to_rating(value, self.member.bounds))
 
-    async def rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
-        """Rate a whole group into `column`."""
+    async def _rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
 
         def judge(values: Any) -> Rating:
             if isinstance(values, str | bytes) or not hasattr(values, "__len__"):

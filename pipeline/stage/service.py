@@ -17,6 +17,8 @@ import tenacity
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.health import Health
+from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
@@ -34,7 +36,16 @@ class Service:
     life of the service, so it serves as writer term too.
     """
 
-    def __init__(self, bus: Bus, name: str, run: str, revision: str = subjects.LIVE, *, replica: int = 1) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        name: str,
+        run: str,
+        revision: str = subjects.LIVE,
+        *,
+        replica: int = 1,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.bus = bus
         self.name = subjects.check_name("service", name)
         self.run = subjects.check_name("run", run)
@@ -42,20 +53,30 @@ class Service:
         self.replica = replica
         self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
         self.health = Health()
+        self.tracing = tracing or Tracing()
+        self.began_ns = time.time_ns()
         self.started = anyio.Event()
         self.draining = anyio.Event()
 
+    def now_ns(self) -> int:
+        """Return the time for stamps, Unix ns by the server's clock."""
+        return self.tracing.clock.now_ns()
+
     async def heartbeat(self) -> None:
-        """Broadcast the service's figures now."""
+        """Broadcast the service's figures now, and export them where telemetry goes."""
+        health, sink = self.health, self.tracing.sink
         beat = Heartbeat(
             run=self.run,
             service=self.name,
             instance=self.instance,
             pid=os.getpid(),
             time_ns=time.time_ns(),
-            stage=self.health.report(),
-            metrics={name: value for name, value in self.health.metrics.items() if math.isfinite(value)},
+            stage=health.report(),
+            metrics={name: value for name, value in health.metrics.items() if math.isfinite(value)},
         )
+        if sink is not None:
+            waits, processes = health.wait_exemplars.newest(), health.process_exemplars.newest()
+            sink.observe(Figures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
 
     def drain(self) -> None:
@@ -125,10 +146,16 @@ class Service:
 
 @asynccontextmanager
 async def open_service(
-    bus: Bus, name: str, run: str, revision: str = subjects.LIVE, *, replica: int = 1
+    bus: Bus,
+    name: str,
+    run: str,
+    revision: str = subjects.LIVE,
+    *,
+    replica: int = 1,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Service]:
     """Yield a service that sends heartbeats until the context ends; one more tells that it drained."""
-    service = Service(bus, name, run, revision, replica=replica)
+    service = Service(bus, name, run, revision, replica=replica, tracing=tracing)
 
     async def beat() -> None:
         while True:

@@ -13,22 +13,23 @@ each carrying every group that was ready when it left (no lingering when only on
 """
 
 import hashlib
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.bus.api import Delivery
+from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.attempts import Attempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.recorder import recording
+from lachesis.pipeline.telemetry.spans import Span, process_id, publish_span, stage_spans
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, Stamp
 from lachesis.schemas.codec import Event, encode
@@ -64,6 +65,9 @@ class _Ready(Generic[Item]):
     env: str
     item: Item
     delivery: Delivery
+    group: str
+    spans: list[Span] = field(default_factory=list)
+    """What is exported of the group's trace; empty where the group is not sampled."""
 
 
 async def run_stateless(service: Service, stage: StatelessStage[Item]) -> None:
@@ -131,7 +135,7 @@ class _Replica(Generic[Item]):
                 if delivery not in self.offered:
                     continue  # given back by the drain on its way here
                 self.offered.remove(delivery)
-                start_ns = time.time_ns()
+                start_ns = self.service.now_ns()
                 try:
                     ready = await self._handle(delivery, start_ns)
                 except DataError as error:
@@ -163,13 +167,27 @@ class _Replica(Generic[Item]):
                 await self.service.retrying("note an attempt")(self.attempts.note, message.seq, deaths + 1)
                 self.deaths[message.seq] = deaths
             rollout = read_rollout(message)
-            async for attempt in self.service.retrying(f"group {rollout.group.id}"):
+            group = rollout.group.id
+            sampled = self.service.tracing.sampled(group)
+            children: list[Span] = []
+            if sampled:
+                name = self.service.name
+                parent = process_id(group, name, delivery.attempt)
+                children = turn.enter_context(recording(self.service.tracing.clock, name, group, parent))
+            async for attempt in self.service.retrying(f"group {group}"):
                 with attempt:
                     item = await stage.handle(rollout)
         self.service.recovered()
-        stamp = Stamp(self.service.name, message.time_ns, start_ns, time.time_ns(), delivery.attempt)
-        self.service.health.done(stamp)
-        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery)
+        stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
+        self.service.health.done(stamp, traced=group if sampled else None)
+        spans = []
+        if sampled:
+            place = {
+                "messaging.message.id": f"{message.stream}:{message.seq}",
+                "messaging.consumer.group.name": self.durable,
+            }
+            spans = stage_spans(group, stamp, message.subject, place, children=children)
+        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, spans)
 
     async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
         async with items:
@@ -193,10 +211,12 @@ class _Replica(Generic[Item]):
         seqs = " ".join(str(ready.delivery.message.seq) for ready in batch)
         names = hashlib.sha256(seqs.encode()).hexdigest()[:32]
         subject = subjects.event(stage.kind, service.run, service.revision, env)
+        start_ns = service.now_ns()
         try:
             event.check()
-            await service.retrying(f"publish {subject}")(
-                service.bus.publish, subject, encode(event), msg_id=f"{stage.kind}.{service.revision}.{names}"
+            data = encode(event)
+            ack: PubAck = await service.retrying(f"publish {subject}")(
+                service.bus.publish, subject, data, msg_id=f"{stage.kind}.{service.revision}.{names}"
             )
         except InfrastructureError:  # draining: the groups are handled again by another replica
             for ready in batch:
@@ -211,8 +231,17 @@ class _Replica(Generic[Item]):
         else:
             service.recovered()
             service.health.emitted += len(batch)
+            times = start_ns, service.now_ns()
             for ready in batch:
+                if ready.spans:
+                    self._trace(ready, subject, times, f"{ack.stream}:{ack.seq}", len(data))
                 await self._settle(ready.delivery)
+
+    def _trace(self, ready: _Ready[Item], subject: str, times: tuple[int, int], message: str, size: int) -> None:
+        """Export a sampled group's spans, now that its annotation is stored."""
+        parent = process_id(ready.group, self.service.name, ready.delivery.attempt)
+        published = publish_span(self.service.name, ready.group, parent, subject, times, message=message, size=size)
+        self.service.tracing.emit([*ready.spans, published])
 
     async def _bury(self, delivery: Delivery, kind: DeadKind, error: DataError, *, attempts: int = 1) -> None:
         letter = dead_letter(self.service, delivery.message, kind, error, attempts=attempts)

@@ -15,10 +15,12 @@ from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.plan import ROLLOUT_HEADER
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["run_teacher"]
@@ -65,7 +67,9 @@ class _Teacher:
         if self.tokenizer_hash not in {None, group.tokenizer_hash}:
             refusal = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
-        answers, reason = await self._ask(group)
+        with traced(f"prompt_logprobs {self.name}", "client", {"gen_ai.request.model": self.name}) as found:
+            answers, reason = await self._ask(group)
+            found["gen_ai.usage.input_tokens"] = group.sequences.n_tokens
         logprobs, missing = group_logprobs(group, answers)
         arrays = TeacherLogprobs(
             run=group.run,
@@ -78,8 +82,10 @@ class _Teacher:
             missing=missing,
         )
         subject = subjects.logprobs(group.run, self.service.revision, group.env)
-        msg_id = f"logprobs.{self.service.revision}.{group.id}"
-        ack = await self.service.bus.publish_large(subject, encode(arrays), msg_id=msg_id)
+        # by sequence, not by group: those of an earlier copy may have been trimmed with it
+        msg_id = f"logprobs.{self.service.revision}.{rollout.seq}"
+        headers = {ROLLOUT_HEADER: str(rollout.seq)}
+        ack = await self.service.bus.publish_large(subject, encode(arrays), msg_id=msg_id, headers=headers)
         return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
 
     async def _ask(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:

@@ -27,10 +27,8 @@ class Exemplars:
     def note(self, exemplar: Exemplar) -> None:
         self._newest[frexp(max(exemplar.value, 0.0))[1]] = exemplar
 
-    def take(self) -> list[Exemplar]:
-        """Return and forget what was noted since the last call."""
-        newest, self._newest = self._newest, {}
-        return list(newest.values())
+    def newest(self) -> list[Exemplar]:
+        return list(self._newest.values())
 
 
 @dataclass(frozen=True, slots=True)

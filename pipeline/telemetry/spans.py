@@ -215,8 +215,10 @@ def process_id(group: str, stage: str, attempt: int) -> str:
     return span_id(group, "process", stage, attempt)
 
 
-def publish_span(service: str, trace: str, parent: str, subject: str, times: Times, *, message: str, size: int) -> Span:
-    """Return the span of storing a message of `size` bytes as `message`, `{stream}:{sequence}`."""
+def publish_span(
+    service: str, trace: str, parent: str, subject: str, times: Times, *, message: str, size: int | None = None
+) -> Span:
+    """Return the span of storing a message (of `size` bytes, if known) as `message`, `{stream}:{sequence}`."""
     return Span(
         service=service,
         name=f"publish {subject}",
@@ -232,7 +234,7 @@ def publish_span(service: str, trace: str, parent: str, subject: str, times: Tim
             "messaging.operation.name": "publish",
             "messaging.operation.type": "send",
             "messaging.message.id": message,
-            "messaging.message.body.size": size,
+            **({} if size is None else {"messaging.message.body.size": size}),
         },
     )
 
