@@ -40,7 +40,11 @@ Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """One stage's times for one group, Unix ns: stored in its input stream, taken up, output handed to the bus."""
+    """One stage's times for one group, Unix ns: stored in its input stream, taken up, output handed to the bus.
+
+    Each stage hands on the stamps of those before it, so this form is fixed: an older stage would drop an element that
+    it does not know. What else there is to time gets a stamp of its own.
+    """
 
     stage: str
     stored_ns: Count

@@ -17,7 +17,15 @@ import anyio
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
-from lachesis.schemas.errors import AccessError, ConfigError, FencedError, LachesisError, StartupError, leaves
+from lachesis.schemas.errors import (
+    AccessError,
+    ConfigError,
+    FencedError,
+    LachesisError,
+    StartupError,
+    VersionError,
+    leaves,
+)
 from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
@@ -63,7 +71,7 @@ def run_process(role: Role, config: RunConfig) -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
-    for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError, AccessError), STARTUP)):
+    for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError, AccessError, VersionError), STARTUP)):
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
         if expected and len(expected) == len(ended_by):
             for leaf in expected:

@@ -30,6 +30,10 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     score_deadline_s: Seconds | None = None
     """Seconds, counted likewise, from which an unscored group is given up as dead. Default None: an outage of the
     raters stalls the run instead of costing rollouts."""
+    lost_deadline_s: Seconds = 300.0
+    """Seconds after annotations were found unreadable (they have a dead letter) from which the environment's rollouts
+    that still lack theirs are given up: whose they were cannot be known, and nothing may wait for ever. Counted
+    likewise; it must be longer than raters and teacher take. Default 300."""
     mix: dict[str, float] = {}
     """Weight of each environment in a batch, relative; one not named weighs 1. A silent environment's share goes to the
     others. Default empty: the oldest groups first, wherever they come from."""

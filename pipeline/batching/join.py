@@ -14,7 +14,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.early import Annotation, Early, EarlyAnnotations
@@ -24,10 +24,14 @@ from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind,
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["JoinState", "Joiner", "Member"]
+__all__ = ["JoinState", "Joiner", "Member", "Wanted"]
 
 _TEACHER_STAGE = "teacher"
 _LONGEST_REASON = 500
+
+
+Wanted = Literal["score", "teacher"]
+"""What a rollout may wait for, and no longer than until a deadline."""
 
 
 class JoinState(NamedTuple):
@@ -43,7 +47,8 @@ class JoinState(NamedTuple):
 class Member:
     """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read.
 
-    `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` goes by.
+    `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` goes by. `lost` has
+    the sequence in EVENTS of a message that cannot be read and may have held what this rollout waits for.
     """
 
     seq: int
@@ -54,6 +59,7 @@ class Member:
     reward: GroupReward | None = None
     teacher: TeacherPointer | None = None
     without_teacher: bool = False
+    lost: dict[Wanted, int] = field(default_factory=dict)
     first_event: int | None = None
     annotated_ns: int = 0
     outcome: Outcome | None = None
@@ -75,7 +81,7 @@ class Joiner:
         self._by_group: dict[str, Member] = {}
         self._by_key: dict[tuple[str, int, int], Member] = {}
         self._early = EarlyAnnotations()
-        self._deadlines: list[tuple[int, int, str]] = []
+        self._deadlines: list[tuple[int, int, Wanted]] = []
         self._outcomes: deque[Member] = deque()
         self._batch = 0
         self.frontier = self._recorded.watermark
@@ -130,7 +136,11 @@ class Joiner:
             reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"
             self._settle(member, "dead", reason)
         elif not self._judge(member):
-            for seconds, what in ((config.score_deadline_s, "score"), (self._teacher_deadline(), "teacher")):
+            deadlines: dict[Wanted, float | None] = {
+                "score": config.score_deadline_s,
+                "teacher": self._teacher_deadline(),
+            }
+            for what, seconds in deadlines.items():
                 if seconds is not None:
                     heapq.heappush(self._deadlines, (member.seen_ns + int(seconds * 1e9), member.seq, what))
 
@@ -160,6 +170,24 @@ class Joiner:
             item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
         early = Early(event_seq, stored_ns, letter.seq, item)
         return self._annotate(self._open.get(letter.seq), str(letter.seq), early)
+
+    def lost(self, event_seq: int, env: str, now_ns: int, kinds: Iterable[Wanted]) -> None:
+        """Take in that annotations of `env`, stored at `event_seq` of EVENTS and perhaps of `kinds`, cannot be read.
+
+        Every rollout of the environment that waits now gets a deadline, since any of them may wait in vain; so feed the
+        rollouts up to the end of ROLLOUTS first.
+        """
+        self._event = max(self._event, event_seq)
+        due_ns = now_ns + int(self._config.lost_deadline_s * 1e9)
+        for member in self._open.values():
+            if member.env != env or member.outcome is not None or member.seq in self.ready:
+                continue
+            # until it is settled, a restart reads that message again
+            member.first_event = event_seq if member.first_event is None else min(member.first_event, event_seq)
+            for kind in kinds:
+                if kind not in member.lost:
+                    member.lost[kind] = event_seq
+                    heapq.heappush(self._deadlines, (due_ns, member.seq, kind))
 
     def _annotate(self, member: Member | None, target: str, early: Early) -> bool:
         self._event = max(self._event, early.event_seq)

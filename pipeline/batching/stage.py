@@ -14,7 +14,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.join import Joiner, Member
+from lachesis.pipeline.batching.join import Joiner, Member, Wanted
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
@@ -25,7 +25,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -139,8 +139,11 @@ class _Batcher:
         self._next_event = max(self._next_event, message.seq + 1)
         try:
             items = _annotations(message)
+        except VersionError:
+            raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
             await self.letters.send(dead_letter(self.service, message, "data", error))
+            await self._lose(message)
             return
         for item in items:
             if not self._offer(message, item):
@@ -163,6 +166,12 @@ class _Batcher:
             case TeacherPointer():
                 return self.joiner.teacher(message.seq, message.time_ns, item)
         return self.joiner.dead(message.seq, message.time_ns, item)
+
+    async def _lose(self, message: Stored) -> None:
+        """Have nobody wait for ever for what `message` may have held. Scores and their letters are the normalizer's."""
+        kinds: list[Wanted] = ["score", "teacher"] if message.subject.startswith("rl.reward.") else ["teacher"]
+        await self._see_all_members()
+        self.joiner.lost(message.seq, message.subject.rsplit(".", 1)[-1], time.monotonic_ns(), kinds)
 
     async def _see_all_members(self) -> None:
         """Read ROLLOUTS to its end: annotations are waiting for rollouts that the reader has not brought yet."""
@@ -206,6 +215,9 @@ class _Batcher:
 
     def _unscored(self, member: Member) -> DeadLetter:
         group = member.plan.group if member.plan else None
+        reason = f"no reward {self.config.score_deadline_s} s after it was seen"
+        if "score" in member.lost:
+            reason = f"no reward; it may have been in what cannot be read at sequence {member.lost['score']} of EVENTS"
         return DeadLetter(
             run=self.service.run,
             env=member.env,
@@ -215,7 +227,7 @@ class _Batcher:
             stream=subjects.ROLLOUTS,
             seq=member.seq,
             group=group,
-            reason=f"no reward {self.config.score_deadline_s} s after it was seen",
+            reason=reason,
             place=f"{self.service.name} {self.service.instance}",
             time_ns=time.time_ns(),
             trace_id=group,

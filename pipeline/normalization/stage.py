@@ -12,8 +12,10 @@ import msgspec
 
 from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
+from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts
@@ -50,7 +52,8 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
             writer.cursors[subjects.EVENTS],
         ),
     ]
-    async with open_bursts(service, sources) as bursts:
+    async with open_bursts(service, sources) as bursts, background() as tasks:
+        tasks.start_soon(writer.lost.give_up)
         service.recovered()
         async for burst in bursts:
             try:
@@ -75,6 +78,7 @@ class _EnvWriter:
         self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._events_read = 0
+        self.lost = LostScores(service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s)
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -95,6 +99,7 @@ class _EnvWriter:
             writer.normalizer.apply(msgspec.msgpack.decode(delta))
         writer.cursors.update(restored.cursors)
         writer._events_read = writer.cursors[subjects.EVENTS] - 1
+        writer.lost.start(writer.cursors)
         return writer
 
     async def take(self, message: Stored) -> None:
@@ -116,6 +121,9 @@ class _EnvWriter:
             raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
             await self._bury(dead_letter(self.service, message, "data", error))
+            if message.stream == subjects.EVENTS:
+                await self.lost.add(message)
+        self.lost.read(message)
 
     async def _take_score(self, score: GroupScore, message: Stored) -> None:
         try:
@@ -137,10 +145,10 @@ class _EnvWriter:
 
     async def _commit(self, step: Step) -> None:
         start_ns = self.service.now_ns()
-        oldest = self.normalizer.oldest_source()
+        needed = (self.normalizer.oldest_source(), self.lost.oldest_source(), self._events_read + 1)
         self.cursors = {
             subjects.ROLLOUTS: self.normalizer.watermark,
-            subjects.EVENTS: oldest if oldest is not None else self._events_read + 1,
+            subjects.EVENTS: min(source for source in needed if source is not None),
         }
         event = RewardEvent(
             run=self.service.run,

@@ -26,7 +26,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError
+from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError, VersionError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
@@ -117,6 +117,8 @@ class BatchFeed:
                 groups: list[Payload] = []
                 try:
                     groups = await _PATIENTLY(fetch_batch, self._bus, entry.batch)
+                except VersionError:
+                    raise  # the batch is good, this build too old: it must not become void
                 except DataError as error:
                     failure = error
                 yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())

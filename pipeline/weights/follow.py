@@ -12,7 +12,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
 
 __all__ = ["follow_policy"]
 
@@ -25,6 +25,8 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
         async for entry in entries:
             try:
                 record = decode(PolicyRecord, entry.value)
+            except VersionError:
+                raise  # passing over it would be generating with ever older weights
             except SchemaError as error:
                 log.warning("a policy record cannot be read: %s", error)
                 continue

@@ -189,6 +189,11 @@ class EnvNormalizer:
         """Lowest ROLLOUTS sequence that is not folded: after a restart feed memberships from here on."""
         return self._base * self.config.window + 1
 
+    def unresolved(self, last: int) -> list[tuple[int, str]]:
+        """Return sequence and group of every member up to sequence `last` that has no outcome yet."""
+        waiting = (window.members.items() for window in self._open.values() if window.unresolved)
+        return sorted((seq, m.group) for members in waiting for seq, m in members if not m.resolved and seq <= last)
+
     def oldest_source(self) -> int | None:
         """Return the lowest `source` of an outcome that is not folded; None if there is none.
 

@@ -377,6 +377,41 @@ def test_deadlines() -> None:
     assert outcomes(joiner) == {1: "dead"}
 
 
+def test_after_a_loss_whoever_waits_has_a_deadline_and_a_restart_reads_of_the_loss_again() -> None:
+    config = BatchingConfig(batch_size=8, lost_deadline_s=5.0)
+    joiner = Joiner(config)
+    for seq, env in ((1, "e"), (2, "e"), (3, "other"), (4, "e")):
+        joiner.member(seq, env, make_plan(seq), 0, SECOND)
+    joiner.reward(6, 0, make_reward(2, 2))
+    joiner.lost(7, "e", SECOND, ["score", "teacher"])
+    joiner.lost(8, "e", 2 * SECOND, ["score"])  # a second loss does not put the first one off
+    joiner.member(5, "e", make_plan(5), 0, SECOND)  # stored after both
+    joiner.reward(9, 0, make_reward(4, 4))
+    assert joiner.state().events_cursor == 6
+    joiner.record([2, 4])
+    assert joiner.state().events_cursor == 7
+    again = Joiner(config, make_entry(joiner))
+    assert joiner.expire(6 * SECOND - 1) == []
+    assert [(member.seq, member.lost["score"]) for member in joiner.expire(6 * SECOND)] == [(1, 7)]
+    assert joiner.expire(99 * SECOND) == []
+    joiner.dead(10, 0, make_letter(1, "batcher", "deadline"))
+    assert outcomes(joiner) == {1: "dead"}
+    assert joiner.state().events_cursor == 10
+    assert again.frontier == 0  # it is fed from the watermark on, and then from the cursor
+
+
+def test_a_teacher_whose_answer_was_lost_is_not_waited_for() -> None:
+    joiner = Joiner(BatchingConfig(batch_size=8, teacher="optional", teacher_deadline_s=None, lost_deadline_s=5.0))
+    for seq in (1, 2):
+        joiner.member(seq, "e", make_plan(seq), 0, 0)
+    joiner.reward(1, 0, make_reward(1, 1))
+    joiner.lost(2, "e", 0, ["teacher"])
+    assert joiner.expire(5 * SECOND) == []
+    assert list(joiner.ready) == [1]  # the other still waits for its reward, which is not lost
+    joiner.reward(3, 0, make_reward(2, 2))
+    assert list(joiner.ready) == [1, 2]
+
+
 def test_a_required_teacher_that_stays_away_makes_the_group_unscorable() -> None:
     joiner = Joiner(BatchingConfig(batch_size=8, teacher="required", teacher_deadline_s=5.0))
     joiner.member(1, "e", make_plan(1), 0, 0)
@@ -412,7 +447,7 @@ def test_a_slow_rollout_is_not_taken_for_a_repeat_however_many_pass_it() -> None
     joiner = Joiner(CONFIG)
     slow = 2
     for n in [0, slow, *range(4, 4_004, 2), *range(20_000, 24_000, 2)]:
-        joiner.member(joiner.frontier + 1, "e", make_plan(n), 0)
+        joiner.member(joiner.frontier + 1, "e", make_plan(n), 0, 0)
         if n != slow:
             joiner.reward(joiner.frontier, 0, make_reward(n, joiner.frontier, "zero_variance"))
             joiner.take_outcomes(1)
@@ -422,8 +457,8 @@ def test_a_slow_rollout_is_not_taken_for_a_repeat_however_many_pass_it() -> None
     again = Joiner(CONFIG, entry)
     for seq in range(entry.watermark + 1, joiner.frontier + 1):
         n = slow if seq == entry.watermark + 1 else 99_999
-        again.member(seq, "e", make_plan(n), 0)
-    again.member(joiner.frontier + 1, "e", make_plan(20_000), 0)
+        again.member(seq, "e", make_plan(n), 0, 0)
+    again.member(joiner.frontier + 1, "e", make_plan(20_000), 0, 0)
     assert outcomes(again) == {joiner.frontier + 1: "duplicate"}
     assert again.undecided == 1
 
