@@ -1,11 +1,14 @@
 """Settings of traces and exported metrics."""
 
+import os
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 __all__ = ["TelemetryConfig"]
+
+_SIGNALS = ("TRACES", "METRICS")
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,3 +25,8 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Share of rollouts traced in full. Slow, failed, redelivered and dead ones are traced besides. Default 0.01."""
     slow_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the run's own p99."""
+
+    def wanted(self) -> bool:
+        """Return whether anything is to be exported at all."""
+        names = ("OTEL_EXPORTER_OTLP_ENDPOINT", *(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT" for signal in _SIGNALS))
+        return self.endpoint is not None or any(os.environ.get(name) for name in names)

@@ -25,7 +25,7 @@ __all__ = [
     "Times",
     "batch_span",
     "batch_trace",
-    "consume_span",
+    "consume_spans",
     "generate_id",
     "generate_span",
     "process_id",
@@ -145,20 +145,35 @@ def step_span(
     )
 
 
-def consume_span(service: str, group: str, trace: str, step: int, times: Times) -> Span:
-    """Return the span of a group's part in optimizer step `step`, linked to the step in the batch's trace."""
-    return Span(
+def consume_spans(service: str, group: str, trace: str, step: int, times: tuple[int, int, int]) -> list[Span]:
+    """Return a group's wait for optimizer step `step` and its part in it, linked to the step in the batch's trace.
+
+    `times`: batched, step begun, step done, Unix ns.
+    """
+    batched_ns, start_ns, end_ns = times
+    waited = Span(
+        service=service,
+        name="queue.wait rl.ledger",
+        trace=group,
+        id=span_id(group, "wait", "train.consume"),
+        parent=root_id(group),
+        kind="internal",
+        start_ns=min(batched_ns, start_ns - _GAP_NS),
+        end_ns=start_ns - _GAP_NS,
+    )
+    consumed = Span(
         service=service,
         name="train.consume",
         trace=group,
         id=span_id(group, "train.consume"),
         parent=root_id(group),
         kind="consumer",
-        start_ns=times[0],
-        end_ns=times[1],
+        start_ns=start_ns,
+        end_ns=end_ns,
         attributes={"rl.train.step": step, "rl.batch.id": step - 1, "rl.train.trace_id": trace},
         links=[Link(trace, span_id(trace, "train.step"))],
     )
+    return [waited, consumed]
 
 
 def stage_subject(stage: str, run: str, env: str, revision: str = subjects.LIVE) -> str:

@@ -33,13 +33,13 @@ class Tracing:
         config = config or TelemetryConfig()
         self.clock = Clock()
         self.sink = sink
-        self._on = sink is not None and sink.traces
-        self._ratio = config.ratio if self._on else 0.0
+        self.on = sink is not None and sink.traces
+        self._ratio = config.ratio if self.on else 0.0
         self.keeper = Keeper(self._ratio, config.slow_s)
 
     def sampled(self, group: str) -> bool:
         """Return whether the stages export spans of this group on the way."""
-        return self._on and is_sampled(group, self._ratio)
+        return self.on and is_sampled(group, self._ratio)
 
     def emit(self, spans: Sequence[Span]) -> None:
         """Hand finished spans over."""
@@ -51,7 +51,7 @@ class Tracing:
 
         `more` are spans of the caller's own that belong to the trace. `end.kept` is filled in here.
         """
-        if not self._on:
+        if not self.on:
             return
         e2e_s = (end.ended_ns - end.started_ns) / 1e9
         reason = self.keeper.reason(end.group, stamps, e2e_s, failed=end.outcome == "dead_letter")

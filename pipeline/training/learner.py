@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import torch
 
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
@@ -71,19 +72,21 @@ class Learner:
         denominator = loss_denominator(batch, loss_config)
         loss, sums = 0.0, None
         try:
-            for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
-                logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
-                output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
-                output.loss.backward()  # type: ignore[no-untyped-call]
-                loss += output.loss.item()
-                sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
+            with traced("forward_backward"):
+                for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
+                    logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
+                    output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
+                    output.loss.backward()  # type: ignore[no-untyped-call]
+                    loss += output.loss.item()
+                    sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
             grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
             if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
                 raise DataError(
                     f"loss {loss} and gradient norm {grad_norm} of a batch of {batch.sequences} sequences are not "
                     "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
-            self.optimizer.step()
+            with traced("optimizer.step"):
+                self.optimizer.step()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1

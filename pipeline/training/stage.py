@@ -8,7 +8,6 @@ different weights never share a policy version. A batch that cannot be trained i
 
 import logging
 import os
-import time
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
@@ -178,24 +179,16 @@ class _Trainer:
         number = batch.batch.number
         if number != self.learner.steps:
             raise CheckpointError(f"batch {number} follows step {self.learner.steps}: checkpoint and ledger disagree")
-        start_ns = time.time_ns()
-        figures: dict[str, float] = {}
-        try:
-            packed = batch.pack(
-                self.policy.tokenizer_hash,
-                pad_id=self.policy.tokenizer.pad_token_id or 0,
-                shuffle_seed=self.config.seed if self.config.training.shuffle_advantages else None,
-            )
-            metrics = await anyio.to_thread.run_sync(self.learner.step, packed)
-            figures = step_figures(metrics, packed, batch.batch.groups, number)
-        except DataError as error:
-            log.warning("batch %d is void: %s", number, error)
-            self.voids.append(Void(number, str(error)))
-            self.learner.steps = number + 1
-        self.feed.advance(batch)
-        self.newest = batch
-        await self.publish_policy()
-        ended_ns = time.time_ns()
+        start_ns = self.service.now_ns()
+        trace, span = step_trace(batch)
+        with recording(self.service.tracing.clock, self.service.name, trace, span) as children:
+            figures, void = await self._learn(batch)
+            self.feed.advance(batch)
+            self.newest = batch
+            with traced("publish_weights"):
+                await self.publish_policy()
+        ended_ns = self.service.now_ns()
+        trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
         figures |= {"train/time": ended_ns / 1e9} | latencies(
             batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
         )
@@ -204,6 +197,23 @@ class _Trainer:
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
             await self._checkpoint()
+
+    async def _learn(self, batch: FedBatch) -> tuple[dict[str, float], str | None]:
+        """Take the optimizer step and return its figures; or count it, and say why the batch is void."""
+        number = batch.batch.number
+        try:
+            packed = batch.pack(
+                self.policy.tokenizer_hash,
+                pad_id=self.policy.tokenizer.pad_token_id or 0,
+                shuffle_seed=self.config.seed if self.config.training.shuffle_advantages else None,
+            )
+            metrics = await anyio.to_thread.run_sync(self.learner.step, packed)
+        except DataError as error:
+            log.warning("batch %d is void: %s", number, error)
+            self.voids.append(Void(number, str(error)))
+            self.learner.steps = number + 1
+            return {}, str(error)
+        return step_figures(metrics, packed, batch.batch.groups, number), None
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.health.metrics = figures

@@ -4,7 +4,7 @@ from lachesis.pipeline.telemetry.spans import (
     RolloutEnd,
     batch_span,
     batch_trace,
-    consume_span,
+    consume_spans,
     process_id,
     publish_span,
     rebuilt,
@@ -60,7 +60,8 @@ def test_a_batch_and_its_groups_link_to_each_other() -> None:
     step = step_span("trainer", trace, "train.step", (3, 9), {"rl.train.step": 5})
     inner = step_span("trainer", trace, "optimizer.step", (7, 9), {}, parent="train.step")
     assert (step.parent, inner.parent) == (assembled.id, step.id)
-    consumed = consume_span("trainer", groups[0], trace, 5, (3, 9))
+    waited, consumed = consume_spans("trainer", groups[0], trace, 5, (1, 3_000, 9_000))
+    assert (waited.start_ns, waited.end_ns, consumed.start_ns, consumed.end_ns) == (1, 2_000, 3_000, 9_000)
     assert consumed.parent == root_id(groups[0])
     assert (consumed.links[0].trace, consumed.links[0].span) == (trace, step.id)
     assert consumed.attributes["rl.train.trace_id"] == trace

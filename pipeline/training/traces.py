@@ -1,0 +1,52 @@
+"""What the trainer tells of a batch in traces: the step, and for each of its groups how its rollout ended."""
+
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.spans import (
+    RolloutEnd,
+    Span,
+    Times,
+    batch_trace,
+    consume_spans,
+    span_id,
+    step_span,
+)
+from lachesis.pipeline.training.feed import FedBatch
+
+__all__ = ["step_trace", "trace_step"]
+
+
+def step_trace(batch: FedBatch) -> tuple[str, str]:
+    """Return the trace of a batch and the id of its step's span."""
+    trace = batch_trace(batch.entry.run, batch.entry.trainer, batch.batch.number)
+    return trace, span_id(trace, "train.step")
+
+
+def trace_step(service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None) -> None:
+    """Export a step and end its rollouts. `void` says why nothing was learned, None if something was."""
+    tracing, entry = service.tracing, batch.entry
+    if not tracing.on:
+        return
+    trace, _ = step_trace(batch)
+    step = batch.batch.number + 1
+    attributes: dict[str, str | int] = {"rl.run": entry.run, "rl.train.step": step, "rl.batch.id": batch.batch.number}
+    tracing.emit([*children, step_span(service.name, trace, "train.step", times, attributes, error=void)])
+    for ref in batch.batch.groups:
+        started_ns = batch.started_ns.get(ref.group)
+        if started_ns is None:
+            continue
+        end = RolloutEnd(
+            group=ref.group,
+            run=entry.run,
+            env=ref.env,
+            seq=ref.seq,
+            sequences=ref.sequences,
+            policy_step=ref.policy_step,
+            started_ns=started_ns,
+            ended_ns=times[1],
+            outcome="dropped" if void else "trained",
+            reason=void,
+            step=step,
+            staleness=batch.batch.number - ref.policy_step,
+        )
+        consumed = consume_spans(service.name, ref.group, trace, step, (entry.written_ns, *times))
+        tracing.end(end, entry.stamps.get(ref.group, []), consumed)
