@@ -13,7 +13,7 @@ import msgspec
 from lachesis.schemas import subjects
 from lachesis.schemas.catalog import BINARY, BUCKET_EVENTS, CHANNELS, Channel
 from lachesis.schemas.codec import SCHEMA_VERSION, Event
-from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER
+from lachesis.schemas.plan import PLAN_HEADER, ROLLOUT_HEADER, TRACEPARENT_HEADER
 
 __all__ = ["CONTENT_TYPE", "asyncapi", "documents", "json_schema"]
 
@@ -25,7 +25,7 @@ _PARAMETERS = {
     "run": "Name of the run.",
     "env": "Name of the environment.",
     "revision": f"Which pass over the rollouts: `{subjects.LIVE}`, or the name of a re-scoring.",
-    "group": "Id of the group, 32 hex digits.",
+    "name": "Name of one large message's chunks, 32 hex digits.",
     "kind": "Kind of annotation.",
     "trainer": "Name of the trainer.",
     "stage": "Name of the stage.",
@@ -38,6 +38,7 @@ _PARAMETERS = {
 _HEADERS = {
     "Nats-Msg-Id": "Identity of the message; a second one within the duplicate window is dropped.",
     TRACEPARENT_HEADER: "W3C trace context; the trace id is the group's id.",
+    ROLLOUT_HEADER: "On logprobs: the sequence in ROLLOUTS of the group they belong to.",
     PLAN_HEADER: "On rollouts: form, group, sequences, samples, tokens, oldest policy step, epoch, counter, start in "
     "Unix ns, producer, lease, separated by blanks.",
 }

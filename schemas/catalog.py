@@ -30,6 +30,7 @@ from lachesis.schemas.control import (
     StateSnapshot,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BINARY", "BUCKET_EVENTS", "CHANNELS", "Channel", "channel_of", "narrow"]
@@ -89,7 +90,7 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         "blob",
-        subjects.blob("{group}"),
+        subjects.blob("rollout", "{run}", "{name}"),
         subjects.ROLLOUTS,
         (),
         "Chunks of a large group, stored before its head. Raw bytes.",
@@ -110,6 +111,14 @@ CHANNELS: tuple[Channel, ...] = (
         subjects.TEACHER,
         (TeacherLogprobs,),
         "A teacher's logprobs of one group's sampled tokens.",
+        "teacher",
+    ),
+    Channel(
+        "logprobs-blob",
+        subjects.blob("logprobs", "{run}", "{name}"),
+        subjects.TEACHER,
+        (),
+        "Chunks of a large group's logprobs, stored before their head. Raw bytes.",
         "teacher",
     ),
     Channel(
@@ -148,7 +157,7 @@ CHANNELS: tuple[Channel, ...] = (
 )
 
 BUCKET_EVENTS: Mapping[str, type[Event]] = MappingProxyType(
-    {"runs": RunRecord, "policy": PolicyRecord, "curriculum": CurriculumSnapshot}
+    {"runs": RunRecord, "policy": PolicyRecord, "curriculum": CurriculumSnapshot, "retention": Retention}
 )
 """What the values of a key-value bucket hold, by its name in `subjects.BUCKETS`; the other buckets hold plain text."""
 

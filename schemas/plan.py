@@ -12,9 +12,11 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.rollout import RolloutGroup, is_word
 
-__all__ = ["PLAN_HEADER", "TRACEPARENT_HEADER", "Plan", "traceparent"]
+__all__ = ["PLAN_HEADER", "ROLLOUT_HEADER", "TRACEPARENT_HEADER", "Plan", "traceparent"]
 
 PLAN_HEADER = "Lachesis-Plan"
+ROLLOUT_HEADER = "Lachesis-Rollout"
+"""On what is derived from one group and lies in another stream: the group's sequence in ROLLOUTS."""
 TRACEPARENT_HEADER = "traceparent"
 _FORM = "1"
 _FIELDS = 11

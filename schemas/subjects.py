@@ -2,11 +2,13 @@
 
 Streams (all: limits retention, file storage, discard new, bounded in bytes, no maximum age):
 
-    ROLLOUTS  rl.rollout.<run>.<env>, rl.blob.<group>              payloads, immutable
+    ROLLOUTS  rl.rollout.<run>.<env>                               payloads, immutable
     EVENTS    rl.<kind>.<run>.<revision>.<env>                     annotations of live revisions
     REPLAY    rl.replay.<kind>.<run>.<revision>.<env>              annotations of re-scored history
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
+
+ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<name>.
 """
 
 import re
@@ -15,6 +17,7 @@ from typing import Final, Literal, get_args
 from lachesis.schemas.errors import ConfigError
 
 __all__ = [
+    "BLOB_KINDS",
     "BUCKETS",
     "EVENTS",
     "LEDGER",
@@ -48,10 +51,13 @@ LIVE: Final = "live"
 Kind = Literal["score", "reward", "curriculum", "teacher", "dead", "eval", "alert"]
 
 STREAMS: Final[dict[str, list[str]]] = {
-    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.*"],
+    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*"],
     EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
     REPLAY: ["rl.replay.*.*.*.*"],
-    TEACHER: ["rl.logprobs.*.*.*"],
+BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
+"""What may be stored in chunks, by kind, and the stream that takes them."""
+
+    TEACHER: ["rl.logprobs.*.*.*", "rl.blob.logprobs.*.*"],
     LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
 }
 
@@ -65,6 +71,7 @@ BUCKETS: Final = {
 """Key-value buckets by what they hold."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+    "retention": "lachesis_retention",
 
 
 def check_name(what: str, name: str) -> str:
@@ -78,8 +85,9 @@ def rollout(run: str, env: str = "*") -> str:
     return f"rl.rollout.{run}.{env}"
 
 
-def blob(group: str) -> str:
-    return f"rl.blob.{group}"
+def blob(kind: str, run: str, name: str = "*") -> str:
+    """Chunks of a large message, stored in the stream of `rl.<kind>.<run>.>`; kind is one of `BLOB_KINDS`."""
+    return f"rl.blob.{kind}.{run}.{name}"
 
 
 def event(kind: Kind, run: str, revision: str, env: str = "*") -> str:

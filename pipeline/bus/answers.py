@@ -26,6 +26,7 @@ __all__ = [
     "Answer",
     "ApiError",
     "ConsumerInfo",
+    "Purged",
     "StreamInfo",
     "decode_answer",
     "error_in",
@@ -111,6 +112,11 @@ class StreamInfo(Answer, frozen=True):
     config: dict[str, Any] = {}
     state: _State = _State(0, 0, 0, 0)
     total: int = 0
+    ts: str = ""
+
+
+class Purged(Answer, frozen=True):
+    purged: int = 0
 
 
 class _Sequence(msgspec.Struct, frozen=True):

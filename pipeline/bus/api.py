@@ -186,6 +186,12 @@ class Bus(Protocol):
         The last message of every subject stays, whatever `before` is. A large message's chunks stay and go with it.
         """
 
+    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
+        """Delete the chunks of `run` that no stored message lists and that ended before Unix time `before_ns`.
+
+        Returns how many went. A producer that has not stored their head yet never will: it sends them all again.
+        """
+
     async def lag(self, stream: str, durable: str) -> ConsumerLag:
         """Raises `NotFoundError` when there is no such consumer."""
 
@@ -201,6 +207,9 @@ class Bus(Protocol):
 
     def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
         """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
+
+    async def delete(self, bucket: str, key: str) -> None:
+        """Remove a key, if it is there; it takes no room any more. Whoever watches it is not told."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time,

@@ -2,20 +2,31 @@
 
 A consumer that filters the real subjects sees heads alone, so that one message stays one message. The head is written
 last: a producer that dies half-way leaves chunks that nothing refers to, never a message that cannot be read.
+
+Each chunk is stored only behind the one before, and the head only behind the last of them. So whoever writes behind
+the chunks of a producer that seems dead (`trimming.sweep`) knows that their head can never come any more; a producer
+that was slow, not dead, is refused and sends all of them again.
 """
 
 import hashlib
+import itertools
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
-import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import PubAck, Stored
-from lachesis.pipeline.bus.routing import BROKEN_HEADER, LARGE_HEADER, MSG_ID_HEADER
-from lachesis.schemas.errors import DataError, NotFoundError
-from lachesis.schemas.subjects import blob
+from lachesis.pipeline.bus.publisher import EXPECTED_HEADER, Publisher
+from lachesis.pipeline.bus.routing import (
+    BROKEN_HEADER,
+    LARGE_HEADER,
+    MSG_ID_HEADER,
+    chunks_subject,
+    names_chunks,
+    stream_of,
+)
+from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, NotFoundError
 
 __all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "Blobs", "claimed_size"]
 
@@ -25,7 +36,10 @@ CHUNK_BYTES = 512 << 10
 MAX_LARGE_BYTES = 256 << 20
 """Largest data at all; a reader holds it in memory as a whole."""
 
-Store = Callable[[str, bytes, Mapping[str, str]], Awaitable[PubAck]]
+_EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
+_ATTEMPTS = 5
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
+
 Fetch = Callable[[str, Sequence[int]], AsyncIterator[Stored]]
 
 
@@ -41,35 +55,51 @@ def claimed_size(head: bytes) -> int:
     """Return the bytes of the large message with this head; 0 where no message with that head could be read."""
     try:
         size = msgspec.msgpack.decode(head, type=Head).size
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         return 0
     return size if 0 <= size <= MAX_LARGE_BYTES else 0
 
 
 class Blobs:
-    """Splits and joins over the given ways to store and to fetch messages."""
+    """Splits and joins, over a publisher and a way to fetch messages by sequence."""
 
-    def __init__(self, store: Store, fetch: Fetch) -> None:
-        self._store = store
+    def __init__(self, publisher: Publisher, fetch: Fetch) -> None:
+        self._publisher = publisher
         self._fetch = fetch
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
-        """Store `data` as chunks and a head; returns the head's acknowledgement. Raises `DataError` when too large."""
+        """Store `data` as chunks and a head; returns the head's acknowledgement. Raises `DataError` when too large.
+
+        Chunks that were swept away meanwhile are sent again; `InfrastructureError` when that happens time and again.
+        """
         if len(data) > MAX_LARGE_BYTES:
             raise DataError(f"{subject}: {len(data)} bytes where a large message may have {MAX_LARGE_BYTES}")
-        # A name of its own for each attempt: a retry must not be answered with chunks that were deleted meanwhile.
-        name = secrets.token_hex(16)
-        offsets = range(0, len(data), CHUNK_BYTES)
-        chunks = [0] * len(offsets)
+        for _ in range(_ATTEMPTS):
+            # A name of its own for each attempt: a retry must not be answered with chunks that were deleted meanwhile.
+            chunks = chunks_subject(subject, secrets.token_hex(16))
+            try:
+                return await self._store(subject, data, headers, chunks)
+            except FencedError:
+                continue
+        raise InfrastructureError(
+            f"{subject}: its chunks were deleted {_ATTEMPTS} times before its head could be stored; storing "
+            f"{len(data)} bytes takes longer than flow.retention.orphans_after_s, so raise that"
+        )
 
-        async def put(index: int) -> None:
-            part = data[offsets[index] : offsets[index] + CHUNK_BYTES]
-            chunks[index] = (await self._store(blob(name), part, {MSG_ID_HEADER: f"{name}/{index}"})).seq
-
-        for first in range(0, len(offsets), 16):  # in rounds, so that the chunks lie together and memory is bounded
-            await _all(put, range(first, min(first + 16, len(offsets))))
-        head = Head(chunks, len(data), hashlib.sha256(data).digest())
-        return await self._store(subject, msgspec.msgpack.encode(head), {**headers, LARGE_HEADER: blob(name)})
+    async def _store(self, subject: str, data: bytes, headers: Mapping[str, str], chunks: str) -> PubAck:
+        """Store under a name. Raises `FencedError` when somebody else has written to it."""
+        seqs = [0]
+        for index, offset in enumerate(range(0, len(data), CHUNK_BYTES)):
+            part = data[offset : offset + CHUNK_BYTES]
+            msg_id = {MSG_ID_HEADER: f"{chunks}/{index}"}
+            seqs.append(
+                await self._publisher.commit(stream_of(chunks), chunks, part, expected=seqs[-1], headers=msg_id)
+            )
+        head = Head(seqs[1:], len(data), hashlib.sha256(data).digest())
+        fence = {EXPECTED_HEADER: str(seqs[-1]), _EXPECTED_SUBJECT_HEADER: chunks}
+        return await self._publisher.store(
+            subject, msgspec.msgpack.encode(head), {**headers, **fence, LARGE_HEADER: chunks}
+        )
 
     async def join(self, message: Stored) -> Stored:
         """Return a message with its whole data. Raises `DataError` when a chunk is gone or the content is not whole."""
@@ -77,16 +107,13 @@ class Blobs:
         if subject is None:
             return message
         place = f"large message {message.seq} of {message.stream}"
-        try:
-            head = msgspec.msgpack.decode(message.data, type=Head)
-        except msgspec.MsgspecError as error:
-            raise DataError(f"{place}: its head is unreadable: {error}") from error
-        if not 0 <= head.size <= MAX_LARGE_BYTES or len(head.chunks) > MAX_LARGE_BYTES // CHUNK_BYTES:
-            raise DataError(f"{place}: its head claims {head.size} bytes in {len(head.chunks)} chunks")
-        parts = []
+        head = _checked_head(message, place)
+        parts: list[bytes] = []
+        left = head.size
         try:
             async for chunk in self._fetch(message.stream, head.chunks):
-                if chunk.subject != subject:
+                left -= len(chunk.data)
+                if chunk.subject != subject or left < 0:
                     raise DataError(f"{place}: sequence {chunk.seq} is no chunk of it")
                 parts.append(chunk.data)
         except NotFoundError as error:
@@ -104,20 +131,18 @@ class Blobs:
             return replace(message, headers={**message.headers, BROKEN_HEADER: str(error)})
 
 
-async def _all(action: Callable[[int], Awaitable[None]], items: Sequence[int]) -> None:
-    """Run `action` for all items at once; the first error is raised as itself."""
-    error: Exception | None = None
-    async with anyio.create_task_group() as tasks:
+def _checked_head(message: Stored, place: str) -> Head:
+    """Return the head that `message` holds. Raises `DataError` on one that no writer of ours would write.
 
-        async def run(item: int) -> None:
-            nonlocal error
-            try:
-                await action(item)
-            except Exception as failed:  # noqa: BLE001  # raised below, bare
-                error = error or failed
-                tasks.cancel_scope.cancel()
-
-        for item in items:
-            tasks.start_soon(run, item)
-    if error is not None:
-        raise error
+    Its chunks lie before it, each once: so what it makes a reader fetch was stored, and is paid for, in full.
+    """
+    try:
+        head = msgspec.msgpack.decode(message.data, type=Head)
+    except _UNREADABLE as error:
+        raise DataError(f"{place}: its head is unreadable: {str(error)[:200]}") from error
+    if not 0 <= head.size <= MAX_LARGE_BYTES or len(head.chunks) != -(-head.size // CHUNK_BYTES):
+        raise DataError(f"{place}: its head claims {head.size} bytes in {len(head.chunks)} chunks")
+    ascending = all(before < after for before, after in itertools.pairwise([0, *head.chunks, message.seq]))
+    if not ascending or not names_chunks(message.subject, message.headers[LARGE_HEADER]):
+        raise DataError(f"{place}: what its head lists are no chunks of it")
+    return head

@@ -27,7 +27,7 @@ class NatsBus:
         self._link = link
         self._publisher = Publisher(link)
         self._getter = Getter(link)
-        self._blobs = Blobs(self._publisher.store, self._getter.fetch)
+        self._blobs = Blobs(self._publisher, self._getter.fetch)
 
     async def __aenter__(self) -> Self:
         return self
@@ -83,6 +83,9 @@ class NatsBus:
         return await trimming.trim(self._link, self._publisher, self._blobs, stream, filters, before=before)
 
     # -- reading -------------------------------------------------------------------------------------------------
+    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
+        return await trimming.sweep(self._link, self._publisher, self._blobs, stream, run, before_ns=before_ns)
+
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         message = await self._publisher.last(stream, subject)
@@ -149,6 +152,9 @@ class NatsBus:
     async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
         check_key(bucket, key)
         stream, subject = kv.bucket_stream(bucket), kv.value_subject(bucket, key)
+    async def delete(self, bucket: str, key: str) -> None:
+        await kv.delete(self._link, bucket, key)
+
         async with read(StreamReader(self._link, self._blobs, stream, [subject], ReadOptions())) as reader:
             yield kv.Newest(reader, key)
 

@@ -3,13 +3,17 @@
 import secrets
 from collections.abc import AsyncIterator
 
+import msgspec
+
+from lachesis.pipeline.bus.answers import Purged
 from lachesis.pipeline.bus.api import Entry, Stored
+from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import StreamReader
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
 from lachesis.schemas.errors import FencedError
 
-__all__ = ["Newest", "bucket_stream", "put", "value", "value_subject"]
+__all__ = ["Newest", "bucket_stream", "delete", "put", "value", "value_subject"]
 
 
 def bucket_stream(bucket: str) -> str:
@@ -42,6 +46,14 @@ async def value(publisher: Publisher, bucket: str, key: str) -> Entry | None:
     check_key(bucket, key)
     message = await publisher.last(bucket_stream(bucket), value_subject(bucket, key))
     return None if message is None else _entry(key, message)
+
+
+async def delete(link: Link, bucket: str, key: str) -> None:
+    """See `api.Bus.delete`. Purged, not marked as deleted: markers would fill the bucket just the same."""
+    check_key(bucket, key)
+    request = msgspec.json.encode({"filter": value_subject(bucket, key)})
+    subject = f"$JS.API.STREAM.PURGE.{bucket_stream(bucket)}"
+    await link.call(Purged, subject, request, what=f"deleting {key} of bucket {bucket}")
 
 
 class Newest:

@@ -242,6 +242,10 @@ class MemoryBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return self._log(stream).trim(filters, before)
 
+    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
+        self._log(stream)
+        return 0  # a large message has no chunks here
+
     @asynccontextmanager
     async def consume(
         self,
@@ -303,6 +307,12 @@ class MemoryBus:
     async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
         check_key(bucket, key)
         yield _Newest(self, self._entries.setdefault(bucket, {}), key)
+    async def delete(self, bucket: str, key: str) -> None:
+        check_key(bucket, key)
+        self._check_open()
+        await anyio.lowlevel.checkpoint()
+        self._entries.get(bucket, {}).pop(key, None)
+
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         self._check_open()

@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patienc
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.schemas.errors import FencedError, InfrastructureError
 
-__all__ = ["Publisher", "Window"]
+__all__ = ["EXPECTED_HEADER", "Publisher", "Window"]
 
-_EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
+EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
 _OVERHEAD = 256
 
 
@@ -123,7 +123,7 @@ class Publisher:
 
     async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
         """Store `data` if the subject's last sequence is `expected`; return its sequence. Raises `FencedError`."""
-        fenced = {**headers, _EXPECTED_HEADER: str(expected)}
+        fenced = {**headers, EXPECTED_HEADER: str(expected)}
         try:
             return (await self.store(subject, data, fenced)).seq
         except FencedError:

@@ -4,14 +4,24 @@ import functools
 import re
 
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.schemas.subjects import BLOB_KINDS, BUCKETS, STREAMS, blob
 
-__all__ = ["BROKEN_HEADER", "LARGE_HEADER", "MSG_ID_HEADER", "check_key", "matches", "stream_of"]
+__all__ = [
+    "BROKEN_HEADER",
+    "LARGE_HEADER",
+    "MSG_ID_HEADER",
+    "check_key",
+    "chunks_subject",
+    "matches",
+    "names_chunks",
+    "stream_of",
+]
 
 MSG_ID_HEADER = "Nats-Msg-Id"
 LARGE_HEADER = "Lachesis-Large"
 """Marks the head of a message stored in chunks; its value names their subject."""
 
+_CHUNKS = re.compile(r"[0-9a-f]{32}")
 _KEY = re.compile(r"[A-Za-z0-9_=/-]+(\.[A-Za-z0-9_=/-]+)*")
 
 
@@ -37,6 +47,23 @@ def stream_of(subject: str) -> str:
         if any(matches(pattern, subject) for pattern in patterns):
             return stream
     raise ConfigError(f"subject {subject[:120]!r} belongs to no stream; build subjects with lachesis.schemas.subjects")
+
+
+def chunks_subject(subject: str, name: str = "*") -> str:
+    """Return where the chunks of a large message on `subject` go, in the same stream.
+
+    Raises `ConfigError` where a message cannot be large.
+    """
+    tokens = subject.split(".")
+    if len(tokens) < 3 or tokens[1] not in BLOB_KINDS:
+        raise ConfigError(f"subject {subject[:120]!r}: only {' and '.join(BLOB_KINDS)} may be large")
+    return blob(tokens[1], tokens[2], name)
+
+
+def names_chunks(subject: str, header: str) -> bool:
+    """Whether `header`, of a head on `subject`, names chunks that can be its own and no more than those."""
+    name = header.rpartition(".")[2]
+    return bool(_CHUNKS.fullmatch(name)) and header == chunks_subject(subject, name)
 
 
 def check_key(bucket: str, key: str) -> None:

@@ -4,19 +4,18 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import Answer
+from lachesis.pipeline.bus.answers import Purged
+from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.blobs import Blobs
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
-from lachesis.pipeline.bus.routing import LARGE_HEADER
+from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
 from lachesis.pipeline.bus.streams import stream_info
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import BLOB_KINDS, blob
 
-__all__ = ["trim"]
-
-
-class _Purged(Answer, frozen=True):
-    purged: int = 0
+__all__ = ["sweep", "trim"]
 
 
 async def trim(
@@ -29,11 +28,63 @@ async def trim(
         limit = before if last is None else min(before, last.seq)
         if limit <= 1:
             continue  # nothing lies below; and the server takes a purge below sequence 0 or 1 for a purge of everything
-        # chunks first: if this is cut short, the heads are still there to find the rest by
-        for chunks in await _large(link, blobs, stream, subject, limit):
-            await _purge(link, stream, {"filter": chunks})
+        if await _may_be_large(link, stream, subject):
+            # chunks first: if this is cut short, the heads are still there to find the rest by
+            for head in await _headers(link, blobs, stream, [subject], before=limit):
+                chunks = head.headers.get(LARGE_HEADER, "")
+                if names_chunks(subject, chunks):  # the head may be forged, to have others' messages deleted
+                    await _purge(link, stream, {"filter": chunks, "seq": head.seq})
         purged += await _purge(link, stream, {"filter": subject, "seq": limit})
     return purged
+
+
+async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run: str, *, before_ns: int) -> int:
+    """See `api.Bus.sweep`.
+
+    A message written behind chunks keeps their head out for good (see `blobs`). So what no head lists after that is
+    listed by none, whatever its producer does.
+    """
+    kind = next((kind for kind, owner in BLOB_KINDS.items() if owner == stream), None)
+    if kind is None:
+        raise ConfigError(f"stream {stream} holds no chunks")
+    if not await _subjects(link, stream, [blob(kind, run)]):
+        return 0
+    ends = {chunk.subject: chunk for chunk in await _headers(link, blobs, stream, [blob(kind, run)])}
+    old = {subject: chunk.seq for subject, chunk in ends.items() if chunk.time_ns < before_ns}
+    if not old:
+        return 0
+    heads = [f"rl.{kind}.{run}.>"]
+    loose = old.keys() - await _listed(link, blobs, stream, heads, start=min(old.values()))
+    seen = max(chunk.seq for chunk in ends.values())
+    for subject in loose:
+        await publisher.store(subject, b"", {MSG_ID_HEADER: f"{subject}/swept"})
+    loose -= await _listed(link, blobs, stream, heads, start=seen)
+    return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(loose)])
+
+
+async def _listed(link: Link, blobs: Blobs, stream: str, filters: Sequence[str], *, start: int) -> set[str]:
+    """Return the chunk subjects that the heads from sequence `start` on name."""
+    heads = await _headers(link, blobs, stream, filters, start=start)
+    return {head.headers[LARGE_HEADER] for head in heads if LARGE_HEADER in head.headers}
+
+
+async def _headers(
+    link: Link, blobs: Blobs, stream: str, filters: Sequence[str], *, start: int = 1, before: int | None = None
+) -> list[Stored]:
+    """Return what is stored on `filters` from sequence `start` on and below `before`, without its data."""
+    found = []
+    reader = StreamReader(link, blobs, stream, filters, ReadOptions(start=start, headers_only=True, follow=False))
+    async with read(reader):
+        async for message in reader:
+            if before is not None and message.seq >= before:
+                break
+            found.append(message)
+    return found
+
+
+async def _may_be_large(link: Link, stream: str, subject: str) -> bool:
+    """Whether there are chunks in `stream` that could belong to messages on `subject`."""
+    return stream in BLOB_KINDS.values() and bool(await _subjects(link, stream, [chunks_subject(subject)]))
 
 
 async def _subjects(link: Link, stream: str, filters: Sequence[str]) -> list[str]:
@@ -50,19 +101,6 @@ async def _subjects(link: Link, stream: str, filters: Sequence[str]) -> list[str
     return sorted(found)
 
 
-async def _large(link: Link, blobs: Blobs, stream: str, subject: str, before: int) -> list[str]:
-    """Return the chunk subjects of the large messages on `subject` below `before`."""
-    found = []
-    reader = StreamReader(link, blobs, stream, [subject], ReadOptions(headers_only=True, follow=False))
-    async with read(reader):
-        async for message in reader:
-            if message.seq >= before:
-                break
-            if LARGE_HEADER in message.headers:
-                found.append(message.headers[LARGE_HEADER])
-    return found
-
-
 async def _purge(link: Link, stream: str, request: dict[str, str | int]) -> int:
     body = msgspec.json.encode(request)
-    return (await link.call(_Purged, f"$JS.API.STREAM.PURGE.{stream}", body, what=f"trimming {stream}")).purged
+    return (await link.call(Purged, f"$JS.API.STREAM.PURGE.{stream}", body, what=f"trimming {stream}")).purged

@@ -465,6 +465,29 @@ async def test_a_full_stream_refuses_and_recovers(bus: Bus) -> None:
     assert (await bus.publish(subject, bytes(1 << 20), msg_id="refused before")).seq == stored + 1
 
 
+async def test_a_consumer_goes_on_past_what_was_trimmed_under_it(bus: Bus) -> None:
+    for i in range(1, 11):
+        await bus.publish(MATH, b"%d" % i, msg_id=str(i))
+    async with bus.consume(ROLLOUTS, "scorer", [ALL], max_messages=3, ack_wait_s=1.0) as deliveries:
+        held = [await anext(deliveries) for _ in range(3)]
+        assert await bus.trim(ROLLOUTS, [ALL], before=6) == 5
+        await held[0].nak()
+        await held[1].ack()
+        await pass_time(bus, 1.1)
+        with anyio.fail_after(10):
+            seen: set[int] = set()
+            while seen != {6, 7, 8, 9, 10}:
+                delivery = await anext(deliveries)
+                seen.add(delivery.message.seq)
+                await delivery.ack()
+
+    async def nothing_left() -> bool:
+        lag = await bus.lag(ROLLOUTS, "scorer")
+        return (lag.pending, lag.unacked) == (0, 0) and lag.ack_floor >= 10
+
+    await eventually(nothing_left)
+
+
 async def test_trimming_leaves_the_last_of_every_subject(bus: Bus) -> None:
     for i in range(10):
         await bus.publish(MATH if i < 5 else CODE, b"%d" % i, msg_id=str(i))
@@ -501,6 +524,23 @@ async def test_key_value_compare_and_set(bus: Bus) -> None:
             await bus.put(POLICY, bad, b"")
     with pytest.raises(ConfigError):
         await bus.value("nobucket", "run")
+
+
+async def test_a_deleted_key_is_gone_and_takes_no_room(bus: Bus) -> None:
+    await bus.delete(POLICY, "run")  # not there: nothing to do
+    first = await bus.put(POLICY, "run", b"1")
+    await bus.put(POLICY, "other", b"2")
+    await bus.delete(POLICY, "run")
+    assert await bus.value(POLICY, "run") is None
+    if not isinstance(bus, MemoryBus):
+        assert (await bus.usage(f"KV_{POLICY}")).messages == 1
+    with pytest.raises(FencedError):
+        await bus.put(POLICY, "run", b"3", revision=first)
+    assert await bus.put(POLICY, "run", b"3", revision=0) > first
+    assert await bus.value(POLICY, "other") is not None
+    for bad in ("", "*", "a.>"):
+        with pytest.raises(ConfigError):
+            await bus.delete(POLICY, bad)
 
 
 async def test_a_large_value(bus: Bus) -> None:

@@ -1,33 +1,38 @@
 """Large messages on a real server: chunks, their loss, their trimming."""
 
 import os
+import time
+from collections.abc import Mapping
+from typing import Any
 
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus import trimming
+from lachesis.pipeline.bus.api import Bus, PubAck
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import DataError
-from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.subjects import ROLLOUTS, TEACHER
 
 MATH = subjects.rollout("run", "math")
+CODE = subjects.rollout("run", "code")
 ALL = subjects.rollout("run")
 SIZE = 5 << 20
 
 
 async def chunks(bus: Bus) -> int:
-    async with bus.read(ROLLOUTS, ["rl.blob.*"], headers_only=True, follow=False) as reader:
+    async with bus.read(ROLLOUTS, [subjects.blob("rollout", "run")], headers_only=True, follow=False) as reader:
         return len([m async for m in reader])
 
 
 async def test_a_lost_chunk_is_bad_data_and_blocks_nobody(nats_bus: NatsBus) -> None:
     await nats_bus.publish_large(MATH, os.urandom(SIZE), msg_id="1")
     await nats_bus.publish(MATH, b"next", msg_id="2")
-    await nats_bus._link.nc.jetstream().purge_stream(ROLLOUTS, subject="rl.blob.*", seq=4)
+    await nats_bus._link.nc.jetstream().purge_stream(ROLLOUTS, subject=subjects.blob("rollout", "run"), seq=4)
     with pytest.raises(DataError, match="a chunk is gone"):
         await nats_bus.get(ROLLOUTS, 11)
     async with nats_bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
@@ -40,7 +45,7 @@ async def test_a_lost_chunk_is_bad_data_and_blocks_nobody(nats_bus: NatsBus) -> 
 
 async def test_a_forged_head_is_bad_data(nats_bus: NatsBus) -> None:
     for i, data in enumerate((b"", b"\xc1", b"\x93\xdd\xff\xff\xff\xff", b"\x93\x91\x01\xce\xff\xff\xff\xff\xc0")):
-        ack = await nats_bus.publish(MATH, data, msg_id=str(i), headers={"Lachesis-Large": "rl.blob.x"})
+        ack = await nats_bus.publish(MATH, data, msg_id=str(i), headers={"Lachesis-Large": "rl.blob.rollout.run.x"})
         with pytest.raises(DataError):
             await nats_bus.get(ROLLOUTS, ack.seq)
 
@@ -54,6 +59,110 @@ async def test_chunks_go_with_their_head(nats_bus: NatsBus) -> None:
     assert [m.data async for m in nats_bus.fetch(ROLLOUTS, heads[1:])] == data[1:]
     assert await nats_bus.trim(ROLLOUTS, [ALL], before=10_000) == 1
     assert (await nats_bus.get(ROLLOUTS, heads[2])).data == data[2]
+
+
+async def test_a_forged_head_takes_nothing_of_others_with_it(nats_bus: NatsBus) -> None:
+    large = await nats_bus.publish_large(MATH, os.urandom(SIZE), msg_id="1")
+    for i, header in enumerate(("rl.rollout.run.*", "rl.blob.rollout.run.*", ">", "rl.blob.rollout.other." + 32 * "0")):
+        await nats_bus.publish(CODE, b"", msg_id=f"forged {i}", headers={"Lachesis-Large": header})
+    last = await nats_bus.publish(CODE, b"", msg_id="last")
+    assert await nats_bus.trim(ROLLOUTS, [CODE], before=last.seq) == 4
+    assert len((await nats_bus.get(ROLLOUTS, large.seq)).data) == SIZE
+
+
+async def test_logprobs_may_be_large_in_their_own_stream(nats_bus: NatsBus) -> None:
+    subject = subjects.logprobs("run", "live", "math")
+    data = [os.urandom(SIZE) for _ in range(2)]
+    seqs = [(await nats_bus.publish_large(subject, d, msg_id=str(i))).seq for i, d in enumerate(data)]
+    assert [m.data async for m in nats_bus.fetch(TEACHER, seqs)] == data
+    assert await nats_bus.trim(TEACHER, [subject], before=seqs[1]) == 1
+    assert (await nats_bus.usage(TEACHER)).messages == 11
+    with pytest.raises(ConfigError, match="only rollout and logprobs"):
+        await nats_bus.publish_large(subjects.event("score", "run", "live", "math"), data[0], msg_id="x")
+
+
+# -- chunks without a head -------------------------------------------------------------------------------------------
+
+
+class Slow:
+    """Stops a producer right before the message of a large one at `place`: a chunk by its number, or the head."""
+
+    def __init__(self, bus: NatsBus, place: int | str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = anyio.Event(), anyio.Event()
+        store = bus._publisher.store
+
+        async def stop(subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
+            index = headers["Nats-Msg-Id"].rpartition("/")[2] if subject.startswith("rl.blob") else "head"
+            if index == str(place):
+                self.reached.set()
+                await self.go_on.wait()
+            return await store(subject, data, headers)
+
+        monkeypatch.setattr(bus._publisher, "store", stop)
+
+
+async def sweep(bus: Bus) -> int:
+    return await bus.sweep(ROLLOUTS, "run", before_ns=time.time_ns() + 10**10)
+
+
+@pytest.mark.parametrize("place", [1, 9, "head"])
+async def test_a_producer_slower_than_the_sweep_sends_its_chunks_again(
+    nats_bus: NatsBus, nats_server: EmbeddedServer, place: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, other = os.urandom(SIZE), os.urandom(SIZE)
+    kept = await nats_bus.publish_large(MATH, other, msg_id="other")
+    async with await connect(nats_server.url, name="slow", token=nats_server.token) as producer:
+        slow = Slow(producer, place, monkeypatch)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: producer.publish_large(MATH, data, msg_id="slow"))
+            await slow.reached.wait()
+            assert await nats_bus.sweep(ROLLOUTS, "run", before_ns=time.time_ns() - 10**10) == 0  # too young
+            assert await sweep(nats_bus) == (10 if place == "head" else int(place)) + 1  # and what kept the head out
+            slow.go_on.set()
+    assert await sweep(nats_bus) == 0
+    assert await chunks(nats_bus) == 20
+    last = await nats_bus.last(ROLLOUTS, MATH)
+    assert last is not None
+    assert last.data == data
+    assert (await nats_bus.get(ROLLOUTS, kept.seq)).data == other
+
+
+async def test_a_head_stored_while_the_sweep_looks_keeps_its_chunks(
+    nats_bus: NatsBus, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(SIZE)
+    async with await connect(nats_server.url, name="slow", token=nats_server.token) as producer:
+        slow = Slow(producer, "head", monkeypatch)
+        done = anyio.Event()
+        listed = trimming._listed
+
+        async def look(*args: Any, **kwargs: Any) -> set[str]:
+            found: set[str] = await listed(*args, **kwargs)
+            slow.go_on.set()  # right after the sweep has seen no head
+            await done.wait()
+            return found
+
+        async def publish() -> None:
+            await producer.publish_large(MATH, data, msg_id="slow")
+            done.set()
+
+        monkeypatch.setattr(trimming, "_listed", look)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            await slow.reached.wait()
+            assert await sweep(nats_bus) == 0
+    last = await nats_bus.last(ROLLOUTS, MATH)
+    assert last is not None
+    assert last.data == data
+
+
+async def test_a_sweep_that_was_cut_short_is_finished_by_the_next(nats_bus: NatsBus) -> None:
+    name = subjects.blob("rollout", "run", 32 * "a")
+    await nats_bus.publish(name, b"chunk", msg_id=f"{name}/0")
+    await nats_bus.publish(name, b"", msg_id=f"{name}/swept")  # and then it died
+    await nats_bus.publish(subjects.blob("rollout", "other", 32 * "b"), b"", msg_id="another run's")
+    assert await sweep(nats_bus) == 2
+    assert (await nats_bus.usage(ROLLOUTS)).messages == 1
 
 
 async def test_large_and_small_in_one_fetch(nats_bus: NatsBus) -> None:

@@ -1,0 +1,40 @@
+"""The record of a run's history: how far it may have been trimmed, and who holds what back from that.
+
+One key a run, changed by compare-and-set alone. So a hold and a trim can never miss each other: whoever wrote first is
+seen by the other.
+"""
+
+import msgspec
+
+from lachesis.schemas.codec import Event
+from lachesis.schemas.errors import SchemaError
+
+__all__ = ["Hold", "Retention"]
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody reads history: nothing at or above `needs` (sequence by stream) goes before `expires_ns` (Unix time).
+
+    `about` says who it is, for people.
+    """
+
+    needs: dict[str, int]
+    expires_ns: int
+    about: str
+
+
+class Retention(Event, frozen=True, kw_only=True):
+    """`trimmed`: by stream, the sequence below which messages of the run may be gone. It never falls.
+
+    `term` names the governor that trims; `holds` are by the name of who holds.
+    """
+
+    run: str
+    term: str = ""
+    trimmed: dict[str, int] = {}
+    holds: dict[str, Hold] = {}
+
+    def check(self) -> None:
+        sequences = [*self.trimmed.values(), *(seq for hold in self.holds.values() for seq in hold.needs.values())]
+        if any(seq < 0 for seq in sequences):
+            raise SchemaError("trimmed, holds: a sequence must not be negative")
