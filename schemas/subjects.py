@@ -50,13 +50,13 @@ LIVE: Final = "live"
 
 Kind = Literal["score", "reward", "curriculum", "teacher", "dead", "eval", "alert"]
 
+BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
+"""What may be stored in chunks, by kind, and the stream that takes them."""
+
 STREAMS: Final[dict[str, list[str]]] = {
     ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*"],
     EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
     REPLAY: ["rl.replay.*.*.*.*"],
-BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
-"""What may be stored in chunks, by kind, and the stream that takes them."""
-
     TEACHER: ["rl.logprobs.*.*.*", "rl.blob.logprobs.*.*"],
     LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
 }
@@ -67,11 +67,11 @@ BUCKETS: Final = {
     "curriculum": "lachesis_curriculum",
     "attempts": "lachesis_attempts",
     "inference": "lachesis_inference",
+    "retention": "lachesis_retention",
 }
 """Key-value buckets by what they hold."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-    "retention": "lachesis_retention",
 
 
 def check_name(what: str, name: str) -> str:

@@ -205,11 +205,11 @@ class Bus(Protocol):
 
     async def value(self, bucket: str, key: str) -> Entry | None: ...
 
-    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
-
     async def delete(self, bucket: str, key: str) -> None:
         """Remove a key, if it is there; it takes no room any more. Whoever watches it is not told."""
+
+    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time,

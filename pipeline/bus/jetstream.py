@@ -82,10 +82,10 @@ class NatsBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return await trimming.trim(self._link, self._publisher, self._blobs, stream, filters, before=before)
 
-    # -- reading -------------------------------------------------------------------------------------------------
     async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
         return await trimming.sweep(self._link, self._publisher, self._blobs, stream, run, before_ns=before_ns)
 
+    # -- reading -------------------------------------------------------------------------------------------------
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         message = await self._publisher.last(stream, subject)
@@ -148,13 +148,13 @@ class NatsBus:
     async def value(self, bucket: str, key: str) -> Entry | None:
         return await kv.value(self._publisher, bucket, key)
 
+    async def delete(self, bucket: str, key: str) -> None:
+        await kv.delete(self._link, bucket, key)
+
     @asynccontextmanager
     async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
         check_key(bucket, key)
         stream, subject = kv.bucket_stream(bucket), kv.value_subject(bucket, key)
-    async def delete(self, bucket: str, key: str) -> None:
-        await kv.delete(self._link, bucket, key)
-
         async with read(StreamReader(self._link, self._blobs, stream, [subject], ReadOptions())) as reader:
             yield kv.Newest(reader, key)
 

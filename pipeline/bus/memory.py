@@ -303,16 +303,16 @@ class MemoryBus:
         self._check_open()
         return self._entries.get(bucket, {}).get(key)
 
-    @asynccontextmanager
-    async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
-        check_key(bucket, key)
-        yield _Newest(self, self._entries.setdefault(bucket, {}), key)
     async def delete(self, bucket: str, key: str) -> None:
         check_key(bucket, key)
         self._check_open()
         await anyio.lowlevel.checkpoint()
         self._entries.get(bucket, {}).pop(key, None)
 
+    @asynccontextmanager
+    async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
+        check_key(bucket, key)
+        yield _Newest(self, self._entries.setdefault(bucket, {}), key)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         self._check_open()
