@@ -31,10 +31,14 @@ __all__ = [
     "check_name",
     "durable",
     "event",
+    "health",
     "heartbeat",
     "lease",
     "ledger",
     "logprobs",
+    "micro",
+    "micro_name",
+    "micro_requests",
     "rollout",
     "state",
 ]
@@ -113,6 +117,32 @@ def lease(run: str) -> str:
 
 def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
     return f"rl.heartbeat.{run}.{service}.{instance}"
+
+
+def health(run: str, service: str) -> str:
+    """Request/reply subject on which a service tells how it is."""
+    return f"rl.health.{run}.{service}"
+
+
+def micro_name(service: str) -> str:
+    """Return the name of a service in the NATS micro protocol."""
+    return f"lachesis-{service}"
+
+
+def micro(run: str, service: str) -> tuple[str, ...]:
+    """Return the subjects on which a service is asked by the NATS micro protocol (`nats micro ls|info|stats|ping`)."""
+    # each verb by its name: nats-server lets whoever may subscribe to `$SRV.*` subscribe to `$SRV.>` as well
+    asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(micro_name(service))]
+    return (*asked, health(run, service))
+
+
+def _ends(name: str) -> tuple[str, ...]:
+    return ("", f".{name}", f".{name}.*")
+
+
+def micro_requests(run: str) -> tuple[str, ...]:
+    """Return the subjects on which any service is asked."""
+    return ("$SRV.>", health(run, "*"))
 
 
 def durable(stage: str, run: str, revision: str) -> str:

@@ -10,6 +10,7 @@ from nats.micro.request import Request
 from lachesis import __version__
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
 
 __all__ = ["micro_service"]
 
@@ -25,10 +26,10 @@ async def micro_service(bus: NatsBus, service: Service, about: str) -> AsyncIter
 
     metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
     micro = await nats.micro.add_service(
-        bus.client, name=f"lachesis-{service.name}", version=__version__, description=about, metadata=metadata
+        bus.client, name=subjects.micro_name(service.name), version=__version__, description=about, metadata=metadata
     )
     try:
-        await micro.add_endpoint(name="health", handler=health, subject=f"rl.health.{service.run}.{service.name}")
+        await micro.add_endpoint(name="health", handler=health, subject=subjects.health(service.run, service.name))
         yield
     finally:
         if bus.client.is_connected:

@@ -4,7 +4,7 @@ It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input
 supervisor dies; either way within `services.drain_s`.
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
-another writer, 4 the drain took too long, 5 drained as it was told.
+another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject.
 """
 
 import logging
@@ -30,12 +30,13 @@ from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
 
-__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "STARTUP", "Role", "run_process"]
+__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "REFUSED", "STARTUP", "Role", "run_process"]
 
 STARTUP = 2
 FENCED = 3
 DRAIN_TIMEOUT = 4
 DRAINED = 5
+REFUSED = 6
 
 log = logging.getLogger("lachesis")
 
@@ -71,11 +72,15 @@ def run_process(role: Role, config: RunConfig) -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
-    for kinds, code in (((FencedError,), FENCED), ((StartupError, ConfigError, AccessError, VersionError), STARTUP)):
+    for kinds, code in (
+        ((FencedError,), FENCED),
+        ((AccessError,), REFUSED),
+        ((StartupError, ConfigError, VersionError), STARTUP),
+    ):
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
         if expected and len(expected) == len(ended_by):
-            for leaf in expected:
-                log.error("%s", leaf)
+            for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end
+                log.error("%s", text)
             return code
     log.error("ended by an unexpected error", exc_info=error)
     return 1
@@ -83,7 +88,7 @@ def _explain(error: BaseException) -> int:
 
 async def _run(role: Role, main: Main, config: RunConfig) -> int:
     async with (
-        await connect_run(config, f"{config.run}.{role.name}") as bus,
+        await connect_run(config, f"{config.run}.{role.name}", role.spec.name) as bus,
         open_service(bus, role.name, config.run, config.revision, replica=role.replica) as service,
         micro_service(bus, service, role.spec.about),
         anyio.create_task_group() as tasks,

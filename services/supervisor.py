@@ -26,11 +26,12 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
-from lachesis.services.process import STARTUP
+from lachesis.services.process import REFUSED, STARTUP
 from lachesis.services.registry import SERVICES
 
 __all__ = ["Planned", "Supervisor", "plan"]
@@ -124,7 +125,7 @@ class Supervisor:
         self.config.path.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         with _only_one(self.config.path):
-            async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor") as bus:
+            async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._watch_heartbeats, bus)
@@ -184,8 +185,9 @@ class Supervisor:
             ready = row.ready.is_set()
             row.failures = 0 if ready and time.monotonic() - started > LONGEST_PAUSE_S else row.failures + 1
             log.warning("%s ended with code %s; starting it again in %.1f s", row.planned.name, code, pause)
-            # Whoever never became ready and says why will say it again.
-            if row.failures >= (2 if code == STARTUP and not ready else MOST_FAILURES):
+            # Whoever never became ready and says why will say it again; so will the server that refuses it.
+            hopeless = code == REFUSED or (code == STARTUP and not ready and row.failures >= 2)
+            if hopeless or row.failures >= MOST_FAILURES:
                 raise StartupError(
                     f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
                     f"{_tail(self.logs / f'{row.planned.name}.log', row.log_start)}"

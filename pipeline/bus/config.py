@@ -76,17 +76,23 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How to reach the server. Secrets are given by files or by the environment, never here."""
 
     url: str = "nats://127.0.0.1:4222"
-    """One server or several, separated by commas; `tls://` for TLS."""
+    """One server or several, separated by commas; `tls://`, or a ca_file, allows no connection without TLS."""
     token_file: str | None = None
     """File that holds the token."""
     creds_file: str | None = None
     """NATS credentials file (JWT and nkey), where the server has accounts."""
     nkey_file: str | None = None
     """File that holds an nkey seed."""
+    nkey_folder: str | None = None
+    """Folder that `lachesis auth init` filled for the run: each process takes the nkey seed of its own service."""
     ca_file: str | None = None
     """Certificate authority of the server, PEM; None: the system's."""
+    cert_file: str | None = None
+    """This client's certificate, PEM, with its chain, where the server asks for one."""
+    key_file: str | None = None
+    """Private key of cert_file, PEM; None: it is in cert_file."""
     inbox_prefix: str = "_INBOX"
-    """Prefix of the subjects that answers come back on; least-privilege permissions name it."""
+    """Prefix of the subjects that answers come back on. With nkey_folder it is the one that the service is allowed."""
     connect_timeout_s: float = 10.0
     """How long to wait at start for the server, seconds."""
     window_bytes: int = 16 << 20
@@ -97,3 +103,17 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """How long to wait for one answer before asking again, seconds."""
     give_up_s: float = 60.0
     """How long a call other than publish and commit waits for the server before it raises, seconds."""
+
+    def __post_init__(self) -> None:
+        ways = [name for name in ("token_file", "creds_file", "nkey_file", "nkey_folder") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ConfigError(f"nats has {' and '.join(ways)}: give one of them")
+        if self.key_file and not self.cert_file:
+            raise ConfigError("nats.key_file is set without nats.cert_file, whose key it is")
+
+    @property
+    def needs_tls(self) -> bool:
+        """Whether a server that offers no TLS is to be refused."""
+        return bool(self.ca_file or self.cert_file) or any(
+            url.strip().startswith("tls://") for url in self.url.split(",")
+        )

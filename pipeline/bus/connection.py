@@ -1,11 +1,12 @@
 """Connecting to a server, and finding out at start what would otherwise fail much later.
 
 Raises `StartupError` when there is no server, or it is too old, has no JetStream or takes too small messages, and
-`AccessError` when it refuses the credentials; the text says what to do and never holds a secret.
+`AccessError` when it refuses the credentials or cannot prove who it is; the text says what to do and never holds a
+secret. Where TLS was asked for nothing is sent without it, neither at first nor after a reconnect.
 """
 
+import importlib.util
 import itertools
-import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,51 @@ from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, is_no_responder, patience_s
+from lachesis.pipeline.bus.permissions import inbox_prefix
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
-__all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "without_secrets"]
+__all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]
 
 MIN_SERVER_VERSION = (2, 11)
 """Oldest nats-server that the bus was made for."""
 MIN_PAYLOAD_BYTES = INLINE_BYTES + (1 << 20)
 """Least `max_payload` of a server: a message stored as one, its headers, and room for commits."""
 
-_USERINFO = re.compile(r"(?<=://)[^@/\s,]*@")
 _PENDING_BYTES = 4 << 20
 _RETRY_S = 0.2
+_CLOSE_S = 0.5
 
 
-def without_secrets(url: str) -> str:
-    """Return the address without user, password or token."""
-    return _USERINFO.sub("***@", url)
+def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
+    """Return the settings with which `identity` (a service, or `access.OPERATOR`...) connects.
+
+    Raises `ConfigError` when its key is not in `config.nkey_folder`.
+    """
+    if config.nkey_folder is None:
+        return config
+    key = Path(config.nkey_folder) / f"{identity}.nk"
+    if not key.is_file():
+        raise ConfigError(
+            f"nats.nkey_folder: there is no {key}, the key of {identity}; make it with `lachesis auth init`, or copy "
+            "it from where that was run"
+        )
+    return msgspec.structs.replace(config, nkey_folder=None, nkey_file=str(key), inbox_prefix=inbox_prefix(identity))
+
+
+class _Client(Client):  # type: ignore[misc]  # untyped
+    """The client, but it never speaks to a server without TLS where TLS was asked for.
+
+    The stock one follows the server, even from `tls://`: whoever can answer in the server's place gets the token.
+    """
+
+    needs_tls = False
+
+    def _connect_command(self) -> bytes:  # what is sent first, at the first connection and at each one after
+        if self.needs_tls and not self._server_info.get("tls_required"):
+            raise nats.errors.SecureConnWantedError
+        command: bytes = super()._connect_command()
+        return command
 
 
 async def connect(
@@ -58,10 +87,7 @@ async def connect(
         if link is not None:
             break
         shown = without_secrets(config.url)
-        if "authorization" in str(errors[-1]).lower():
-            raise AccessError(
-                f"the server at {shown} refuses the credentials: give the right token or credentials file"
-            )
+        _raise_if_refused(errors[-1], shown)
         if anyio.current_time() > deadline:
             raise StartupError(
                 f"no nats-server answers at {shown} ({type(errors[-1]).__name__}: {without_secrets(str(errors[-1]))}); "
@@ -76,10 +102,34 @@ async def connect(
     return NatsBus(link)
 
 
+def _raise_if_refused(error: Exception, shown: str) -> None:
+    """Raise `AccessError` where trying again cannot help."""
+    if "authorization" in str(error).lower():
+        raise AccessError(
+            f"the server at {shown} refuses the credentials: give the right token, nkey or credentials file; a key "
+            "that `lachesis auth init` made is known once the server has read the auth.conf it wrote"
+        )
+    if isinstance(error, nats.errors.SecureConnWantedError):
+        raise AccessError(
+            f"the server at {shown} offers no TLS, which nats.url or nats.ca_file asks for; nothing was sent"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        raise AccessError(
+            f"the server at {shown} cannot prove who it is ({error.verify_message}): set nats.ca_file to the "
+            "certificate authority of its certificate, and use a name that is in it"
+        )
+    if isinstance(error, ssl.SSLError) and "ALERT" in str(error):
+        raise AccessError(
+            f"the server at {shown} refuses this client's certificate ({error.reason}): set nats.cert_file and "
+            "nats.key_file to one it knows"
+        )
+
+
 async def _attempt(
     config: ConnectionConfig, name: str, options: dict[str, Any], errors: list[Exception]
 ) -> Link | None:
-    nc = Client()
+    nc = _Client()
+    nc.needs_tls = config.needs_tls
     link = Link(nc, config)
     try:
         await nc.connect(
@@ -102,7 +152,8 @@ async def _attempt(
         await link.setup()
     except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
         errors.append(link.last_error or error)  # the client's own says no more than that no server is left
-        await nc.close()
+        with anyio.move_on_after(_CLOSE_S, shield=True):  # it would wait for the goodbye of a peer it does not trust
+            await nc.close()
         return None
     return link
 
@@ -152,9 +203,22 @@ def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
         options["user_credentials"] = _existing(config.creds_file)
     if config.nkey_file is not None:
         options["nkeys_seed_str"] = _secret(config.nkey_file)
-    if config.ca_file is not None:
-        options["tls"] = ssl.create_default_context(cafile=_existing(config.ca_file))
+    if (config.creds_file or config.nkey_file) and importlib.util.find_spec("nkeys") is None:
+        raise StartupError("connecting with an nkey needs the package nkeys: pip install 'lachesis-rl[auth]'")
+    if config.needs_tls:
+        options["tls"] = _tls(config)
     return options
+
+
+def _tls(config: ConnectionConfig) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=_existing(config.ca_file) if config.ca_file else None)
+    if config.cert_file is not None:
+        key = _existing(config.key_file) if config.key_file else None
+        try:
+            context.load_cert_chain(_existing(config.cert_file), key)
+        except ssl.SSLError as error:
+            raise ConfigError(f"nats.cert_file {config.cert_file} and its key do not fit: {error.reason}") from error
+    return context
 
 
 def _existing(path: str) -> str:

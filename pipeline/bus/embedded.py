@@ -24,6 +24,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.private import write_private
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "find_binary", "read_endpoint"]
@@ -133,7 +134,7 @@ class EmbeddedServer:
                     f"nats-server did not answer within {self._config.start_timeout_s} s; its log ends:\n{self._tail()}"
                 ) from None
             raise
-        _write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
+        write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
 
     async def wait(self) -> int:
         """Wait until the server ends by itself and return its exit status."""
@@ -179,7 +180,7 @@ class EmbeddedServer:
         for stale in self.store.glob("*.ports"):
             stale.unlink()
         config = self.store / "nats-server.conf"
-        _write_private(config, self._config_text().encode())
+        write_private(config, self._config_text().encode())
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -190,6 +191,7 @@ class EmbeddedServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C must not stop the server before its clients have drained
+                umask=0o077,  # streams hold what people wrote
                 pass_fds=(lock,),  # the lock lasts as long as the server, even if this process is killed
                 preexec_fn=_die_with_parent(),
             )
@@ -255,16 +257,6 @@ class EmbeddedServer:
         except OSError:
             return "(no log)"
         return "\n".join(line.replace(self.token, "***") for line in lines[-_LOG_LINES:])
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Write a file that only this user can read, at once or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.unlink(missing_ok=True)
-    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    part.replace(path)
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -25,6 +25,10 @@ __all__ = ["Link", "Question", "backoff_s", "is_no_responder", "patience_s", "st
 A = TypeVar("A", bound=Answer)
 
 _NO_RESPONDER = "503"
+_MEND = (
+    "it is not meant to do that, or its permissions are older than its configuration; run `lachesis auth init` again "
+    "with this configuration and let the server read it (nats-server --signal reload)"
+)
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _PATIENCE_S = 2.0
 _PATIENCE_GROWTH = 1.5
@@ -109,9 +113,13 @@ class Link:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
-            self.fail(AccessError(f"the server refused this process's credentials a subject: {error}"))
+            self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
         elif "authorization violation" in text or "authentication" in text:
-            self.fail(AccessError(f"the server no longer takes this process's credentials: {error}"))
+            self.fail(AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_MEND}"))
+
+    def _who(self) -> str:
+        key = self.config.nkey_file
+        return f"{self.nc.options['name']} (key {key})" if key else str(self.nc.options["name"])
 
     def fail(self, error: LachesisError) -> None:
         """Make every waiting and every later call raise `error`. The first failure stays."""

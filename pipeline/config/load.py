@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
+from lachesis.pipeline.config.secrets import masked
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
@@ -67,7 +68,9 @@ def load(
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text!r}: write it as key.path=value")
-        _Layer(f"--set {text}", origins).struct(kind, tree, _nest(key.strip().split("."), _value(value.strip())))
+        path = key.strip().split(".")
+        shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
+        _Layer(shown, origins).struct(kind, tree, _nest(path, _value(value.strip())))
     try:
         return Loaded(msgspec.convert(tree, kind), origins)
     except msgspec.ValidationError as error:

@@ -224,6 +224,6 @@ def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
             add_special_tokens=bool(body.add_special_tokens),
             return_dict=False,
         )
-    except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+    except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"messages do not fit the chat template: {error}") from error
     return tokens

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import (
     Choice,
@@ -182,7 +183,7 @@ class InferenceClient:
 
     @property
     def _where(self) -> str:
-        return f"inference server {self.config.url}"
+        return f"inference server {without_secrets(self.config.url)}"
 
     async def _generate(self, token_ids: list[int], params: SamplingParams, mode: Any) -> GenerateResponse:
         request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)

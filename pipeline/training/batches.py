@@ -28,7 +28,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ConnectionConfig
-from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
@@ -108,7 +108,7 @@ class Batches:
             case str() as url:
                 return await stack.enter_async_context(await connect(url, name=name))
             case ConnectionConfig() as config:
-                return await stack.enter_async_context(await connect(name=name, config=config))
+                return await stack.enter_async_context(await connect(name=name, config=for_identity(config, "trainer")))
             case bus:
                 return bus
 

@@ -81,13 +81,16 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
 def load_model(path_or_hf_id: str | Path) -> Policy:
     """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
 
+    Weights come from safetensors alone, and no code that lies beside them is run.
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
     end-of-sequence token.
     """
     name = str(path_or_hf_id)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
         reason = "there is no such folder" if absent else str(error).rstrip(".")

@@ -13,6 +13,7 @@ from typing import Any, Self
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import masked
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["METRICS_FILE", "Tracking"]
@@ -69,7 +70,7 @@ def _open_wandb(config: RunConfig) -> Any:
         name=config.run,
         resume="allow",
         dir=Path(config.path),
-        config=msgspec.to_builtins(config),
+        config=masked("", msgspec.to_builtins(config)),
     )
     run.define_metric("train/step")
     run.define_metric("*", step_metric="train/step")

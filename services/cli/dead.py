@@ -8,6 +8,7 @@ import anyio
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
@@ -40,7 +41,7 @@ def show_dead(options: Options, seq: int) -> None:
 
 async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
     found = []
-    async with await connect_run(config, f"{config.run}.dead") as bus:
+    async with await connect_run(config, f"{config.run}.dead", OBSERVER) as bus:
         subject = subjects.event("dead", config.run, "*")
         async with bus.read(subjects.EVENTS, [subject], follow=False) as messages:
             async for message in messages:
@@ -52,7 +53,7 @@ async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
 
 
 async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
-    async with await connect_run(config, f"{config.run}.dead") as bus:
+    async with await connect_run(config, f"{config.run}.dead", OBSERVER) as bus:
         stored = await bus.get(subjects.EVENTS, seq)
         channel = channel_of(stored.subject)
         if channel is None or channel.name != "dead":

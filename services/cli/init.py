@@ -2,8 +2,9 @@
 
 import anyio
 
-from lachesis.pipeline.bus.connection import without_secrets
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options
 from lachesis.services.connect import connect_run
 
@@ -16,7 +17,7 @@ def run_init(options: Options) -> None:
 
 
 async def _init(config: RunConfig) -> None:
-    async with await connect_run(config, f"{config.run}.init") as bus:
+    async with await connect_run(config, f"{config.run}.init", OPERATOR) as bus:
         done = await bus.ensure_streams(config.streams)
     for line in done:
         print(line)

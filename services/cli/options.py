@@ -55,7 +55,16 @@ class Options:
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         from lachesis.pipeline.config.load import load
         from lachesis.pipeline.config.run import RunConfig
+        from lachesis.pipeline.config.secrets import without_secrets
+        from lachesis.schemas.errors import ConfigError
 
+        for text in self._all_sets():
+            if without_secrets(text) != text:
+                raise ConfigError(
+                    f"{text.partition('=')[0]}: a password or token in a command line is shown to every user of this "
+                    "machine; put it into a file (nats.token_file), or the address into the configuration or "
+                    "LACHESIS_NATS__URL"
+                )
         return load(RunConfig, file=self.file, environ=os.environ, sets=self._all_sets())
 
     def config(self) -> "RunConfig":

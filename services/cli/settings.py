@@ -1,21 +1,15 @@
 """`lachesis config show`: every setting with its value, origin and meaning, and no secret among them."""
 
-import re
 from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.bus.connection import without_secrets
+from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.load import Setting, settings
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
 
 __all__ = ["masked", "show_settings"]
-
-_SECRET = re.compile(
-    r"(^|(?<!per)_)((api|access|private)_?key|token|password|passwd|secret|credentials?)$", re.IGNORECASE
-)
-_MASK = "***"
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:
@@ -33,19 +27,9 @@ def masked(row: Setting) -> Setting:
 
     the `--set` that it came from.
     """
-    value = _without_secrets(row.path.rpartition(".")[2], row.value)
+    value = secrets.masked(row.path.rpartition(".")[2], row.value)
     origin = row.origin.partition("=")[0] if row.origin.startswith("--set ") else row.origin
     return Setting(row.path, value, origin, row.description)
-
-
-def _without_secrets(name: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_secrets(str(key), inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_secrets(name, inner) for inner in value]
-    if _SECRET.search(name) and value is not None:
-        return _MASK
-    return without_secrets(value) if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> str | None:

@@ -12,10 +12,10 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.bus.connection import without_secrets
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode

@@ -4,6 +4,7 @@ import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.access import OBSERVER
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
 from lachesis.services.cli.snapshot import Quantiles, Snapshot, take
@@ -27,7 +28,7 @@ def run_status(options: Options, *, as_json: bool) -> None:
 
 
 async def _take(config: RunConfig) -> Snapshot:
-    async with await connect_run(config, f"{config.run}.status") as bus:
+    async with await connect_run(config, f"{config.run}.status", OBSERVER) as bus:
         return await take(bus, config, listen_s=LISTEN_S)
 
 

@@ -12,6 +12,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError, StartupError
@@ -41,7 +42,7 @@ async def watch_run(config: RunConfig, observed: Observed) -> None:
 async def _connect(config: RunConfig) -> NatsBus:
     while True:
         try:
-            return await connect_run(config, f"{config.run}.demo")
+            return await connect_run(config, f"{config.run}.demo", OBSERVER)
         except StartupError:  # the supervisor is about to start the server, or to say why it cannot
             await anyio.sleep(_RETRY_S)
 

@@ -11,6 +11,7 @@ from lachesis.pipeline.bus.answers import to_ns
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
@@ -30,7 +31,7 @@ _ANSWER_S = 5.0
 async def check_server(config: RunConfig) -> list[Finding]:
     """Return every finding; a server that cannot be reached is one, too."""
     try:
-        bus = await connect_run(config, f"{config.run}.doctor")
+        bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
         if config.nats is None:
             return [warn("server", str(error), "lachesis up starts it; its own checks are left out")]

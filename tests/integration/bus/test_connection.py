@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
-from lachesis.pipeline.bus.connection import connect, without_secrets
+from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
@@ -74,11 +74,6 @@ async def test_secrets_from_files(nats_server: EmbeddedServer, tmp_path: Path) -
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "empty")))
-
-
-def test_without_secrets() -> None:
-    assert without_secrets("nats://a:b@h:1,tls://t@h2") == "nats://***@h:1,tls://***@h2"
-    assert without_secrets("nats://h:1") == "nats://h:1"
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""Files that hold a secret."""
+
+import os
+from pathlib import Path
+
+__all__ = ["write_private"]
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read, at once or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    part.replace(path)

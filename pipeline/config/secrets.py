@@ -1,0 +1,29 @@
+"""Keeping secrets out of what people see: logs, errors, status, `config show`, experiment trackers."""
+
+import re
+from typing import Any
+
+__all__ = ["MASK", "masked", "without_secrets"]
+
+MASK = "***"
+
+_USERINFO = re.compile(r"(?<=://)[^/\s,]*@")  # up to the last @ of the address: passwords may hold one, too
+_SECRET = re.compile(
+    r"(^|(?<!per)_)((api|access|private)_?key|token|password|passwd|secret|credentials?)$", re.IGNORECASE
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return the text with every address in it without user, password or token."""
+    return _USERINFO.sub(f"{MASK}@", text)
+
+
+def masked(name: str, value: Any) -> Any:
+    """Return the setting `name` with addresses bare and without the values, however deep, whose name says secret."""
+    if isinstance(value, dict):
+        return {key: masked(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [masked(name, inner) for inner in value]
+    if _SECRET.search(name) and value is not None:
+        return MASK
+    return without_secrets(value) if isinstance(value, str) else value

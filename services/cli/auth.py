@@ -1,0 +1,158 @@
+"""`lachesis auth`: keys and least-privilege permissions for a server of one's own, from the table in `schemas.access`.
+
+`init` fills a folder that a nats-server's configuration includes:
+
+    auth.conf           what to include: an account for each run found here, and TLS where it was asked for
+    auth/RUN.conf       the run's account: one nkey user for each service, with its permissions; public keys alone
+    auth/RUN/NAME.nk    the seed of one service (mode 0600), what `nats.nkey_folder` names; all its replicas share it
+    tls.conf            the server's certificate, if one was named
+
+Safe to repeat: seeds that exist stay (unless `force`), missing ones are made, permissions are written anew.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.bus.permissions import Permissions, account_config, permissions
+from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.access import Access, Scope, access_table
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table
+
+__all__ = ["ServerTls", "run_auth_init", "scope_of", "server_tls", "show_auth"]
+
+_SEED_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """The server's certificate and key, and the authority that its clients' certificates must come from (None: none
+    is asked for). PEM files; the server reads them, so the paths are its own.
+    """
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> ServerTls | None:
+    """Return what the options of `lachesis auth init` say. Raises `ConfigError` when only a part is given."""
+    if cert is None and key is None and client_ca is None:
+        return None
+    if cert is None or key is None:
+        raise ConfigError("TLS needs both --cert and --key")
+    return ServerTls(cert.absolute(), key.absolute(), client_ca.absolute() if client_ca else None)
+
+
+def scope_of(config: RunConfig) -> Scope:
+    """Return what the run's subjects are made of."""
+    environments = tuple(dict.fromkeys((*config.environments, *config.evaluation)))
+    return Scope(run=config.run, revision=config.revision, trainer=config.training.name, environments=environments)
+
+
+def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls | None) -> None:
+    """Write keys and permissions of one run and print what was done."""
+    config = options.config()
+    seeds = folder / "auth" / config.run
+    users, made = {}, []
+    for identity, allowed in _permissions(config).items():
+        file = seeds / f"{identity}.nk"
+        if force or not file.exists():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(file, _new_seed())
+            made.append(identity)
+        file.chmod(0o600)
+        users[identity] = (_public_key(file), allowed)
+    _write(folder / "auth" / f"{config.run}.conf", account_config(f"lachesis-{config.run}", users))
+    if tls is not None:
+        _write(folder / "tls.conf", _tls_config(tls))
+    _write(folder / "auth.conf", _include(folder))
+    kept = len(users) - len(made)
+    print(f"{seeds}: made {len(made)} keys ({', '.join(made) or 'none'}), kept {kept}")
+    print(f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes")
+    print(f"in the run's configuration: [nats] nkey_folder = {msgspec.json.encode(str(seeds)).decode()}")
+
+
+def show_auth(options: Options, *, as_json: bool) -> None:
+    """Print who may do what; as JSON, the subjects that the server allows and denies."""
+    config = options.config()
+    if as_json:
+        print_json(_permissions(config))
+        return
+    rows = ((identity, *_cells(access)) for identity, access in access_table(scope_of(config)).items())
+    print_table(("who", "writes", "hears", "reads", "consumes", "sets", "makes or trims"), rows)
+
+
+def _permissions(config: RunConfig) -> dict[str, Permissions]:
+    return {identity: permissions(identity, access) for identity, access in access_table(scope_of(config)).items()}
+
+
+def _cells(access: Access) -> list[str | None]:
+    """Return a row's cells; what every service may do (heartbeats, the micro protocol) is left out."""
+    shared = ("rl.heartbeat.", "rl.health.", "$SRV.")
+    writes = [subject for subject in access.writes if not subject.startswith(shared)]
+    hears = [subject for subject in access.hears if not subject.startswith(shared[1:])]
+    durables = [durable for _, durable in access.consumes]
+    sets = [f"{bucket}: {key}" for bucket, key in access.sets]
+    changes = list(dict.fromkeys((*access.makes, *access.trims)))
+    return [", ".join(names) or None for names in (writes, hears, access.gets, durables, sets, changes)]
+
+
+def _new_seed() -> bytes:
+    nkeys = _nkeys()
+    seed: bytes = nkeys.encode_seed(os.urandom(_SEED_BYTES), nkeys.PREFIX_BYTE_USER)
+    return seed + b"\n"
+
+
+def _public_key(file: Path) -> str:
+    nkeys = _nkeys()
+    seed = file.read_bytes().strip()
+    try:
+        prefix, raw = nkeys.decode_seed(seed)
+        whole = prefix == nkeys.PREFIX_BYTE_USER and nkeys.encode_seed(raw, prefix) == seed  # checksum and all
+    except (nkeys.NkeysError, ValueError):
+        whole = False
+    if not whole:
+        raise ConfigError(f"{file} holds no nkey seed of a user; delete it, and run this again")
+    pair = nkeys.from_seed(bytearray(seed))
+    key: str = pair.public_key.decode()
+    pair.wipe()
+    return key
+
+
+def _nkeys() -> Any:
+    try:
+        import nkeys
+    except ModuleNotFoundError as error:
+        raise StartupError("making keys needs the package nkeys: pip install 'lachesis-rl[auth]'") from error
+    return nkeys
+
+
+def _include(folder: Path) -> str:
+    runs = sorted((folder / "auth").glob("*.conf"))
+    lines = ["# Written by `lachesis auth init`: who may connect, and what each may do; every run has an account."]
+    lines += ["accounts {", *(f'  include "auth/{file.name}"' for file in runs), "}"]
+    if (folder / "tls.conf").exists():
+        lines.append('include "tls.conf"')
+    return "\n".join([*lines, ""])
+
+
+def _tls_config(tls: ServerTls) -> str:
+    files: Mapping[str, Path | None] = {"cert_file": tls.cert, "key_file": tls.key, "ca_file": tls.client_ca}
+    lines = [f"  {name}: {msgspec.json.encode(str(path)).decode()}" for name, path in files.items() if path]
+    verify = ["  verify: true  # clients have certificates, too"] if tls.client_ca else []
+    return "\n".join(["tls {", *lines, *verify, "}", ""])
+
+
+def _write(file: Path, text: str) -> None:
+    """Replace a file that holds no secret, at once; the server may be reading it."""
+    partial = file.with_name(f".{file.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)

@@ -1,0 +1,30 @@
+"""One server for the tests that only ask it what it allows."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from integration.security.secured import Secured, auth_init, make_certificates
+
+RUN = """
+run = "one"
+[environments.words]
+kind = "reasoning_gym"
+[evaluation.held]
+kind = "reasoning_gym"
+"""
+
+
+@pytest.fixture(scope="session")
+async def secured(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str, streams_config: object
+) -> AsyncIterator[Secured]:
+    """Two runs, `one` and `two`, in their accounts on a server with TLS; the streams of `one` are there."""
+    folder = tmp_path_factory.mktemp("secured")
+    make_certificates(folder)
+    tls = ("--cert", str(folder / "server.pem"), "--key", str(folder / "server.key"))
+    auth_init(folder, *tls, config=RUN)
+    auth_init(folder, config=RUN.replace("one", "two"))
+    async with Secured(folder, "one") as server:
+        async with await server.bus("operator") as bus:
+            await bus.ensure_streams(streams_config)
+        yield server

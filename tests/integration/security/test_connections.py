@@ -1,0 +1,189 @@
+"""Who gets in, over what, and what is said to whom does not."""
+
+import ssl
+import sys
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trustme
+from integration.security.secured import Secured, auth_init, make_certificates
+
+from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import ScoreEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, SchemaError
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
+from lachesis.services.process import REFUSED
+
+SHORT = {"connect_timeout_s": 5.0, "give_up_s": 2.0}
+
+
+async def test_nobody_without_a_key(secured: Secured) -> None:
+    ca_file = str(secured.folder / "ca.pem")
+    stranger = ConnectionConfig(url=secured.address, ca_file=ca_file)
+    with pytest.raises(AccessError, match="refuses the credentials"):
+        await connect(name="test", config=stranger)
+    with pytest.raises(AccessError, match="refuses the credentials"):
+        await connect(name="test", config=stranger, token=secured.token)
+
+
+async def test_nobody_with_a_key_that_the_server_does_not_know(secured: Secured, tmp_path: Path) -> None:
+    auth_init(tmp_path, config='run = "one"')
+    with pytest.raises(AccessError, match=r"refuses the credentials.*auth init"):
+        await secured.bus("scorer", nkey_folder=str(tmp_path / "auth" / "one"))
+
+
+async def test_a_missing_key_is_named(secured: Secured, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no .*scorer\.nk.*lachesis auth init"):
+        await secured.bus("scorer", nkey_folder=str(tmp_path))
+
+
+async def test_what_is_refused_names_subject_and_identity_and_says_how_to_mend_it(secured: Secured) -> None:
+    async with await secured.bus("scorer") as bus:
+        with anyio.fail_after(2), pytest.raises(AccessError) as caught:
+            await bus.publish(subjects.ledger("one", "main"), b"", msg_id="1")
+    text = str(caught.value)
+    assert "test.scorer" in text
+    assert "scorer.nk" in text
+    assert 'publish to "rl.ledger.one.main"' in text
+    assert "lachesis auth init" in text
+    assert (secured.keys / "scorer.nk").read_text().strip() not in text
+
+
+async def test_every_way_of_being_refused_ends_the_wait(secured: Secured) -> None:
+    async def lists() -> None:
+        async with await secured.bus("scorer", **SHORT) as bus, bus.read(EVENTS, []) as reader:
+            await anext(aiter(reader))
+
+    async def consumes() -> None:
+        async with await secured.bus("scorer", **SHORT) as bus:
+            durable = subjects.durable("teacher", "one", "live")
+            async with bus.consume(ROLLOUTS, durable, [subjects.rollout("one")]) as deliveries:
+                await anext(deliveries)
+
+    async def trims() -> None:
+        async with await secured.bus("environment") as bus:
+            for number in range(2):  # of one alone nothing would be deleted
+                await bus.publish(subjects.rollout("one", "words"), b"", msg_id=f"trims {number}")
+        async with await secured.bus("batcher", **SHORT) as bus:
+            await bus.trim(ROLLOUTS, [subjects.rollout("one")], before=10)
+
+    async def answer(_: bytes) -> bytes:
+        return b"granted"
+
+    async def serves() -> None:
+        async with (
+            await secured.bus("environment", **SHORT) as bus,
+            bus.serve(subjects.lease("one"), lambda _: anyio.lowlevel.checkpoint()),  # type: ignore[arg-type,return-value]
+        ):
+            await bus.usage("KV_lachesis_policy")  # the first call after it is where it learns
+            await anyio.sleep(1)
+            await bus.usage("KV_lachesis_policy")
+
+    async def sets() -> None:
+        async with await secured.bus("environment", **SHORT) as bus:
+            await bus.put(subjects.BUCKETS["policy"], "one", b"mine")
+
+    for attempt in (lists, consumes, trims, serves, sets):
+        with anyio.fail_after(8), pytest.raises(AccessError, match="permissions violation"):
+            await attempt()
+
+
+async def test_a_service_that_is_refused_ends_at_once_and_says_why(secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "scorer.nk").write_text((secured.keys / "observer.nk").read_text())  # somebody mixed up the files
+    sets = {"run": "one", "nats.url": secured.address, "nats.nkey_folder": tmp_path}
+    sets |= {"nats.ca_file": secured.folder / "ca.pem", "folder": tmp_path / "run", "environments.words.kind": "x"}
+    arguments = [f"--set={key}={value}" for key, value in sets.items()]
+    with anyio.fail_after(30):
+        done = await anyio.run_process(
+            [sys.executable, "-m", "lachesis", "run", "scorer", *arguments], check=False, cwd=tmp_path
+        )
+    assert done.returncode == REFUSED, done.stderr.decode()
+    last = done.stderr.decode().strip().splitlines()[-1]
+    assert "one.scorer" in last
+    assert "was refused by the server" in last
+    assert "lachesis auth init" in last
+    assert b"Traceback" not in done.stderr
+
+
+async def test_runs_do_not_see_each_other(secured: Secured, streams_config: StreamsConfig) -> None:
+    other = {"nkey_folder": str(secured.folder / "auth" / "two")}
+    async with await secured.bus("environment") as bus:
+        await bus.publish(subjects.rollout("one", "words"), b"of one", msg_id="1")
+    async with await secured.bus("operator", **other) as bus:
+        with pytest.raises(NotFoundError):
+            await bus.usage(ROLLOUTS)
+        await bus.ensure_streams(streams_config)
+        assert (await bus.usage(ROLLOUTS)).messages == 0
+    with pytest.raises(AccessError, match=r"rl\.rollout\.two\.words"):
+        async with await secured.bus("environment") as bus:
+            await bus.publish(subjects.rollout("two", "words"), b"of one", msg_id="2")
+
+
+async def test_an_answer_that_is_sent_to_a_foreign_subject_is_no_event(secured: Secured) -> None:
+    """The server does not check where a client wants its answer: it can be stored as anything, and must not be read."""
+    async with await secured.bus("environment") as environment:
+        await environment.client.publish(
+            subjects.rollout("one", "words"), b"", reply=subjects.event("score", "one", "live", "words")
+        )
+        await environment.client.flush()
+    async with await secured.bus("operator") as operator, operator.read(EVENTS, []) as messages:
+        with anyio.fail_after(5):
+            message = await anext(aiter(messages))
+        assert message.subject == subjects.event("score", "one", "live", "words")
+        with pytest.raises(SchemaError):
+            decode(ScoreEvent, message.data)
+        assert (await operator.usage(LEDGER)).messages == 0
+
+
+async def test_a_server_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    for ca_file in (str(tmp_path / "ca.pem"), None):  # another one, and the system's
+        with anyio.fail_after(4), pytest.raises(AccessError, match=r"cannot prove who it is.*nats\.ca_file"):
+            await secured.bus("scorer", ca_file=ca_file)
+
+
+async def test_a_name_that_is_not_in_the_certificate_is_refused(secured: Secured) -> None:
+    url = secured.address.replace("127.0.0.1", "localhost")
+    with anyio.fail_after(4), pytest.raises(AccessError, match="cannot prove who it is"):
+        await secured.bus("scorer", url=url)
+
+
+@pytest.mark.parametrize("asked", ["url", "ca_file"])
+async def test_tls_that_was_asked_for_is_never_left_out(
+    nats_server: EmbeddedServer, tmp_path: Path, asked: str
+) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    url = nats_server.url.replace("nats://", "tls://") if asked == "url" else nats_server.url
+    config = ConnectionConfig(url=url, ca_file=str(tmp_path / "ca.pem") if asked == "ca_file" else None)
+    with anyio.fail_after(4), pytest.raises(AccessError, match="offers no TLS"):
+        await connect(name="test", config=config, token=nats_server.token)
+
+
+async def test_clients_with_certificates(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    files = {name: str(tmp_path / name) for name in ("server.pem", "server.key", "ca.pem", "client.pem", "client.key")}
+    tls = ("--cert", files["server.pem"], "--key", files["server.key"], "--client-ca", files["ca.pem"])
+    auth_init(tmp_path, *tls, config='run = "one"')
+    async with Secured(tmp_path, "one") as server:
+        with (
+            anyio.fail_after(8),
+            pytest.raises(AccessError, match=r"refuses this client's certificate.*nats\.cert_file"),
+        ):
+            await server.bus("operator")
+        own = {"cert_file": files["client.pem"], "key_file": files["client.key"]}
+        async with await server.bus("operator", **own) as bus:
+            assert isinstance(bus.client._transport._io_writer.get_extra_info("ssl_object"), ssl.SSLObject)
+        with pytest.raises(ConfigError, match="do not fit"):
+            await server.bus("operator", cert_file=files["client.pem"], key_file=files["server.key"])
+
+
+async def test_keys_without_tls(tmp_path: Path) -> None:
+    auth_init(tmp_path, config='run = "one"')
+    async with Secured(tmp_path, "one", tls=False) as server, await server.bus("observer"):
+        pass

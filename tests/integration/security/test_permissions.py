@@ -1,0 +1,229 @@
+"""What each service is allowed, written out by hand here, and that a real server refuses it everything else."""
+
+from collections.abc import Iterator
+
+import anyio
+import nats
+import pytest
+from integration.security.secured import Secured
+
+from lachesis.pipeline.bus.connection import _tls
+from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.services.registry import SERVICES
+
+IDENTITIES = [*SERVICES, OPERATOR, OBSERVER]
+STORES = [*STREAMS, *(f"KV_{bucket}" for bucket in BUCKETS.values())]
+
+EVENTS = {
+    kind: f"rl.{kind}.one.live.words" for kind in ("score", "reward", "curriculum", "teacher", "dead", "eval", "alert")
+}
+STATES = {
+    stage: f"rl.state.one.{stage}.live.{partition}"
+    for stage, partition in (
+        ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("trainer", "main"), ("batcher", "0")
+    )
+}  # fmt: skip
+OTHERS = {
+    "rollout": "rl.rollout.one.words",
+    "rollout chunk": "rl.blob.rollout.one.abc",
+    "logprobs": "rl.logprobs.one.live.words",
+    "logprobs chunk": "rl.blob.logprobs.one.abc",
+    "ledger": "rl.ledger.one.main",
+    "ledger of another trainer": "rl.ledger.one.other",
+    "lease": "rl.lease.one",
+    "replay": "rl.replay.score.one.again.words",
+}
+KEYS = {
+    "policy": "$KV.lachesis_policy.one",
+    "curriculum": "$KV.lachesis_curriculum.one.live.words",
+    "inference": "$KV.lachesis_inference.one.policy",
+    "scorer's attempts": "$KV.lachesis_attempts.scorer=one=live.7",
+    "teacher's attempts": "$KV.lachesis_attempts.teacher=one=live.7",
+    "runs": "$KV.lachesis_runs.one",
+    "retention": "$KV.lachesis_retention.one",
+}
+SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.items()}, **OTHERS, **KEYS}
+
+WRITES = {
+    "governor": {"governor state", "rollout chunk", "logprobs chunk", "retention"},
+    "batcher": {"ledger", "dead"},
+    "normalizer": {"reward", "normalizer state", "dead"},
+    "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
+    "scorer": {"score", "dead", "scorer's attempts"},
+    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts"},
+    "inference": {"inference"},
+    "trainer": {"trainer state", "policy"},
+    "evaluator": {"eval"},
+    "environment": {"rollout", "rollout chunk", "lease"},
+    OPERATOR: {"rollout", "rollout chunk", "lease", "score", "teacher", "eval"},  # to put dead letters back
+    OBSERVER: set(),
+}
+"""By identity, what it may publish of SUBJECTS."""
+
+READS = {
+    "governor": {"ROLLOUTS", "EVENTS", "REPLAY", "TEACHER", "LEDGER", "policy"},
+    "batcher": {"ROLLOUTS", "EVENTS"},
+    "normalizer": {"ROLLOUTS", "EVENTS"},
+    "curriculum": {"EVENTS"},
+    "scorer": set(),
+    "teacher": {"inference"},
+    "inference": {"policy"},
+    "trainer": {"LEDGER", "policy"},
+    "evaluator": {"policy", "inference"},
+    "environment": {"policy", "curriculum", "inference"},
+    OPERATOR: {*STREAMS, *BUCKETS},
+    OBSERVER: {*STREAMS, *BUCKETS},
+}
+"""By identity, what it may make readers of; it may also fetch from them."""
+
+FETCHES = {
+    "governor": {"retention"},
+    "batcher": {"LEDGER"},
+    "normalizer": {"LEDGER"},
+    "curriculum": {"LEDGER"},
+    "scorer": {"ROLLOUTS", "attempts"},
+    "teacher": {"ROLLOUTS", "attempts"},
+    "trainer": {"ROLLOUTS", "TEACHER"},
+    "evaluator": {"EVENTS"},
+}
+"""By identity, what it may fetch from without making readers."""
+
+UNDER_RL = ("rl.lease.one", "rl.heartbeat.one.governor.*", "rl.score.one.live.words", "rl.rollout.two.words")
+HEARS = {
+    "governor": {"rl.lease.one"},
+    "batcher": {"rl.heartbeat.one.governor.*"},
+    OPERATOR: {"rl.>", *UNDER_RL},
+    OBSERVER: {"rl.>", *UNDER_RL},
+}
+"""By identity, what it may subscribe to. Under `rl.>` nothing of another run is heard: that has its own account."""
+
+STREAM_ACTIONS = (
+    "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.PURGE", "STREAM.INFO", "STREAM.MSG.GET",
+    "STREAM.MSG.DELETE", "STREAM.SNAPSHOT", "STREAM.RESTORE", "STREAM.LEADER.STEPDOWN", "STREAM.PEER.REMOVE",
+    "DIRECT.GET", "CONSUMER.NAMES", "CONSUMER.LIST", "CONSUMER.CREATE",
+)  # fmt: skip
+CONSUMER_ACTIONS = (
+    "CONSUMER.CREATE", "CONSUMER.DURABLE.CREATE", "CONSUMER.DELETE", "CONSUMER.INFO", "CONSUMER.MSG.NEXT",
+    "CONSUMER.PAUSE", "CONSUMER.RESET", "CONSUMER.UNPIN", "CONSUMER.LEADER.STEPDOWN",
+)  # fmt: skip
+CONSUMERS = ("read-0123456789abcdef", "scorer=one=live", "teacher=one=live")
+
+
+def every_publication() -> Iterator[str]:
+    """Everything worth trying, on the run's own subjects and on those of another run."""
+    yield from SUBJECTS.values()
+    yield from (subject.replace("one", "two") for subject in SUBJECTS.values())
+    for service in IDENTITIES:
+        yield f"rl.heartbeat.one.{service}.7-abc"
+        yield f"_INBOX_{service}.abc.1"
+    yield from ("rl.heartbeat.one.environment-words.7-abc", "rl.heartbeat.one.environment-held.7-abc")
+    yield from ("rl.heartbeat.one.environment-other.7-abc", "rl.heartbeat.one.inference-policy.7-abc")
+    yield from ("_INBOX.abc.1", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING", "rl.health.one.scorer")
+    yield from ("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x", "else")
+    for store in STORES:
+        yield from (f"$JS.API.{action}.{store}" for action in STREAM_ACTIONS)
+        for consumer in CONSUMERS:
+            yield from (f"$JS.API.{action}.{store}.{consumer}" for action in CONSUMER_ACTIONS)
+            yield f"$JS.API.CONSUMER.CREATE.{store}.{consumer}.rl.score.one.live.words"
+            yield f"$JS.ACK.{store}.{consumer}.1.2.3.4.5"
+
+
+def allowed_publications(identity: str) -> set[str]:
+    """What `identity` may publish of `every_publication`, from the tables above."""
+    person = identity in (OPERATOR, OBSERVER)
+    found = {KEYS["curriculum"] if name == "$KV curriculum" else SUBJECTS[name] for name in WRITES[identity]}
+    found.add("$JS.API.INFO")
+    if person:
+        found |= {"$SRV.PING", "rl.health.one.scorer"}
+    else:
+        found |= {f"_INBOX_{OPERATOR}.abc.1", f"_INBOX_{OBSERVER}.abc.1"}
+        found.add("$JS.API.STREAM.INFO.ROLLOUTS")  # the server's clock
+        parts = {"environment": ("-words", "-held"), "inference": ("-policy",)}.get(identity, ())
+        found |= {f"rl.heartbeat.one.{identity}{part}.7-abc" for part in ("", *parts)}
+    for store in map(stored_as, READS[identity]):
+        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")}
+        own = CONSUMERS[:1] if store == "ROLLOUTS" else CONSUMERS  # the durables are on ROLLOUTS alone
+        found |= {f"$JS.API.{a}.{store}.{c}" for c in own for a in ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT")}
+    for store in map(stored_as, FETCHES.get(identity, ())):
+        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.MSG.GET", "DIRECT.GET")}
+    if identity in ("scorer", "teacher"):
+        actions = ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT", "CONSUMER.INFO")
+        found |= {f"$JS.API.{action}.ROLLOUTS.{identity}=one=live" for action in actions}
+        found.add(f"$JS.ACK.ROLLOUTS.{identity}=one=live.1.2.3.4.5")
+    if identity == "governor":
+        found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STREAMS} | {"_INBOX_environment.abc.1"}
+        found |= {f"$JS.API.CONSUMER.INFO.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
+    if identity == OPERATOR:
+        found |= {f"$JS.API.STREAM.{action}.{store}" for store in STORES for action in ("CREATE", "UPDATE")}
+    return found
+
+
+def stored_as(name: str) -> str:
+    return f"KV_{BUCKETS[name]}" if name in BUCKETS else name
+
+
+def every_subscription() -> Iterator[str]:
+    yield from (">", "*.>", "rl.>", *UNDER_RL)
+    yield from ("_INBOX.>", "$KV.>", "$JS.>", "$JS.API.>", "$JS.EVENT.>", "$SYS.>", "$SRV.>")
+    for identity in IDENTITIES:
+        yield f"_INBOX_{identity}.>"
+        yield f"$SRV.PING.lachesis-{identity}"
+        yield f"rl.health.one.{identity}"
+
+
+def allowed_subscriptions(identity: str) -> set[str]:
+    found = {f"_INBOX_{identity}.>", *HEARS.get(identity, ())}
+    if identity in (OPERATOR, OBSERVER):
+        return found | {f"rl.health.one.{service}" for service in IDENTITIES}
+    return found | {f"$SRV.PING.lachesis-{identity}", f"rl.health.one.{identity}"}
+
+
+async def refused(server: Secured, identity: str, publications: list[str], subscriptions: list[str]) -> set[str]:
+    """Return what the server refuses `identity` of these, as it says it: in lower case."""
+    said: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        said.append(str(error))
+
+    async def on_message(_: object) -> None:
+        pass
+
+    config = server.connection(identity)
+    client = await nats.connect(
+        server.address,
+        tls=_tls(config),
+        nkeys_seed=config.nkey_file,
+        inbox_prefix=config.inbox_prefix,
+        error_cb=on_error,
+        allow_reconnect=False,
+    )
+    try:
+        for subject in publications:
+            await client.publish(subject, b"", reply=client.new_inbox())
+        for subject in subscriptions:
+            await client.subscribe(subject, cb=on_message)
+        await client.flush()
+        await anyio.sleep(0.05)  # the refusals came before the answer to the ping; their tasks end now
+    finally:
+        await client.close()
+    assert all("permissions violation for " in text for text in said), said
+    return {text.partition("permissions violation for ")[2] for text in said}
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+async def test_it_is_allowed_its_work_and_refused_all_else(secured: Secured, identity: str) -> None:
+    publications, subscriptions = list(dict.fromkeys(every_publication())), list(every_subscription())
+    may_publish, may_subscribe = allowed_publications(identity), allowed_subscriptions(identity)
+    assert may_publish <= set(publications)
+    assert may_subscribe <= set(subscriptions)
+    expected = {f'publish to "{subject.lower()}"' for subject in publications if subject not in may_publish}
+    expected |= {f'subscription to "{subject.lower()}"' for subject in subscriptions if subject not in may_subscribe}
+    found = await refused(secured, identity, publications, subscriptions)
+    assert sorted(found - expected) == [], "refused, though its work needs it"
+    assert sorted(expected - found) == [], "allowed, though its work does not need it"
+    assert len(expected) > 450
+
+
+async def test_no_service_lacks_a_row() -> None:
+    assert set(WRITES) == set(READS) == set(IDENTITIES)
