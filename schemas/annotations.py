@@ -158,7 +158,8 @@ class ScoreEvent(_Annotation, frozen=True, kw_only=True):
             n = len(item.scores)
             if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
                 raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
-            if any(value is not None and not math.isfinite(value) for value in item.scores):  # made here, not decoded
+            told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
+            if not all(value is None or math.isfinite(value) for values in told for value in values):
                 raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
 
 

@@ -6,13 +6,15 @@ restart needs the last entry alone.
 """
 
 import hashlib
-from typing import Literal, Self
+import itertools
+from typing import Annotated, Literal, Self
 
 import msgspec
 
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "GENESIS",
@@ -42,33 +44,33 @@ class GroupRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     group: str
-    seq: int
+    seq: Seq
     env: str
-    sequences: int
-    tokens: int
-    policy_step: int
-    advantages: list[float | None]
-    teacher: int | None = None
-    score: float | None = None
+    sequences: Count
+    tokens: Count
+    policy_step: Count
+    advantages: list[Finite | None]
+    teacher: Seq | None = None
+    score: Finite | None = None
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest: batch `number` counts from 0 without gaps; `complete` is false when it is smaller than asked for."""
 
-    number: int
+    number: Count
     groups: list[GroupRef]
-    sequences: int
-    tokens: int
+    sequences: Count
+    tokens: Count
     complete: bool = True
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """What became of the rollout at `seq` of ROLLOUTS. `group` is None where the message could not be read."""
 
-    seq: int
+    seq: Seq
     group: str | None
     kind: OutcomeKind
-    sequences: int = 0
+    sequences: Count = 0
     reason: str | None = None
 
 
@@ -77,8 +79,8 @@ class ProducerMark(msgspec.Struct, frozen=True, array_like=True):
     ascending.
     """
 
-    epoch: int
-    seen: list[int]
+    epoch: Count
+    seen: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
@@ -92,18 +94,18 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
 
     run: str
     trainer: str
-    index: int
+    index: Count
     previous: str
-    watermark: int
+    watermark: Count
     resolved: bytes
-    events_cursor: int
+    events_cursor: Count
     batch: Batch | None = None
     outcomes: list[Outcome] = []
     producers: dict[str, ProducerMark] = {}
-    totals: dict[str, int] = {}
-    next_batch: int = 0
+    totals: dict[str, Count] = {}
+    next_batch: Count = 0
     term: str = ""
-    written_ns: int = 0
+    written_ns: Count = 0
     stamps: dict[str, list[Stamp]] = {}
 
     def digest(self) -> str:
@@ -122,13 +124,15 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
         return self
 
     def check(self) -> None:
-        if self.index < 0 or self.watermark < 0 or self.events_cursor < 0:
-            raise SchemaError("index, watermark, events_cursor: must not be negative")
         if self.batch is not None:
             if self.batch.sequences != sum(ref.sequences for ref in self.batch.groups):
                 raise SchemaError("batch: its sequences do not add up")
             if self.batch.number + 1 != self.next_batch:
                 raise SchemaError(f"batch: number {self.batch.number} where next_batch is {self.next_batch}")
+        for key, mark in self.producers.items():
+            rising = all(before < after for before, after in itertools.pairwise(mark.seen))
+            if len(mark.seen) % 2 or not rising or not key.endswith(f"@{mark.epoch}"):
+                raise SchemaError(f"producers: {key[:80]!r} has counters that are no ranges, or another epoch")
 
 
 _DIGEST = "_digest"
@@ -147,25 +151,26 @@ def _digest(data: bytes | memoryview) -> str:
 class Void(msgspec.Struct, frozen=True, array_like=True):
     """A batch that could not be trained, and why."""
 
-    batch: int
+    batch: Count
     reason: str
 
 
 class TrainReport(Event, frozen=True, kw_only=True):
     """What a trainer has made durable: written to its state subject after its checkpoint is on disk, fenced.
 
-    `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights.
+    `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights; -1 and
+    `GENESIS` before the first.
     """
 
     run: str
     trainer: str
     lineage: str
     term: str
-    step: int
-    ledger_index: int
+    step: Count
+    ledger_index: Annotated[int, msgspec.Meta(ge=-1)]
     chain: str
-    next_batch: int
+    next_batch: Count
     policy_version: str
     checkpoint: str
     voids: list[Void] = []
-    written_ns: int = 0
+    written_ns: Count = 0

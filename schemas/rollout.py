@@ -7,6 +7,7 @@ A group travels packed: `to_wire` narrows the token ids (`token_bits`) and compr
 whoever finds that simpler, is read as well.
 """
 
+import math
 import re
 from typing import Any, Self
 
@@ -154,6 +155,8 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
         referred = {i for talk in self.messages for message in talk for i in message.attachments}
         if not referred.issubset(range(len(self.attachments))):
             raise SchemaError(f"messages: an attachment index is outside the {len(self.attachments)} attachments")
+        if self.difficulty is not None and not math.isfinite(self.difficulty):
+            raise SchemaError(f"difficulty: {self.difficulty}; an unknown one is None")
         for what in ("task", "generation", "metadata"):
             check_plain(what, getattr(self, what))
 

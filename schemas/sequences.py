@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.packing import join_tokens, split_tokens
-from lachesis.schemas.values import Finite
 
 __all__ = ["FinishReason", "Sequence", "Sequences", "VersionSpan"]
 
@@ -62,8 +61,8 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finish_reasons: list[FinishReason]
     version_spans: list[VersionSpan]
     sample_index: list[int] | None = None
-    rewards: dict[str, list[Finite | None]] = {}
-    turn_rewards: list[list[Finite]] | None = None
+    rewards: dict[str, list[float | None]] = {}
+    turn_rewards: list[list[float]] | None = None
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
     token_bits: bytes | None = None

@@ -5,13 +5,14 @@ does not look: `Event.check` is called by whoever writes what it did not make it
 """
 
 import sys
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 from msgspec import Meta
 
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Count", "Finite", "Seq", "check_plain"]
+__all__ = ["Count", "Finite", "Seq", "check_plain", "shaped", "unpack"]
 
 _LARGEST: Final = (1 << 63) - 1
 
@@ -21,6 +22,10 @@ Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
 """A number of things, an index, or Unix time, ns."""
 Seq = Annotated[int, Meta(ge=1, le=_LARGEST)]
 """The sequence of a stored message."""
+
+T = TypeVar("T")
+
+_UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 
 DEEPEST: Final = 32
 """Levels of free-form data; raters and terminals walk it recursively."""
@@ -48,3 +53,19 @@ def check_plain(what: str, value: Any) -> None:
         level = below
     if level:
         raise SchemaError(f"{what}: nested deeper than {DEEPEST} levels")
+
+
+def unpack(what: str, data: bytes) -> Any:
+    """Return what the msgpack `data` holds. Raises `SchemaError` naming `what`."""
+    try:
+        return msgspec.msgpack.decode(data)
+    except _UNREADABLE as error:
+        raise SchemaError(f"{what} cannot be read: {error}") from error
+
+
+def shaped(what: str, kind: type[T], value: Any) -> T:
+    """Return the plain `value` as a `kind`. Raises `SchemaError` naming `what` where it does not fit."""
+    try:
+        return msgspec.convert(value, kind)
+    except _UNREADABLE as error:
+        raise SchemaError(f"{what} is malformed: {str(error)[:500]}") from error

@@ -25,6 +25,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
 from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.values import shaped, unpack
 
 __all__ = ["feedback_of", "items_of", "run_curriculum"]
 
@@ -97,9 +98,9 @@ class _EnvWriter:
         )
         writer = cls(service, config, env, items=items, log=log)
         if restored.state is not None:
-            writer.strategy.load_state_dict(msgspec.msgpack.decode(restored.state))
+            writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
         for delta in restored.deltas:
-            for feedback in msgspec.msgpack.decode(delta, type=list[Feedback]):
+            for feedback in shaped("curriculum delta", list[Feedback], unpack("curriculum delta", delta)):
                 writer.strategy.observe(feedback)
         writer.next_event = restored.cursors.get(subjects.EVENTS, 1)
         writer._changed.set()

@@ -4,19 +4,24 @@ Guarantees that a client made by `open_role` follows a server that moved: a call
 is answered by the next look-up, so callers only retry.
 """
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
 import anyio
+import httpx
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.schemas import subjects
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Directory", "open_role", "register"]
+
+log = logging.getLogger("lachesis")
 
 _BUCKET = subjects.BUCKETS["inference"]
 
@@ -59,10 +64,14 @@ class Directory:
         """Keep `current` true to the register. Runs until cancelled."""
         async with bus.watch(_BUCKET, _key(run, role)) as entries:
             async for entry in entries:
-                await self.use(entry.value.decode())
+                try:
+                    await self.use(entry.value.decode())
+                except (ConfigError, UnicodeDecodeError) as error:  # whoever wrote it, the next server registers anew
+                    log.warning("the register of inference servers holds no URL: %s", str(error)[:200])
 
     async def use(self, url: str) -> None:
-        """Hand out clients for `url` from now on."""
+        """Hand out clients for `url` from now on. Raises `ConfigError` when it is none."""
+        _check_url(url)
         if self._client is not None and self._client.config.url == url:
             return
         # The old client stays open: requests may be under way on it.
@@ -70,6 +79,15 @@ class Directory:
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigError(f"inference server {url[:200]!r} is no URL: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.host:
+        raise ConfigError(f"inference server {url[:200]!r}: use http://HOST:PORT")
 
 
 @asynccontextmanager

@@ -24,8 +24,9 @@ from lachesis.pipeline.telemetry.spans import process_id, publish_span, stage_sp
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, VersionError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.values import unpack
 
 __all__ = ["run_normalizer"]
 
@@ -94,10 +95,15 @@ class _EnvWriter:
         )
         writer = cls(service, config, env, log)
         if restored.state is not None:
-            writer.normalizer.load_state_dict(msgspec.msgpack.decode(restored.state))
+            writer.normalizer.load_state_dict(unpack("normalizer state", restored.state))
         for delta in restored.deltas:
-            writer.normalizer.apply(msgspec.msgpack.decode(delta))
+            writer.normalizer.apply(unpack("normalizer delta", delta))
         writer.cursors.update(restored.cursors)
+        if writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
+            raise LedgerError(
+                f"normalizer of {env}: its state reaches to rollout {writer.normalizer.watermark}, its last commit to "
+                f"{writer.cursors[subjects.ROLLOUTS]}: they are not of one history; start another revision"
+            )
         writer._events_read = writer.cursors[subjects.EVENTS] - 1
         writer.lost.start(writer.cursors)
         return writer

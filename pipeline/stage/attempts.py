@@ -25,7 +25,9 @@ class Attempts:
     async def deaths(self, seq: int) -> int:
         """Return how many handlings of the message at `seq` were noted and never came to an end."""
         entry = await self._bus.value(_BUCKET, self._key(seq))
-        return int(entry.value) if entry else 0
+        count = entry.value if entry else b""
+        # what is no count was not written here; without it, a poisonous message kills a few times more
+        return int(count) if count.isdigit() and len(count) <= 9 else 0
 
     async def note(self, seq: int, deaths: int) -> None:
         """Set the record."""

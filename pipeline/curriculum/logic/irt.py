@@ -7,6 +7,7 @@ for age. One result moves the ability, and with it the weight of every item of t
 harder (mislabelled, impossible) fade. A share `explore` goes to items by the time since they were last seen.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,11 @@ class OnlineIRT(Strategy):
             "seen": self._seen,
             "ability": self._ability,
         }
+
+    def misfit(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+        """Say so, too, of counts below 0; a reference is NaN before it is set."""
+        below = next((name for name in ("results", "seen") if (arrays[name] < 0).any()), None)
+        return below or super().misfit({**arrays, "reference": np.nan_to_num(arrays["reference"], nan=0.0)})
 
     def figures(self) -> dict[str, float]:
         """Return the abilities, the mean difficulty of a draw, and the share of items seen."""

@@ -11,19 +11,24 @@ A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.columns import DType, view
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
+from lachesis.schemas.values import Count, shaped
 
 __all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
 STATE_VERSION = 1
+_Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,16 @@ class _Counts:
     uninformative: int = 0
 
 
+class _Saved(msgspec.Struct):
+    version: int
+    strategy: str
+    items: int
+    step: Count
+    counts: tuple[_Number, _Number, _Number, _Number]
+    ids: list[str]
+    arrays: dict[str, bytes]
+
+
 class Strategy:
     """Base class; weights are those of a uniform draw."""
 
@@ -110,6 +125,10 @@ class Strategy:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are this strategy's state, by name; they are saved, and restored in place."""
         return {}
+
+    def misfit(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+        """Return the name of a saved array with values that this strategy never has, None if there is none."""
+        return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
 
     def figures(self) -> dict[str, float]:
         """Return figures of this strategy for monitoring."""
@@ -194,17 +213,33 @@ class Strategy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises ConfigError if it is of another strategy, item count or version."""
+        """Take over a saved state.
+
+        Raises ConfigError if it is of another strategy, item count or version, SchemaError if it is malformed; nothing
+        was taken over then.
+        """
+        saved = shaped("curriculum state", _Saved, state)
         mine = {"version": STATE_VERSION, "strategy": type(self).__name__, "items": self.items.count}
         for name, value in mine.items():
-            if state[name] != value:
-                raise ConfigError(f"curriculum state has {name} {state[name]!r}, this one {value!r}; start a revision.")
-        self.step = state["step"]
-        self._counts = _Counts(*state["counts"])
-        self._ids = dict.fromkeys(state["ids"])
+            if getattr(saved, name) != value:
+                raise ConfigError(
+                    f"curriculum state has {name} {getattr(saved, name)!r}, this one {value!r}; start a revision."
+                )
+        arrays = {
+            name: view(
+                saved.arrays.get(name, b""), cast("DType", array.dtype.name), array.size, f"curriculum state, {name}"
+            )
+            for name, array in self.arrays().items()
+        }
+        wrong = self.misfit(arrays)
+        if wrong is not None:
+            raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
+        self.step = saved.step
+        self._counts = _Counts(*saved.counts)
+        self._ids = dict.fromkeys(saved.ids)
         self._sampler = None
         for name, array in self.arrays().items():
-            array[...] = np.frombuffer(state["arrays"][name], _little(array).dtype).reshape(array.shape)
+            array[...] = arrays[name].reshape(array.shape)
 
 
 def _little(array: NDArray[Any]) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.accumulator import LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.normalization.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot, bounds_of
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -251,32 +252,37 @@ class EnvNormalizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start from a saved state, before any input is fed.
 
-        Raises ConfigError if the state belongs to another environment, window width or state version, RuntimeError if
-        inputs were fed already.
+        Raises ConfigError if the state belongs to another environment, window width or state version, SchemaError if it
+        is malformed, RuntimeError if inputs were fed already.
         """
         self._require_unfed()
+        saved = saved_state(state)
         for name, mine in (("version", STATE_VERSION), ("env", self.env), ("window", self.config.window)):
-            if state[name] != mine:
-                raise ConfigError(f"normalizer state has {name} {state[name]!r}, this one {mine!r}; start a revision.")
-        self._base = state["base"]
-        for window, keys in state["ring"].items():
+            if getattr(saved, name) != mine:
+                raise ConfigError(
+                    f"normalizer state has {name} {getattr(saved, name)!r}, this one {mine!r}; start a revision."
+                )
+        self._base = saved.base
+        for window, keys in saved.ring.items():
             self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
-        self._folded = {group: seq for seq, group in state["recent"]}
-        self._emitted = set(state["emitted"])
+        self._folded = {group: seq for seq, group in saved.recent}
+        self._emitted = set(saved.emitted)
 
     def apply(self, delta: Mapping[str, Any]) -> None:
         """Redo one committed delta, in the order of commits and before any input is fed.
 
-        Raises ConfigError on another state version, RuntimeError if inputs were fed already.
+        Raises ConfigError on another state version, SchemaError if it is malformed, RuntimeError if inputs were fed
+        already.
         """
-        if delta["version"] != STATE_VERSION:
-            raise ConfigError(f"normalizer delta has version {delta['version']!r}, this is {STATE_VERSION}.")
+        saved = saved_delta(delta)
+        if saved.version != STATE_VERSION:
+            raise ConfigError(f"normalizer delta has version {saved.version}, this is {STATE_VERSION}.")
         self._require_unfed()
-        for part in delta["closed"]:
-            self._ring[part["window"]] = {key: Accumulator.from_list(f) for key, f in part["keys"].items()}
-            self._folded.update({group: seq for seq, group in part["members"]})
-        self._base = delta["base"]
-        self._emitted.update(delta["emitted"])
+        for part in saved.closed:
+            self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
+            self._folded.update({group: seq for seq, group in part.members})
+        self._base = saved.base
+        self._emitted.update(saved.emitted)
         self._forget()
 
     # -- inside

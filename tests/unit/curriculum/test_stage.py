@@ -110,10 +110,7 @@ async def test_many_small_commits_and_a_restart_from_a_snapshot(lab):
     assert (await snapshot(lab)).weights == calm.weights
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"index": None}, {"index": 9}, {"index": -1}, {"index": 2**40}, {"success": 7.0}, {"success": float("nan")}],
-)
+@pytest.mark.parametrize("changes", [{"index": None}, {"index": 9}, {"index": 2**40}, {"success": 7.0}])
 async def test_feedback_that_names_no_task_or_no_share_is_left_out(lab, changes):
     await publish(lab, [a_reward(0), a_reward(1, **changes), a_reward(2)], "a")
     async with lab.running(curriculum, "curriculum"):
@@ -123,8 +120,12 @@ async def test_feedback_that_names_no_task_or_no_share_is_left_out(lab, changes)
         await lab.until(published(lab, 2))
 
 
-async def test_a_malformed_reward_is_a_dead_letter(lab):
-    await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), b"\xc1", msg_id="x")
+@pytest.mark.parametrize("changes", [{"index": -1}, {"success": float("nan")}, None])
+async def test_a_malformed_reward_is_a_dead_letter(lab, changes):
+    if changes is None:
+        await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), b"\xc1", msg_id="x")
+    else:
+        await publish(lab, [a_reward(1, **changes)], "x")
     await publish(lab, [a_reward(0)], "a")
     async with lab.running(curriculum, "curriculum"):
         await lab.until(published(lab, 1))

@@ -12,7 +12,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 ALL = sorted(STRATEGIES)
 ITEMS = Items(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))
@@ -243,3 +243,17 @@ def test_mix_keeps_the_floor_and_sums_to_one():
     assert mix({"a": 0.0}) == {"a": 1.0}
     with pytest.raises(DataError, match="environment scores"):
         mix({"a": math.nan})
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
+    strategy = load_strategy(Items(4), CurriculumConfig(strategy=name))
+    state = strategy.state_dict()
+    wrong = [{"step": -1}, {"counts": [1, 2]}, {"counts": [-1, 0, 0, 0]}, {"ids": [1]}, {"arrays": []}]
+    wrong += [{"arrays": {**state["arrays"], key: value[:-1]}} for key, value in state["arrays"].items()]
+    wrong += [{"arrays": {**state["arrays"], key: b"\xff" * len(value)}} for key, value in state["arrays"].items()
+              if key != "reference"]  # fmt: skip
+    for changes in wrong:
+        with pytest.raises(SchemaError):
+            strategy.load_state_dict({**state, **changes})
+    assert strategy.state_dict() == state

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import DUPLICATE_WINDOWS, EnvNormalizer, Ready
 from lachesis.pipeline.normalization.logic.snapshot import Snapshot
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3)
 
@@ -245,3 +245,21 @@ def test_a_snapshot_survives_encoding_and_normalizes_alike():
     assert again == snapshot
     assert again.normalize("reward", column) == snapshot.normalize("reward", column)
     assert norm.metrics()["reward_norm/reward/count"] == snapshot.keys["reward"].count
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base": -1}, {"base": 2**60}, {"base": "3"}, {"emitted": [0]}, {"recent": [["g", 1]]}, {"ring": {"x": {}}},
+        {"ring": {"99": {}}}, {"ring": {"0": {"score": ["1"] * 5}}}, {"ring": {"0": {"score": ["9" * 5000] * 6}}},
+        {"ring": {"0": {"score": ["2", "1", "4", "1", "0", "4"]}}},  # two values whose variance is negative
+        {"ring": {"0": {"score": ["-1", "0", "0", "0", "0", "0"]}}},
+    ],
+)  # fmt: skip
+def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(changes):
+    state = EnvNormalizer("env", NormalizationConfig()).state_dict()
+    normalizer = EnvNormalizer("env", NormalizationConfig())
+    normalizer.load_state_dict(state)
+    with pytest.raises(SchemaError):
+        normalizer.load_state_dict({**state, "base": 3, **changes})
+    assert normalizer.state_dict() == state

@@ -50,7 +50,7 @@ def entry() -> LedgerEntry:
     return LedgerEntry(
         run="r", trainer="main", index=0, previous="0" * 64, watermark=0, resolved=b"\x01", events_cursor=1,
         batch=Batch(number=0, groups=[ref], sequences=2, tokens=9), next_batch=1,
-        outcomes=[Outcome(2, None, "dead", 0, "undecodable")], producers={"p": ProducerMark(1, [0, 1])},
+        outcomes=[Outcome(2, None, "dead", 0, "undecodable")], producers={"p@1": ProducerMark(1, [0, 1])},
     )  # fmt: skip
 
 

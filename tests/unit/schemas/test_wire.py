@@ -13,7 +13,15 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, TeacherLogprobs
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.columns import Column, as_bytes, pack_mask, unpack_mask, view
-from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseReply, LeaseRequest, PolicyRecord, RunRecord
+from lachesis.schemas.control import (
+    CurriculumSnapshot,
+    Heartbeat,
+    LeaseReply,
+    LeaseRequest,
+    PolicyRecord,
+    RunRecord,
+    StageHealth,
+)
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
@@ -328,6 +336,56 @@ def test_ledger_entries_that_do_not_add_up() -> None:
     for field in ("index", "watermark", "events_cursor"):
         with pytest.raises(SchemaError):
             decode(LedgerEntry, encode(entry.replace(**{field: -1})))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_declared_numbers_are_finite(value: float) -> None:
+    for event in (
+        LeaseReply(granted=True, expires_s=value),
+        Heartbeat(run="r", service="s", instance="i", pid=1, time_ns=1, stage=StageHealth(), metrics={"m": value}),
+        SMALL.replace(difficulty=value),
+    ):
+        with pytest.raises(SchemaError, match="float"):
+            decode(type(event), encode(event))
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 63])
+def test_counts_are_no_negative_numbers_and_fit_into_64_bits(value: int) -> None:
+    for event in (
+        LeaseRequest(op="release", producer="p", env="e", lease="l", sequences=value),
+        PolicyRecord(run="r", version=VERSION, weights="w", tokenizer_hash="h", written_ns=value),
+    ):
+        with pytest.raises(SchemaError, match="int"):
+            decode(type(event), encode(event))
+
+
+def test_free_form_data_is_what_every_reader_can_walk() -> None:
+    deep: Any = 1
+    for _ in range(40):
+        deep = [deep]
+    for value in (deep, {1: "a"}, {"a": {None: 1}}, msgspec.msgpack.Ext(5, b"x")):
+        with pytest.raises(SchemaError, match="config"):
+            decode(RunRecord, encode(RunRecord(run="r", created_ns=1, envs=[], trainer="t", config={"k": value})))
+        with pytest.raises(SchemaError, match="metadata"):
+            decode(RolloutGroup, encode(SMALL.replace(metadata={"k": value})))
+
+
+def test_top_k_columns_come_together() -> None:
+    """A lone column was never looked at, until a reader took its length for granted."""
+    logprobs = TeacherLogprobs(
+        run="r", env="e", group=SMALL.id, teacher="t", tokenizer_hash="h", temperature=1.0,
+        logprobs=as_bytes([0.0], "float32"),
+    )  # fmt: skip
+    decode(TeacherLogprobs, encode(logprobs))
+    with pytest.raises(SchemaError, match="top-k"):
+        decode(TeacherLogprobs, encode(logprobs.replace(topk_mass=b"odd")))
+
+
+def test_complaints_do_not_repeat_the_message() -> None:
+    event = msgspec.msgpack.encode({"op": "x" * (1 << 20), "producer": "p", "env": "e"})
+    with pytest.raises(SchemaError) as caught:
+        decode(LeaseRequest, event)
+    assert len(str(caught.value)) < 1000
 
 
 # -- the planning header ---------------------------------------------------------------------------------------------
