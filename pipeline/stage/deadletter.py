@@ -10,7 +10,10 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
-__all__ = ["dead_letter", "publish_dead_letter"]
+__all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter"]
+
+REQUEUED_HEADER = "Lachesis-Requeued"
+"""Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
 
 _LONGEST_REASON = 2000
 

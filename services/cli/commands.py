@@ -201,6 +201,31 @@ def dead_show(
     show_dead(options, seq)
 
 
+@dead_app.command("requeue")
+@with_options
+def dead_requeue(
+    options: Options,
+    letters: Annotated[
+        list[int] | None, typer.Argument(metavar="[LETTER]...", help="Sequences, as `dead list` prints them.")
+    ] = None,
+    *,
+    env: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only what this stage could not handle.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only data, poison or deadline.")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Only where the reason holds this.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each rollout's admission.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Put dead-lettered messages back after a fix: rollouts as new ones, annotations as they were. Safe to repeat."""
+    from lachesis.services.cli.dead import Selection, requeue_dead
+
+    chosen = Selection(frozenset(letters or ()), env, stage, kind, reason, everything)
+    requeue_dead(options, chosen, dry_run=dry_run, yes=yes, wait_s=wait, as_json=as_json)
+
+
 @app.command()
 def schema(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every file there (for --check: read).")] = None,

@@ -1,24 +1,29 @@
 """`lachesis dead`: what could not be handled, why, and the message itself, which stays where it was stored."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import anyio
+import typer
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.services.cli.events import plain, to_plain
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
 from lachesis.services.connect import connect_run
+from lachesis.services.requeue import Case, Requeuer, examine
 
-__all__ = ["list_dead", "show_dead"]
+__all__ = ["Selection", "list_dead", "requeue_dead", "show_dead"]
 
 
 def list_dead(options: Options, *, as_json: bool) -> None:
@@ -39,16 +44,132 @@ def show_dead(options: Options, seq: int) -> None:
     print_json(anyio.run(_show, options.config(), seq))
 
 
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which letters: those with these numbers, or all that every filter given here fits. None: any."""
+
+    letters: frozenset[int]
+    env: str | None
+    stage: str | None
+    kind: str | None
+    reason: str | None
+    everything: bool
+
+    def __post_init__(self) -> None:
+        if not (self.letters or self.everything or self.env or self.stage or self.kind or self.reason):
+            raise ConfigError(
+                "say which: numbers of letters (`lachesis dead list`), --env, --stage, --reason... or --all"
+            )
+
+    def fits(self, seq: int, letter: DeadLetter) -> bool:
+        """Whether the letter is one of them; `reason` may stand anywhere in the letter's."""
+        wanted = ((self.env, letter.env), (self.stage, letter.stage), (self.kind, letter.kind))
+        return (
+            (not self.letters or seq in self.letters)
+            and all(ours in {None, theirs} for ours, theirs in wanted)
+            and (self.reason is None or self.reason in letter.reason)
+        )
+
+
+def requeue_dead(
+    options: Options, selection: Selection, *, dry_run: bool, yes: bool, wait_s: float, as_json: bool
+) -> None:
+    """Put back what the selected letters are about, after asking. Exits with 1 if anything named was left alone."""
+    if as_json and not (dry_run or yes):
+        raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
+    config = options.config()
+    anyio.run(_requeue, config, selection, _Manner(dry_run, yes, wait_s, as_json))
+
+
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    dry_run: bool
+    yes: bool
+    wait_s: float
+    as_json: bool
+
+
+async def _requeue(config: RunConfig, selection: Selection, manner: _Manner) -> None:
+    async with await connect_run(config, f"{config.run}.requeue", OPERATOR) as bus:
+        letters = [(seq, letter) for seq, letter in await _letters(bus, config.run) if selection.fits(seq, letter)]
+        unknown = selection.letters - {seq for seq, _ in letters}
+        if unknown:
+            raise NotFoundError(
+                f"no such dead letter: {', '.join(map(str, sorted(unknown)))}; see `lachesis dead list`"
+            )
+        cases = await examine(bus, config, letters)
+        ready = [case for case in cases if case.qualifies]
+        stored: dict[int, int] = {}
+        if not manner.as_json:
+            _print_cases(cases, stored, dry_run=True)
+        if ready and not manner.dry_run and (manner.yes or typer.confirm(f"put {len(ready)} of them back?", err=True)):
+            stored = await _put_back(bus, config, ready, manner.wait_s)
+            if not manner.as_json:
+                _print_cases(ready, stored, dry_run=False)
+        if manner.as_json:
+            print_json([_row(case, stored) for case in cases])
+    if selection.letters and any(case.refusal is not None for case in cases):
+        raise typer.Exit(1)
+
+
+async def _put_back(bus: Bus, config: RunConfig, cases: Sequence[Case], wait_s: float) -> dict[int, int]:
+    """Store the cases one after the other; what the governor does not admit within `wait_s` seconds is left."""
+    service = Service(bus, "requeue", config.run, config.revision)
+    requeuer = Requeuer(service)
+    stored: dict[int, int] = {}
+    for case in cases:
+        with anyio.move_on_after(wait_s) as waiting:
+            stored[case.seq] = await requeuer.put_back(case)
+        if waiting.cancelled_caught:
+            raise InfrastructureError(
+                f"{len(stored)} of {len(cases)} put back, then none admitted for {wait_s:g} s "
+                f"({service.health.note or 'no answer'}); repeat the command for the others once the run goes on"
+            )
+    return stored
+
+
+def _row(case: Case, stored: Mapping[int, int]) -> dict[str, Any]:
+    letter = case.letter
+    return {
+        "letter": case.seq,
+        "env": letter.env,
+        "stage": letter.stage,
+        "message": {"stream": letter.stream, "seq": letter.seq},
+        "stored": stored.get(case.seq, case.done),
+        "refused": case.refusal,
+        "stale": case.stale,
+    }
+
+
+def _print_cases(cases: Sequence[Case], stored: Mapping[int, int], *, dry_run: bool) -> None:
+    def what(case: Case) -> str:
+        if case.refusal is not None:
+            return f"left alone: {case.refusal}"
+        if case.done is not None:
+            return f"put back before, as {case.letter.stream} {case.done}"
+        late = ", but too old by now: it will be recorded as stale" if case.stale else ""
+        return f"can be put back{late}" if dry_run else f"put back as {case.letter.stream} {stored[case.seq]}"
+
+    rows = (
+        (case.seq, case.letter.env, case.letter.stage, f"{case.letter.stream} {case.letter.seq}", what(case))
+        for case in cases
+    )
+    print_table(("letter", "env", "stage", "message", ""), rows)
+
+
 async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
-    found = []
     async with await connect_run(config, f"{config.run}.dead", OBSERVER) as bus:
-        subject = subjects.event("dead", config.run, "*")
-        async with bus.read(subjects.EVENTS, [subject], follow=False) as messages:
-            async for message in messages:
-                try:
-                    found.append((message.seq, decode(DeadLetter, message.data)))
-                except SchemaError:
-                    continue  # `tail dead` shows what it is
+        return await _letters(bus, config.run)
+
+
+async def _letters(bus: Bus, run: str) -> list[tuple[int, DeadLetter]]:
+    found = []
+    async with bus.read(subjects.EVENTS, [subjects.event("dead", run, "*")], follow=False) as messages:
+        async for message in messages:
+            try:
+                found.append((message.seq, decode(DeadLetter, message.data)))
+            except SchemaError:
+                continue  # `tail dead` shows what it is
     return found
 
 
@@ -63,6 +184,8 @@ async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
             message = _described(await bus.get(letter.stream, letter.seq))
         except NotFoundError:
             message = {"error": "no longer stored"}
+        except DataError as error:  # a large message that cannot be put together
+            message = {"error": str(error)}
     return {"letter": plain(letter, full=False), "message": message}
 
 
@@ -73,4 +196,7 @@ def _described(message: Stored) -> dict[str, Any]:
 
 
 def _when(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(letter.time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return "?"  # a year beyond all calendars: whoever wrote the letter has no clock

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_seconds", "print_json", "print_table"]
+__all__ = ["human_bytes", "human_seconds", "print_json", "print_table", "printable"]
 
 _PLAIN_WIDTH = 10_000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -22,11 +22,20 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     for name in header:
         table.add_column(name, overflow="fold", no_wrap=not terminal)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text("-" if cell is None else str(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in row))
     console = Console(width=None if terminal else _PLAIN_WIDTH, highlight=False)
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def printable(text: str) -> str:
+    """Return the text with control characters spelled out: an event's text is not ours, and may move a cursor."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _text(cell: Any) -> str:
+    return "-" if cell is None else printable(str(cell))
 
 
 def print_json(value: Any) -> None:

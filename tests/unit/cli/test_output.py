@@ -28,6 +28,12 @@ def test_human_seconds(value: float | None, text: str | None) -> None:
     assert human_seconds(value) == text
 
 
+def test_a_table_spells_control_characters_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """A reason in a dead letter may quote what a stranger sent: it must not clear the screen of who reads it."""
+    print_table(("a",), [("\x1b[2J\r\n\u202ex",)])
+    assert capsys.readouterr().out.splitlines()[1] == "\\x1b[2J\\r\\n\\u202ex"
+
+
 def test_a_table_without_a_terminal_is_plain_and_uncut(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("a", "b"), [("x" * 300, None), ("[red]y[/red]", 0)])
     lines = capsys.readouterr().out.splitlines()
