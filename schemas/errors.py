@@ -12,6 +12,7 @@ __all__ = [
     "DataError",
     "EnvironmentCodeError",
     "FencedError",
+    "HistoryLostError",
     "InfrastructureError",
     "LachesisError",
     "LedgerError",
@@ -85,6 +86,10 @@ class UnsupportedError(DataError):
 
 class LedgerError(LachesisError, RuntimeError):
     """Raised when the ledger's chain does not hold: a gap, a broken hash, a position behind a checkpoint."""
+
+
+class HistoryLostError(LedgerError):
+    """Raised when the broker's stream ends before, or holds something else than, what was read or stored there."""
 
 
 class CheckpointError(LachesisError, RuntimeError):

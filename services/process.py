@@ -1,7 +1,7 @@
 """The life of a service's process: connect, announce, work, drain when told to, say clearly why it ended.
 
 It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
-supervisor dies; either way within `services.drain_s`.
+supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject.
@@ -19,9 +19,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas.errors import (
     AccessError,
+    CheckpointError,
     ConfigError,
     FencedError,
     LachesisError,
+    LedgerError,
     StartupError,
     VersionError,
     leaves,
@@ -39,6 +41,9 @@ DRAINED = 5
 REFUSED = 6
 
 log = logging.getLogger("lachesis")
+
+_REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionError)
+"""What a person has to mend; the text says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +77,7 @@ def run_process(role: Role, config: RunConfig) -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
-    for kinds, code in (
-        ((FencedError,), FENCED),
-        ((AccessError,), REFUSED),
-        ((StartupError, ConfigError, VersionError), STARTUP),
-    ):
+    for kinds, code in (((FencedError,), FENCED), ((AccessError,), REFUSED), (_REFUSALS, STARTUP)):
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
         if expected and len(expected) == len(ended_by):
             for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end
@@ -97,12 +98,13 @@ async def _run(role: Role, main: Main, config: RunConfig) -> int:
         tasks.start_soon(_drain_on_signal, service)
         if role.supervised:
             tasks.start_soon(_drain_without_supervisor, service)
-        tasks.start_soon(_cancel_when_late, service, config.services.drain_s, tasks.cancel_scope, late)
+        drain_s = config.drain_s(role.spec.name)
+        tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s", service.instance.partition("-")[0])
         await main(service, config, role.part)
         tasks.cancel_scope.cancel()
     if late.is_set():
-        log.error("stopped: the drain took longer than %s s", config.services.drain_s)
+        log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
         return DRAIN_TIMEOUT
     drained = service.draining.is_set()
     log.info("drained" if drained else "finished")

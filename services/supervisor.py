@@ -218,10 +218,12 @@ class Supervisor:
     async def _stop_all(self) -> None:
         for phase in sorted({row.planned.phase for row in self.running}, reverse=True):
             rows = [row for row in self.running if row.planned.phase == phase and row.restarts >= 0]
+            if not rows:
+                continue
             for row in rows:
                 row.stopping = True
                 _send(row.process, signal.SIGTERM)
-            with anyio.move_on_after(self.config.services.drain_s + 2.0):
+            with anyio.move_on_after(max(self.config.drain_s(row.planned.service) for row in rows) + 2.0):
                 for row in rows:
                     await row.ended.wait()
             for row in rows:

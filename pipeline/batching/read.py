@@ -4,14 +4,15 @@ from collections.abc import AsyncGenerator, Sequence
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Position
 from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.newest import owned
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError, NotFoundError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Payload", "fetch_batch", "follow_ledger"]
+__all__ = ["Payload", "fetch_batch", "find_position", "follow_ledger", "newest_entry"]
 
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
@@ -19,45 +20,81 @@ Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 async def follow_ledger(
     bus: Bus, run: str, trainer: str, position: Position, *, follow: bool = True
 ) -> AsyncGenerator[LedgerEntry]:
-    """Yield the entries after `position`, for ever unless `follow` is false.
+    """Yield the entries after `position`, for ever unless `follow` is false; what is no entry is passed over.
 
     It holds a reader open: whoever may stop early closes it in the same task (`contextlib.aclosing`).
 
     Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
     """
-    subject = subjects.ledger(run, trainer)
-    seq = await _find(bus, subject, position) if position.entries else 0
-    async with bus.read(subjects.LEDGER, [subject], start=seq + 1, follow=follow) as entries:
+    seq = await find_position(bus, run, trainer, position)
+    async with bus.read(subjects.LEDGER, [subjects.ledger(run, trainer)], start=seq + 1, follow=follow) as entries:
         async for message in entries:
-            entry = decode(LedgerEntry, message.data)
-            position = position.after(entry)
-            yield entry
+            entry = _entry(message, run, trainer, position.entries)
+            if entry is not None:
+                position = position.after(entry)
+                yield entry
 
 
-async def _find(bus: Bus, subject: str, position: Position) -> int:
-    """Return the sequence in LEDGER of the last entry that `position` knows, walking back from the newest."""
-    message = await bus.last(subjects.LEDGER, subject)
-    while message is not None:
-        entry = decode(LedgerEntry, message.data)
-        if entry.index < position.entries:
-            if Position(entry.index + 1, entry.digest()) == position:
-                return message.seq
-            if entry.index == position.entries - 1:
-                raise LedgerError(
-                    f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it "
-                    "was read; the broker's history was replaced: restore its store, or start a new run"
-                )
-            break
+async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | None, int, int]:
+    """Return the newest entry and its sequence (None, 0: there is none), and that of the last message on the subject.
+
+    The two differ where somebody who is not the ledger's writer has published after it. Raises `LedgerError`.
+    """
+    subject = subjects.ledger(run, trainer)
+    last = await bus.last(subjects.LEDGER, subject)
+    if last is None:
+        return None, 0, 0
+    before = last.headers.get(PREVIOUS_HEADER, "")
+    start = int(before) if before.isdecimal() and len(before) < 19 else 1
+    found, seq = None, 0
+    async with bus.read(
+        subjects.LEDGER, [subject], start=start if 0 < start < last.seq else 1, follow=False
+    ) as entries:
+        async for message in entries:
+            entry = _entry(message, run, trainer, found.index + 1 if found else 0)
+            if entry is not None:
+                if found is not None:
+                    Position(found.index + 1, found.digest()).after(entry)
+                found, seq = entry, message.seq
+    return found, seq, last.seq
+
+
+def _entry(message: Stored, run: str, trainer: str, follows: int) -> LedgerEntry | None:
+    """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
+    return owned(
+        LedgerEntry, message, lambda entry: (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
+    )
+
+
+async def find_position(bus: Bus, run: str, trainer: str, position: Position) -> int:
+    """Return the sequence in LEDGER of the last entry that `position` knows (0: none), walking back from the newest.
+
+    Raises `LedgerError` when the ledger is shorter than that, or another.
+    """
+    if not position.entries:
+        return 0
+    subject = subjects.ledger(run, trainer)
+    newest, seq, _ = await newest_entry(bus, run, trainer)
+    entry = newest
+    while entry is not None and entry.index >= position.entries:
+        message = await bus.get(subjects.LEDGER, seq)
         previous = message.headers.get(PREVIOUS_HEADER, "")
         if not previous.isdecimal():
             raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
-        message = await bus.get(subjects.LEDGER, int(previous)) if int(previous) else None
-    newest = await bus.last(subjects.LEDGER, subject)
-    held = decode(LedgerEntry, newest.data).index + 1 if newest else 0
-    raise LedgerError(
-        f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history it "
-        "had acknowledged; restore its store, or start a new run"
-    )
+        seq = int(previous)
+        entry = decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data) if seq else None
+    if entry is None or entry.index < position.entries - 1:
+        held = newest.index + 1 if newest else 0
+        raise HistoryLostError(
+            f"{subject} holds {held} entries, of which {position.entries} were read already: the broker lost history "
+            "it had acknowledged; restore its store, or start a new run"
+        )
+    if entry.digest() != position.digest:
+        raise LedgerError(
+            f"{subject}: entry {entry.index} is {entry.digest()[:12]}, not {position.digest[:12]} as when it was read; "
+            "the broker's history was replaced: restore its store, or start a new run"
+        )
+    return seq
 
 
 async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:

@@ -15,6 +15,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
+from lachesis.pipeline.batching.read import newest_entry
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
@@ -77,17 +78,30 @@ async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[
 
 
 class _Batcher:
-    """The joiner and the chain, fed and written. `seq` is where the newest entry is stored."""
+    """The joiner and the chain, fed and written.
 
-    def __init__(self, service: Service, config: BatchingConfig, trainer: str, last: Stored | None) -> None:
-        entry = decode(LedgerEntry, last.data) if last else None
+    `entry_seq` is where the newest entry is stored; `seq` the subject's last sequence, the same unless somebody else
+    has published there.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        config: BatchingConfig,
+        trainer: str,
+        *,
+        entry: LedgerEntry | None,
+        entry_seq: int,
+        seq: int,
+    ) -> None:
         self.service = service
         self.config = config
         self.subject = subjects.ledger(service.run, trainer)
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
         self.joiner.judge(self.chain.next_batch)
-        self.seq = last.seq if last else 0
+        self.entry_seq = entry_seq
+        self.seq = seq
         self.letters: anyio.abc.ObjectSendStream[DeadLetter]
         self._next_event = max(1, entry.events_cursor if entry else 1)
         self._lock = anyio.Lock()
@@ -100,8 +114,8 @@ class _Batcher:
         trainer = config.training.name
         async for attempt in service.retrying("read the ledger"):
             with attempt:
-                last = await service.bus.last(subjects.LEDGER, subjects.ledger(service.run, trainer))
-        return cls(service, config.batching, trainer, last)
+                entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
+        return cls(service, config.batching, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
 
     def sources(self) -> list[Source]:
         rollouts = [subjects.rollout(self.service.run)]
@@ -310,8 +324,9 @@ class _Batcher:
                     data,
                     expected=self.seq,
                     msg_id=f"{self.subject}.{entry.term}.{entry.index}",
-                    headers={PREVIOUS_HEADER: str(self.seq)},
+                    headers={PREVIOUS_HEADER: str(self.entry_seq)},
                 )
+        self.entry_seq = self.seq
         self.service.health.emitted += 1
         self.service.recovered()
 

@@ -115,6 +115,10 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Optimizer steps between checkpoints. Default 10."""
     checkpoints_kept: PositiveInt = 3
     """Newest checkpoints kept. Default 3."""
+    drain_s: Seconds = 60.0
+    """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
+    given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
+    time is lost. Set it to more than a step and a checkpoint take. Default 60."""
     weights_kept: PositiveInt = 8
     """Newest weights files kept for inference servers. Default 8."""
     shuffle_advantages: bool = False
@@ -142,7 +146,7 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
     drain_s: Seconds = 10.0
-    """Seconds a service has to finish what it holds after SIGTERM. Default 10."""
+    """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0
     """Seconds a service has to become ready. Default 120."""
 
@@ -228,6 +232,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def path(self) -> Path:
         """The run's folder as an absolute path."""
         return Path(self.folder or f"runs/{self.run}").absolute()
+
+    def drain_s(self, service: str) -> float:
+        """Return how long a service may take to drain, seconds."""
+        return self.training.drain_s if service == "trainer" else self.services.drain_s
 
     def role(self, role: str) -> InferenceConfig:
         """Return the settings of an inference server."""

@@ -2,8 +2,9 @@
 
 A commit is a message on the stage's own output subject, stored only when the subject's last sequence is the one this
 writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
-Every `snapshot_every` commits the whole state goes to the LEDGER stream, naming the commit it covers. A start reads
-the last snapshot and the commits after it.
+Every so many commits the whole state goes to the LEDGER stream, naming the commit it covers. A start reads the last
+snapshot and the commits after it. What lies between them and is no commit that follows (garbage, an old commit once
+more) is passed over; where a commit is gone the start is refused.
 """
 
 import logging
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
-from lachesis.schemas.codec import Event, decode, encode
+from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import StateSnapshot
-from lachesis.schemas.errors import DataError, LedgerError
+from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
 
 __all__ = ["CommitLog", "Restored"]
 
@@ -64,35 +66,39 @@ class CommitLog(Generic[E]):
     ) -> tuple[Self, Restored]:
         """Return the log, ready to append, and what its earlier writers left.
 
-        Raises `LedgerError` when a commit that the state needs is gone.
+        Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
         """
         log = cls(bus, stream=stream, subject=subject, state_subject=state_subject, stage=stage, term=term)
-        stored = await bus.last(subjects.LEDGER, state_subject)
-        snapshot = decode(StateSnapshot, stored.data) if stored else None
+        snapshot, _, log._last_snapshot = await newest(
+            bus, subjects.LEDGER, state_subject, StateSnapshot, lambda event: event.stage == stage
+        )
         state, cursors = None, {}
-        if stored and snapshot:
+        if snapshot is not None:
             state, cursors = snapshot.state, dict(snapshot.cursors)
-            log._last_snapshot = stored.seq
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas = []
         last = await bus.last(stream, subject)
         if log._last > (last.seq if last else 0):
-            raise LedgerError(
+            raise HistoryLostError(
                 f"{subject}: ends at sequence {last.seq if last else 0}, before commit {log.index - 1} at {log._last}, "
                 "which a snapshot covers: the broker lost history; restore its store, or start another revision"
             )
         if last and last.seq > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
-                    commit = commit_of(decode(kind, message.data))
+                    event = owned(kind, message, lambda event: commit_of(event).index >= log.index)
+                    log._last = message.seq
+                    if event is None:
+                        continue
+                    commit = commit_of(event)
                     if commit.index != log.index:
                         raise LedgerError(
                             f"{subject}: commit {commit.index} at sequence {message.seq} where {log.index} follows; "
-                            "commits are gone from the stream: start another revision"
+                            "commits are gone from the stream: restore it, or start another revision"
                         )
                     deltas.append(commit.delta)
                     cursors = dict(commit.cursors)
-                    log._last, log.index = message.seq, commit.index + 1
+                    log.index = commit.index + 1
         log.since_snapshot = len(deltas)
         return log, Restored(state, deltas, cursors)
 

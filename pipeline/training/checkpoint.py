@@ -7,14 +7,16 @@
 
 Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
 replaced); `load_checkpoint` refuses weights whose digest is not that of the recorded policy version; no pickle.
-One process writes a folder at a time; the fenced ledger sees to that.
+One process writes a folder at a time: whoever does holds `only_writer`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,17 +25,27 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
-from lachesis.schemas.errors import CheckpointError, ConfigError
+from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Void
 
-__all__ = ["Checkpoint", "TrainerState", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "POINTER",
+    "Checkpoint",
+    "TrainerState",
+    "known_checkpoints",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "only_writer",
+    "save_checkpoint",
+]
 
-POINTER, PARTIAL = "latest", ".partial-"
+POINTER, PARTIAL, STATE = "latest", ".partial-", "trainer.json"
 RANDOM_STATE = "random_state"
 
 
@@ -55,6 +67,11 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     voids: list[Void] = []
     """Those of them that could not be trained."""
 
+    @property
+    def position(self) -> Position:
+        """Where in the ledger training goes on."""
+        return Position(self.ledger_position, self.chain_hash)
+
 
 class Checkpoint(NamedTuple):
     """A loaded checkpoint, ready for the next step."""
@@ -63,6 +80,27 @@ class Checkpoint(NamedTuple):
     learner: Learner
     state: TrainerState
     path: Path
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Hold `folder` until the context ends, or the process does, however that happens.
+
+    Raises `FencedError` when another process holds it, a stopped one included.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise FencedError(
+                f"another trainer (pid {lock.read() or 'unknown'}) writes {folder}; stop it first, or leave it to it"
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield
 
 
 def save_checkpoint(
@@ -102,7 +140,7 @@ def save_checkpoint(
     shutil.rmtree(partial, ignore_errors=True)
     save_policy(policy, partial)
     save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
-    (partial / "trainer.json").write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
     partial.rename(folder / name)
@@ -131,6 +169,17 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     return path
 
 
+def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
+    """Return the complete checkpoints of `folder` with what each knows of itself, the newest step first."""
+    found = []
+    for path in folder.glob("step-*"):
+        try:
+            found.append((path, msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)))
+        except (OSError, msgspec.MsgspecError):
+            continue  # nothing that could be loaded
+    return sorted(found, key=lambda pair: pair[1].step, reverse=True)
+
+
 def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
 
@@ -138,7 +187,7 @@ def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
     """
     path = Path(path)
     try:
-        state = msgspec.json.decode((path / "trainer.json").read_bytes(), type=TrainerState)
+        state = msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)
         tensors = load_file(path / "optimizer.safetensors")
         policy = load_model(path)
     except (OSError, msgspec.MsgspecError, SafetensorError, ConfigError) as error:

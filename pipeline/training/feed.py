@@ -18,15 +18,23 @@ import anyio
 import tenacity
 
 from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.read import Payload, fetch_batch, follow_ledger
+from lachesis.pipeline.batching.read import Payload, fetch_batch, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.sequences import shuffled, training_sequences
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError, VersionError
+from lachesis.schemas.errors import (
+    BusClosedError,
+    DataError,
+    FencedError,
+    InfrastructureError,
+    SchemaError,
+    VersionError,
+)
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
@@ -90,14 +98,18 @@ class BatchFeed:
     async def open(cls, bus: Bus, run: str, trainer: str, *, term: str) -> Self:
         """Return the feed, positioned after the last reported batch."""
         feed = cls(bus, run, trainer, term)
-        stored = await bus.last(subjects.LEDGER, feed._report_subject)
-        if stored is not None:
-            feed._report_seq = stored.seq
-            feed.report = decode(TrainReport, stored.data)
+        feed.report, _, feed._report_seq = await newest(
+            bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run
+        )
+        if feed.report is not None:
             feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
         policy = await bus.value(subjects.BUCKETS["policy"], run)
         feed._policy_revision = policy.revision if policy else 0
         return feed
+
+    async def knows(self, position: Position) -> None:
+        """Make sure that the ledger goes as far as `position` and is the one it is of. Raises `LedgerError`."""
+        await find_position(self._bus, self._run, self._trainer, position)
 
     def advance(self, fed: FedBatch) -> None:
         """Say that the batch is in the weights (or void)."""
@@ -125,9 +137,16 @@ class BatchFeed:
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
-        self._policy_revision = await self._bus.put(
-            subjects.BUCKETS["policy"], self._run, encode(record), revision=self._policy_revision
-        )
+        bucket = subjects.BUCKETS["policy"]
+        try:
+            revision = await self._bus.put(bucket, self._run, encode(record), revision=self._policy_revision)
+        except FencedError:
+            # An earlier attempt of ours may have been stored without our hearing of it: no two lives share a version.
+            entry = await self._bus.value(bucket, self._run)
+            if entry is None or _version(entry.value) != record.version:
+                raise
+            revision = entry.revision
+        self._policy_revision = revision
 
     async def publish_weights(self, version: PolicyVersion, path: Path, tokenizer_hash: str) -> None:
         """Make the weights file at `path` the run's policy. Raises `FencedError`, as `publish_policy`."""
@@ -175,3 +194,10 @@ class BatchFeed:
             expected=self._report_seq,
             msg_id=f"report.{self._run}.{self._trainer}.{self._term}.{step}",
         )
+
+
+def _version(record: bytes) -> str | None:
+    try:
+        return decode(PolicyRecord, record).version
+    except SchemaError:
+        return None

@@ -17,13 +17,21 @@ import anyio.to_thread
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
-from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.checkpoint import (
+    POINTER,
+    Checkpoint,
+    TrainerState,
+    known_checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+    only_writer,
+    save_checkpoint,
+)
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
@@ -34,12 +42,15 @@ from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError, LedgerError
 from lachesis.schemas.ledger import Void
 
 __all__ = ["run_trainer"]
 
 log = logging.getLogger("lachesis")
+
+CHECKPOINTS = "checkpoints"
+"""Where in a run's folder the checkpoints are."""
 
 
 async def run_trainer(service: Service, config: RunConfig) -> None:
@@ -48,18 +59,26 @@ async def run_trainer(service: Service, config: RunConfig) -> None:
     torch.use_deterministic_algorithms(mode=True)
     policy_url = config.role("policy").url
     try:
-        with Tracking(config) as tracking:
+        with only_writer(config.path / CHECKPOINTS), Tracking(config) as tracking:
             async with background() as tasks:
                 trainer = await _Trainer.restored(service, config, tracking)
                 if policy_url is not None:
                     tasks.start_soon(_push_weights, service, config, policy_url)
                 await trainer.publish_policy()
+                tasks.start_soon(_tell_drain, service, config)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
         if not service.draining.is_set():
             raise
         log.warning("drained while the bus was away: the next start goes on from the newest checkpoint")
+
+
+async def _tell_drain(service: Service, config: RunConfig) -> None:
+    """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
+    await service.draining.wait()
+    service.health.note = f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most"
+    log.info("draining: %s", service.health.note)
 
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
@@ -95,44 +114,36 @@ class _Trainer:
         """Return a trainer at the newest checkpoint, or at the beginning.
 
         A checkpoint whose report was cut off is reported now. Raises `CheckpointError` when the ledger holds a report
-        of a newer step than the newest checkpoint, or of other weights.
+        of a newer step than the newest checkpoint, or of other weights, and `LedgerError` when the ledger is not the
+        one, or does not go as far as the one, that the checkpoint was trained on.
         """
         settings = config.training
+        folder = config.path / CHECKPOINTS
         feed = await BatchFeed.open(service.bus, config.run, settings.name, term=service.instance)
-        path = latest_checkpoint(config.path / "checkpoints")
+        path = latest_checkpoint(folder)
         checkpoint = None
         if path is not None:
             checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, settings.learner))
             policy, learner = checkpoint.policy, checkpoint.learner
-            feed.position = Position(checkpoint.state.ledger_position, checkpoint.state.chain_hash)
-            log.info("resumed from %s at step %d", path.name, learner.steps)
         elif config.model is None:
             raise ConfigError("model: not set; name a local folder or a Hugging Face id")
         else:
             policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
             learner = Learner(policy.model, settings.learner)
-        reported = feed.report.step if feed.report else 0
-        if feed.report is not None and reported > learner.steps:
-            raise CheckpointError(
-                f"step {reported} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
-                f"the newest checkpoint in {config.path / 'checkpoints'} is of step {learner.steps}; restore the "
-                "folder, or start a new run"
-            )
-        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking)
         if checkpoint is not None:
-            state = checkpoint.state
-            if (
-                feed.report is not None
-                and reported == state.step
-                and feed.report.policy_version != state.policy_version
-            ):
-                raise CheckpointError(
-                    f"{checkpoint.path} holds policy {state.policy_version}, but step {reported} was reported as "
-                    f"{feed.report.policy_version}; restore the folder, or start a new run"
-                )
-            if reported < state.step:
-                trainer.voids = list(state.voids)
-                await trainer.report(state, checkpoint.path)
+            await _check(checkpoint, feed, folder)
+            feed.position = checkpoint.state.position
+            log.info("resumed from %s at step %d", checkpoint.path.name, learner.steps)
+        elif feed.report is not None:
+            raise CheckpointError(
+                f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
+                f"there is no checkpoint in {folder}; restore the folder, or start a new run"
+            )
+        tracking.resume(learner.steps)
+        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking)
+        if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
+            trainer.voids = list(checkpoint.state.voids)
+            await trainer.report(checkpoint.state, checkpoint.path)
         return trainer
 
     async def train(self) -> None:
@@ -163,7 +174,10 @@ class _Trainer:
 
         async def receive_one() -> None:
             nonlocal found
-            found = await receive.receive()
+            try:
+                found = await receive.receive()
+            except anyio.EndOfStream:  # whoever fetches has failed, and that ends the trainer
+                await anyio.sleep_forever()
             tasks.cancel_scope.cancel()
 
         async def end_on_drain() -> None:
@@ -234,7 +248,7 @@ class _Trainer:
     async def _checkpoint(self) -> None:
         """Make the present step durable, then report it."""
         settings = self.config.training
-        folder = self.config.path / "checkpoints"
+        folder = self.config.path / CHECKPOINTS
         state = await anyio.to_thread.run_sync(
             partial(
                 save_checkpoint,
@@ -266,3 +280,39 @@ class _Trainer:
         )
         await self.service.retrying("report what was trained")(report)
         self.voids = []
+
+
+async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
+    """Compare a checkpoint with the ledger and the last report in it; see `_Trainer.restored`."""
+    state, report = checkpoint.state, feed.report
+    if report is not None and report.step > state.step:
+        raise CheckpointError(
+            f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but the newest "
+            f"checkpoint in {folder} is of step {state.step}; restore the folder, or start a new run"
+        )
+    if report is not None and report.step == state.step and report.policy_version != state.policy_version:
+        raise CheckpointError(
+            f"{checkpoint.path} holds policy {state.policy_version}, but step {report.step} was reported as "
+            f"{report.policy_version}; restore the folder, or start a new run"
+        )
+    try:
+        await feed.knows(state.position)
+    except LedgerError as error:
+        raise LedgerError(
+            f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
+            f"{await _way_back(feed, folder)}; its weights can be kept as `model` of a new run"
+        ) from error
+
+
+async def _way_back(feed: BatchFeed, folder: Path) -> str:
+    """Say which checkpoint the ledger still knows: the steps after it are lost, and nothing else."""
+    for path, state in known_checkpoints(folder):
+        try:
+            await feed.knows(state.position)
+        except LedgerError:
+            continue
+        if feed.report is None or feed.report.step <= state.step:
+            return (
+                f"to go back to step {state.step}, which this ledger knows, write {path.name!r} into {folder / POINTER}"
+            )
+    return f"no checkpoint in {folder} is one that this ledger knows"

@@ -64,7 +64,7 @@ async def _one_life(config: RunConfig, file: Path, beside: Beside) -> int:
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
-            await _stop(process, 2 * config.services.drain_s + _MARGIN_S)
+            await _stop(process, config.training.drain_s + 2 * config.services.drain_s + _MARGIN_S)
     return code
 
 
