@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test slow chaos lint clean
+.PHONY: demo test slow chaos lint audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -24,6 +24,12 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/lachesis schema --check
+
+# pip-audit in an environment of its own: what audits the packages is not among them. Without a network it says so.
+audit:
+	test -x $(VENV)-audit/bin/python || $(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit || true
+	$(VENV)-audit/bin/python .ci/audit.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
