@@ -1,7 +1,8 @@
 """Where the inference servers of a run are: each registers its URL under (run, role), whoever needs one looks it up.
 
 Guarantees that a client made by `open_role` follows a server that moved: a call that fails for infrastructure reasons
-is answered by the next look-up, so callers only retry.
+is answered by the next look-up, so callers only retry. Of several servers of one role the last to register is asked;
+once it is gone, one that stayed registers again, so a role is never left to a server that ended.
 """
 
 import logging
@@ -19,11 +20,14 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["Directory", "open_role", "register"]
+__all__ = ["Directory", "open_role", "register", "stay_registered"]
 
 log = logging.getLogger("lachesis")
 
 _BUCKET = subjects.BUCKETS["inference"]
+_LOOK_S = 0.5
+_SILENT_S = 2.0
+"""Without an answer for so long another server counts as gone."""
 
 
 def _key(run: str, role: str) -> str:
@@ -33,6 +37,28 @@ def _key(run: str, role: str) -> str:
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
     """Say that the server of `role` answers at `url`."""
     await bus.put(_BUCKET, _key(run, role), url.encode())
+
+
+async def stay_registered(bus: Bus, run: str, role: str, url: str) -> None:
+    """Register `url` again whenever the server that registered after it is gone. Runs until cancelled."""
+    async with bus.watch(_BUCKET, _key(run, role)) as entries:
+        async for entry in entries:
+            if entry.value != url.encode():
+                await _until_gone(entry.value)
+                newest = await bus.value(_BUCKET, _key(run, role))
+                if newest is None or newest.value == entry.value:
+                    await register(bus, run, role, url)
+
+
+async def _until_gone(registered: bytes) -> None:
+    try:
+        url = registered.decode()
+        _check_url(url)
+    except (ConfigError, UnicodeDecodeError):
+        return  # nobody could find a server by that
+    async with InferenceClient(ClientConfig(url=url, timeout=_SILENT_S)) as client:
+        while await client.ready():  # noqa: ASYNC110 - the other process offers nothing to wait on
+            await anyio.sleep(_LOOK_S)
 
 
 class Directory:

@@ -16,7 +16,7 @@ import uvicorn
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.app import build_app
-from lachesis.pipeline.inference.directory import Directory, register
+from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import Policy, load_model
@@ -57,7 +57,7 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
 
 
 async def _announce(service: Service, role: str, own: Directory, url: str) -> None:
-    """Register the server, the policy's once it holds a published version; then keep that one on the newest."""
+    """Register the server, the policy's once it holds a published version; then keep both as they should be."""
     async with service.until_drained(), anyio.create_task_group() as tasks:
         if role == "policy":
             loaded = anyio.Event()
@@ -65,6 +65,7 @@ async def _announce(service: Service, role: str, own: Directory, url: str) -> No
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
         service.recovered()
+        await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
 
 
 class _HttpServer(uvicorn.Server):

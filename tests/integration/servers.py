@@ -28,6 +28,10 @@ class Servers(Protocol):
     """Every context of a run lies inside one of these; all servers are up when it begins (or will be, with the run)."""
 
     @property
+    def supervised(self) -> bool:
+        """Whether the run's supervisor starts the servers, so that they end with it."""
+
+    @property
     def arguments(self) -> Sequence[str]:
         """What tells `lachesis` where the servers are."""
 
@@ -48,6 +52,7 @@ class Servers(Protocol):
 class Supervised:
     """The embedded server of the run in `folder`; its supervisor starts it, restarts it and stops it."""
 
+    supervised = True
     arguments: Sequence[str] = ()
     proxies: Sequence[Proxy] = ()
 
@@ -89,6 +94,8 @@ class Supervised:
 class Standalone:
     """A server beside the run, with its store in `folder`, behind a proxy. A context; a server that dies comes back."""
 
+    supervised = False
+
     def __init__(self, server: EmbeddedServer, proxy: Proxy) -> None:
         self.server = server
         self.proxies: Sequence[Proxy] = (proxy,)
@@ -128,5 +135,4 @@ class Standalone:
 async def _keep(server: EmbeddedServer) -> None:
     while True:
         await server.wait()
-        await server.stop()
         await server.start()

@@ -123,6 +123,18 @@ async def test_only_from_the_main_thread(tmp_path: Path) -> None:
     assert await anyio.to_thread.run_sync(other) == "refused"
 
 
+async def test_a_server_that_died_is_found_while_it_is_away_and_comes_back_in_its_place(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path / "store") as server:
+        before = read_endpoint(server.store)
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait()
+        assert read_endpoint(server.store) == before
+        await server.start()
+        after = read_endpoint(server.store)
+    assert (after.url, after.token) == (before.url, before.token)
+    assert after.pid != before.pid
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_the_server_dies_with_its_parent(tmp_path: Path, stopped: bool) -> None:
     program = (

@@ -112,6 +112,25 @@ async def test_a_teacher_registers_at_once_under_a_version_of_its_own(lab, confi
     assert found.weight_version.startswith("0-teacher-")
 
 
+async def test_a_server_registers_again_once_one_that_came_later_is_gone(lab, config):
+    async with lab.running(lambda service: run_inference(service, config, "eval"), "inference"):
+        await lab.until(is_registered(lab, "eval"), seconds=20)
+        first = await registered(lab, "eval")
+        async with lab.running(lambda service: run_inference(service, config, "eval"), "inference"):
+            await lab.until(lambda: _is_registered_elsewhere(lab, first), seconds=20)
+            await anyio.sleep(1.0)
+            assert await registered(lab, "eval") != first  # both live: the later one is asked
+        await lab.until(lambda: _is_registered_at(lab, first), seconds=20)
+
+
+async def _is_registered_at(lab, url):
+    return await registered(lab, "eval") == url
+
+
+async def _is_registered_elsewhere(lab, url):
+    return await registered(lab, "eval") != url
+
+
 async def test_a_drain_closes_the_port_even_while_it_waits_for_a_policy(lab, config):
     with anyio.fail_after(20):
         async with lab.running(lambda service: run_inference(service, config, "policy"), "inference"):
