@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a script, no package
 """Compare the pinned packages with the advisories of PyPI, by pip-audit. Exit code 1 if one is known to be vulnerable.
 
 Needs the network, and says so where it has none: what could not be looked up is no reason to fail a build, and no

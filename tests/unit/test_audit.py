@@ -1,4 +1,4 @@
-"""The audit of the pinned packages: a known flaw fails it, a missing network does not, and neither looks like success."""
+"""The audit of the pinned packages: a known flaw fails it, no network does not, and neither looks like success."""
 
 import json
 import os

@@ -63,9 +63,9 @@ WRITES = {
 
 READS = {
     "governor": {"ROLLOUTS", "EVENTS", "REPLAY", "TEACHER", "LEDGER", "policy"},
-    "batcher": {"ROLLOUTS", "EVENTS"},
-    "normalizer": {"ROLLOUTS", "EVENTS"},
-    "curriculum": {"EVENTS"},
+    "batcher": {"ROLLOUTS", "EVENTS", "LEDGER"},
+    "normalizer": {"ROLLOUTS", "EVENTS", "LEDGER"},
+    "curriculum": {"EVENTS", "LEDGER"},
     "scorer": set(),
     "teacher": {"inference"},
     "inference": {"policy"},
@@ -79,9 +79,6 @@ READS = {
 
 FETCHES = {
     "governor": {"retention"},
-    "batcher": {"LEDGER"},
-    "normalizer": {"LEDGER"},
-    "curriculum": {"LEDGER"},
     "scorer": {"ROLLOUTS", "attempts"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
