@@ -16,7 +16,7 @@ slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 chaos: $(VENV)/.dev
-	$(BIN)/python tests/chaos/random_kills.py $(ARGS)
+	$(BIN)/python tests/chaos/campaign.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -66,23 +66,36 @@ lease_s = 3.0
 
 
 class Run:
-    """`lachesis up` as a process in `folder`, on `servers`. `environ` is added to every process's environment."""
+    """`lachesis up` as a process in `folder`, on `servers`.
 
-    def __init__(self, folder: Path, steps: int, servers: Servers, environ: Mapping[str, str] | None = None) -> None:
+    `sets` are settings besides those of `CONFIG`, `environ` is added to every process's environment, and its
+    PYTHONPATH put before what is there.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        servers: Servers,
+        *,
+        sets: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.steps = steps
         self.servers = servers
+        self._sets = dict(sets or {})
         self.config = folder / "run.toml"
         self.config.write_text(CONFIG.format(sums=SUMS, steps=steps))
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [(environ or {}).get("PYTHONPATH")])])
-        self.environ = {**os.environ, **(environ or {}), "PYTHONPATH": path}
+        paths = [(environ or {}).get("PYTHONPATH"), str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+        self.environ = {**os.environ, **(environ or {}), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         save_policy(build_tiny_policy(0, width=32, layers=1, heads=2, max_length=64), folder / "model")
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def arguments(self) -> list[str]:
         """What gives any `lachesis` command the run's configuration."""
-        sets = {"folder": str(self.folder), "model": str(self.folder / "model"), "run": RUN}
+        sets = {"folder": self.folder, "model": self.folder / "model", "run": RUN, **self._sets}
         return ["--config", str(self.config), *(f"--set={k}={v}" for k, v in sets.items()), *self.servers.arguments]
 
     def load_config(self) -> RunConfig:

@@ -1,4 +1,4 @@
-"""A TCP proxy on loopback between clients and one server, whose connections can be cut and black-holed at will."""
+"""A TCP proxy on loopback between clients and one server, whose connections can be cut and silenced at will."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,8 +15,9 @@ class Proxy:
     def __init__(self, port: int, target: int) -> None:
         self.port = port
         self._target = target
-        self._open = anyio.Event()
-        self._open.set()
+        self._heard = {"questions": anyio.Event(), "answers": anyio.Event()}
+        for heard in self._heard.values():
+            heard.set()
         self._connections: set[anyio.CancelScope] = set()
 
     @property
@@ -31,13 +32,19 @@ class Proxy:
             scope.cancel()
         return cut
 
-    async def black_hole(self, seconds: float) -> None:
-        """Pass nothing on, in either direction, for so long, and tell nobody; then go on where it stopped."""
-        self._open = anyio.Event()
+    async def silence(self, seconds: float, *, answers_only: bool = False) -> None:
+        """Pass nothing on for so long, or nothing that the server says, and tell nobody; then go on where it stopped.
+
+        What is cut meanwhile is lost.
+        """
+        directions = ["answers"] if answers_only else ["questions", "answers"]
+        for direction in directions:
+            self._heard[direction] = anyio.Event()
         try:
             await anyio.sleep(seconds)
         finally:
-            self._open.set()
+            for direction in directions:
+                self._heard[direction].set()
 
     async def relay(self, client: SocketStream) -> None:
         """Serve one connection."""
@@ -48,14 +55,16 @@ class Proxy:
                 return  # the server is away: so is the connection
             async with server, anyio.create_task_group() as tasks:
                 self._connections.add(tasks.cancel_scope)
-                tasks.start_soon(self._pass_on, client, server, tasks.cancel_scope)
-                tasks.start_soon(self._pass_on, server, client, tasks.cancel_scope)
+                tasks.start_soon(self._pass_on, "questions", client, server, tasks.cancel_scope)
+                tasks.start_soon(self._pass_on, "answers", server, client, tasks.cancel_scope)
             self._connections.discard(tasks.cancel_scope)
 
-    async def _pass_on(self, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope) -> None:
+    async def _pass_on(
+        self, direction: str, source: ByteReceiveStream, sink: ByteSendStream, scope: anyio.CancelScope
+    ) -> None:
         try:
             async for chunk in source:
-                await self._open.wait()
+                await self._heard[direction].wait()
                 await sink.send(chunk)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # one side is gone, so the other goes as well

@@ -1,0 +1,83 @@
+"""When the struck work again: heartbeats of every service, and a probe that publishes to the servers.
+
+Recovery of a service: from the strike (of a frozen one: from its being let go) to the first heartbeat of its next life
+that says it has started (of a frozen one: to its next heartbeat). Of a server: to the first publish acknowledged
+to a client that was connected before. Of the supervisor: until every service has started again. Of a connection that
+was cut: until every service was heard again.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+import anyio
+from integration.harness import RUN
+
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+
+__all__ = ["Observer", "observe"]
+
+_PROBE = subjects.state("probe", "chaos", subjects.LIVE, "0")
+
+
+class Observer:
+    """What was heard, by pid; `wait` waits for what is still to be heard."""
+
+    def __init__(self, bus: NatsBus) -> None:
+        self.bus = bus
+        self.heard: dict[int, float] = {}
+        """When the newest heartbeat of each process came, on anyio's clock."""
+        self.started: dict[int, float] = {}
+        """When each process said first that it had started."""
+        self.governor: dict[str, float] | None = None
+        """The figures of the newest heartbeat of a governor."""
+        self._news = anyio.Event()
+
+    def hear(self, beat: Heartbeat) -> None:
+        now = anyio.current_time()
+        self.heard[beat.pid] = now
+        if beat.stage.state != "starting":
+            self.started.setdefault(beat.pid, now)
+        if beat.service == "governor":
+            self.governor = dict(beat.metrics)
+        news, self._news = self._news, anyio.Event()
+        news.set()
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition`, which heartbeats bring about, holds."""
+        while not condition():
+            with anyio.move_on_after(0.05):  # it may be about the processes' pids as well
+                await self._news.wait()
+
+    async def until_back(self, name: str, old: int, pids: Callable[[], Mapping[str, int]]) -> None:
+        """Wait until another process than `old` goes by `name` and has started."""
+        await self.wait(lambda: (pid := pids().get(name, old)) != old and pid in self.started)
+
+    async def until_all_heard(self, since: float, pids: Callable[[], Mapping[str, int]], silent: set[str]) -> None:
+        """Wait until every process but the `silent` ones was heard after `since`."""
+        await self.wait(
+            lambda: all(self.heard.get(pid, 0.0) > since for name, pid in pids().items() if name not in silent)
+        )
+
+    async def probe(self) -> None:
+        """Return once the servers have stored something new."""
+        await self.bus.publish(_PROBE, b"", msg_id=secrets.token_hex(8))
+
+
+@asynccontextmanager
+async def observe(bus: NatsBus) -> AsyncIterator[Observer]:
+    """Listen to every heartbeat of the run while the context is open."""
+    observer = Observer(bus)
+
+    async def listen() -> None:
+        async with bus.listen(subjects.heartbeat(RUN)) as beats:
+            async for message in beats:
+                observer.hear(decode(Heartbeat, message.data))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen)
+        yield observer
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,167 @@
+"""The stages' state against one uninterrupted pass over the recorded inputs, bit for bit.
+
+A stage that was killed a hundred times has committed some state and some position. What a restart would make of both,
+fed the rest of the input, must be what the pure logic makes of all of it in one pass; and what was put out on the way
+must be what the pass puts out. Each check returns the violations.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from chaos.history import History
+
+from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.logic.registry import load_strategy
+from lachesis.pipeline.curriculum.logic.strategy import Feedback, Strategy
+from lachesis.pipeline.curriculum.stage import feedback_of, items_of
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.stage.commitlog import CommitLog, Restored
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import (
+    Commit,
+    CurriculumEvent,
+    DeadLetter,
+    GroupReward,
+    GroupScore,
+    RewardEvent,
+    ScoreEvent,
+)
+from lachesis.schemas.errors import DataError, LachesisError
+
+__all__ = ["curriculum", "normalizer"]
+
+E = TypeVar("E", RewardEvent, CurriculumEvent)
+
+
+async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) -> list[str]:
+    """The normalizer of one environment: its state, and every reward it ever committed."""
+    try:
+        restored = await _restored(
+            bus,
+            RewardEvent,
+            lambda event: event.commit,
+            subject=subjects.event("reward", history.run, subjects.LIVE, env),
+            state_subject=subjects.state(history.run, "normalizer", subjects.LIVE, env),
+        )
+    except LachesisError as error:
+        return [str(error)]
+    whole, goes_on = EnvNormalizer(env, config.normalization), EnvNormalizer(env, config.normalization)
+    if restored.state is not None:
+        goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
+    for delta in restored.deltas:
+        goes_on.apply(msgspec.msgpack.decode(delta))
+    ready = _fold(whole, history, env, {})
+    _fold(goes_on, history, env, restored.cursors)
+    found = []
+    if msgspec.msgpack.encode(whole.state_dict()) != msgspec.msgpack.encode(goes_on.state_dict()):
+        found.append(f"{env}: the committed state and the rest of the input give {_difference(whole, goes_on)}")
+    return found + _rewards(ready, history, config, env)
+
+
+def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, int]) -> list[Ready]:
+    """Feed everything from the cursors on and return what became ready, as the stage would."""
+    for rollout in history.rollouts:
+        if rollout.env == env and rollout.plan and rollout.seq >= cursors.get(subjects.ROLLOUTS, 1):
+            state.member(rollout.seq, rollout.plan.group)
+    for seq, event in history.annotations:
+        if seq < cursors.get(subjects.EVENTS, 1):
+            continue
+        match event:
+            case ScoreEvent(env=of) if of == env:
+                for score in event.groups:
+                    try:
+                        state.outcome(score.group, score.seq, {"score": score.scores}, source=seq)
+                    except DataError:
+                        continue  # dead; its letter follows
+            case DeadLetter(env=of, group=str(group)) if of == env and event.ends_rollout:
+                state.outcome(group, event.seq, None, source=seq)
+    ready = []
+    while (step := state.step()).delta is not None:
+        ready += step.ready
+    return ready
+
+
+def _difference(one: EnvNormalizer, other: EnvNormalizer) -> str:
+    left, right = one.state_dict(), other.state_dict()
+    return ", ".join(f"{key} {right[key]!r:.200} where one pass gives {left[key]!r:.200}"
+                     for key in left if left[key] != right[key])  # fmt: skip
+
+
+def _rewards(ready: Sequence[Ready], history: History, config: RunConfig, env: str) -> list[str]:
+    scores: dict[tuple[str, int], GroupScore] = {}
+    rewards: list[GroupReward] = []
+    for seq, event in history.annotations:
+        match event:
+            case ScoreEvent(env=of) if of == env:
+                for score in event.groups:
+                    scores.setdefault((score.group, seq), score)
+            case RewardEvent(env=of) if of == env:
+                rewards += event.groups
+    expected = {item.group: item for item in ready}
+    found = []
+    seen: set[str] = set()
+    for reward in rewards:
+        item = expected.get(reward.group)
+        if reward.group in seen:
+            found.append(f"{env}: group {reward.group} was rewarded twice")
+        elif item is None:
+            found.append(f"{env}: group {reward.group} was rewarded, where one pass has nothing ready")
+        else:
+            values = item.snapshot.normalize("score", item.values["score"]).values
+            lengths = scores[item.group, item.source].lengths
+            advantages = list(group_advantage(values, config.advantage, lengths).advantages)
+            if (reward.snapshot, reward.rewards, reward.advantages) != (item.snapshot.id, list(values), advantages):
+                found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {values}")
+        seen.add(reward.group)
+    return found
+
+
+async def curriculum(bus: Bus, history: History, config: RunConfig, env: str) -> list[str]:
+    """The curriculum of one environment."""
+    try:
+        restored = await _restored(
+            bus,
+            CurriculumEvent,
+            lambda event: event.commit,
+            subject=subjects.event("curriculum", history.run, subjects.LIVE, env),
+            state_subject=subjects.state(history.run, "curriculum", subjects.LIVE, env),
+        )
+    except LachesisError as error:
+        return [str(error)]
+    settings = config.environments[env]
+    items = items_of(load_environment(settings.kind, settings.params))
+    whole, goes_on = load_strategy(items, config.curriculum), load_strategy(items, config.curriculum)
+    if restored.state is not None:
+        goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
+    for delta in restored.deltas:
+        for feedback in msgspec.msgpack.decode(delta, type=list[Feedback]):
+            goes_on.observe(feedback)
+    _learn(whole, history, env, 1)
+    _learn(goes_on, history, env, restored.cursors.get(subjects.EVENTS, 1))
+    if msgspec.msgpack.encode(whole.state_dict()) == msgspec.msgpack.encode(goes_on.state_dict()):
+        return []
+    left, right = whole.metrics(), goes_on.metrics()
+    return [f"{env}: the committed state and the rest of the input give {right}, one pass gives {left}"]
+
+
+def _learn(strategy: Strategy, history: History, env: str, start: int) -> None:
+    for seq, event in history.annotations:
+        if isinstance(event, RewardEvent) and event.env == env and seq >= start:
+            for reward in event.groups:
+                feedback = feedback_of(env, reward)
+                if feedback is not None:
+                    strategy.observe(feedback)
+
+
+async def _restored(
+    bus: Bus, kind: type[E], commit_of: Callable[[E], Commit], *, subject: str, state_subject: str
+) -> Restored:
+    """Return what a restart of the stage would find. Raises what it would raise."""
+    opened = await CommitLog.open(
+        bus, kind, commit_of, subject=subject, state_subject=state_subject, stage="audit", term="audit"
+    )
+    return opened[1]

@@ -1,0 +1,145 @@
+"""One round: a run is started, struck by a schedule, left in peace until all is settled, stopped and audited."""
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+from chaos import ledger_checks, leftovers
+from chaos.history import read_history
+from chaos.judge import Verdict, judge
+from chaos.recovery import Observer, observe
+from chaos.schedule import SERVER, SUPERVISOR, Strike, schedule
+from chaos.strikes import Striker, Tally
+from integration.harness import RUN, Run
+from integration.servers import Servers, Standalone, Supervised
+
+from lachesis.schemas.errors import leaves
+from lachesis.services.supervisor import plan
+
+__all__ = ["Round", "play"]
+
+_TESTS = Path(__file__).parents[1]
+_SETS = {
+    "services.scorers": 2,
+    "services.drain_s": 5.0,
+    "evaluate.every_steps": 20,
+    **{f"streams.{name}_bytes": 1 << 28 for name in ("rollouts", "events", "replay", "teacher", "ledger")},
+    "streams.bucket_bytes": 16 << 20,
+}
+_SETTLE_S = 60.0
+
+
+@dataclass
+class Round:
+    """What one round is to be, and what came of it."""
+
+    seed: int
+    kills: int
+    pause_s: float = 0.8
+    standalone: bool = False
+    """Whether the server is one beside the run, with connections that can be cut, or the supervisor's own."""
+    mutation: str | None = None
+    sets: dict[str, object] = field(default_factory=dict)
+    strikes: Sequence[Strike] | None = None
+    """What is struck; None: what the seed says."""
+    tally: Tally = field(default_factory=Tally)
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+async def play(this: Round, folder: Path) -> None:
+    """Play a round in `folder`, a new one, and fill in what came of it."""
+    witness = folder / "acknowledged.log"
+    environ = {
+        "PYTHONPATH": os.pathsep.join([str(_TESTS / "chaos" / "child"), str(_TESTS)]),
+        "CHAOS_WITNESS": str(witness),
+        **({"CHAOS_MUTATION": this.mutation} if this.mutation else {}),
+    }
+    async with _servers(this, folder) as servers:
+        run = Run(folder, 1_000_000, servers, sets={**_SETS, **this.sets}, environ=environ)
+        try:
+            run.start()
+            await _struck(this, run)
+        except* (TimeoutError, AssertionError) as errors:
+            this.verdict.blame("goes on", [f"{error!r}\n{run.tail()}" for error in leaves(errors)])
+        finally:
+            _end(run, folder)
+        async with servers.afterwards("audit") as bus:
+            verdict = await judge(bus, run, witness)
+        for check, found in this.verdict.violations.items():
+            verdict.blame(check, found)
+        this.verdict = verdict
+    this.verdict.blame("recovery", this.tally.lost)
+    this.verdict.blame("processes", leftovers.processes(folder, {os.getpid()}))
+
+
+@asynccontextmanager
+async def _servers(this: Round, folder: Path) -> AsyncIterator[Servers]:
+    if this.standalone:
+        async with Standalone.run(folder) as servers:
+            yield servers
+    else:
+        yield Supervised(folder)
+
+
+async def _struck(this: Round, run: Run) -> None:
+    """Strike the run, let it go on and settle, and stop it."""
+    targets = [SERVER, SUPERVISOR, *(planned.name for planned in plan(run.load_config()))]
+    strikes = this.strikes
+    if strikes is None:
+        connections = bool(run.servers.proxies)
+        strikes = schedule(this.seed, targets, kills=this.kills, pause_s=this.pause_s, connections=connections)
+    await run.wait_for_step(2)
+    async with (
+        run.servers.during("observer") as bus,
+        observe(bus) as observer,
+        anyio.create_task_group() as tasks,
+    ):
+        striker = Striker(run, observer, tasks)
+        this.tally = striker.tally
+        for strike in strikes:
+            await anyio.sleep(strike.after_s)
+            await striker.strike(strike)
+        await striker.recovered()
+        await run.wait_for_step(run.step() + 3)
+        this.verdict.blame("leases", await _settle(run, observer))
+    assert run.process is not None
+    run.process.terminate()
+    code = await run.wait(60)
+    if code != 0:
+        this.verdict.blame("ends", [f"the supervisor ended with code {code}:\n{run.tail()}"])
+
+
+async def _settle(run: Run, observer: Observer) -> list[str]:
+    """Stop the environments as if they had died silently; wait until their leases ran out and nothing is under way."""
+    config = run.load_config()
+    stopped = [pid for name, pid in run.pids().items() if name.startswith("environment-")]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    with anyio.move_on_after(_SETTLE_S):
+        while ledger_checks.outcomes(await read_history(observer.bus, RUN), config.batching):  # noqa: ASYNC110
+            await anyio.sleep(0.5)  # the streams say when they are quiet only to whoever reads them
+    observer.governor = None
+    with anyio.move_on_after(3 * config.flow.lease_s):
+        await observer.wait(lambda: not leftovers.leases(observer.governor))
+    found = leftovers.leases(observer.governor)
+    for pid in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return found
+
+
+def _end(run: Run, folder: Path) -> None:
+    """End whatever of a failed round still runs; a round that went well has ended itself."""
+    if run.process is not None and run.process.poll() is None:
+        for pid in run.pids().values():
+            if pid not in run.servers.pids().values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        run.process.kill()
+        run.process.wait()
+        print(f"round ended by force, see {folder}", file=sys.stderr)

@@ -1,0 +1,213 @@
+"""Striking a run: what each action does to its target, and how long the target takes to work again."""
+
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+
+import anyio
+import psutil
+from anyio.abc import TaskGroup
+from chaos.recovery import Observer
+from chaos.schedule import CONNECTION, SERVER, SUPERVISOR, Strike
+from integration.harness import Run, alive, until
+
+from lachesis.services.process import DRAINED, FENCED, STARTUP
+from lachesis.services.supervisor import plan
+
+__all__ = ["Striker", "Tally", "kind_of", "percentile"]
+
+_GIVE_UP_S = 90.0
+"""After so long, whatever was struck is called lost."""
+_SECOND_SERVER = (
+    "import anyio, sys\nfrom pathlib import Path\nfrom lachesis.pipeline.bus.embedded import EmbeddedServer\n"
+    "from lachesis.schemas.errors import StartupError\n"
+    "try:\n    anyio.run(EmbeddedServer(Path(sys.argv[1])).start)\nexcept StartupError:\n    sys.exit(2)\n"
+)
+
+
+def kind_of(target: str) -> str:
+    """Return the kind of process that `target` is one of: "scorer" of "scorer-2", "inference" of "inference-eval"."""
+    return target if target in {SERVER, SUPERVISOR, CONNECTION} else target.partition("-")[0]
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """Return the nearest-rank percentile; None of nothing."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+
+
+@dataclass
+class Tally:
+    """What was done, and how long it took to recover from, seconds, by action and kind. `lost` says what never did."""
+
+    struck: Counter[tuple[str, str]] = field(default_factory=Counter)
+    recovery: defaultdict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
+    lost: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> int:
+        return sum(count for (action, _), count in self.struck.items() if action == "kill")
+
+    def add(self, other: "Tally") -> None:
+        self.struck += other.struck
+        for key, values in other.recovery.items():
+            self.recovery[key] += values
+        self.lost += other.lost
+
+
+class Striker:
+    """Strikes one run; recoveries are followed by `tasks`. `services` are the processes that its supervisor runs."""
+
+    def __init__(self, run: Run, observer: Observer, tasks: TaskGroup) -> None:
+        self.run = run
+        self.services = [planned.name for planned in plan(run.load_config())]
+        self.observer = observer
+        self.tally = Tally()
+        self._tasks = tasks
+        self._struck: Counter[str] = Counter()
+        self._pending = 0
+
+    async def strike(self, strike: Strike) -> None:
+        """Strike, and return as soon as the next one may follow."""
+        if strike.target == SUPERVISOR and strike.action != "duplicate":
+            await self.recovered()  # it takes everything along, so nothing else is under way
+            await self._supervisor(strike)
+        elif strike.action == "duplicate":
+            self._follow(self._duplicate(strike), strike)
+        elif strike.target == CONNECTION:
+            self._follow(self._connections(strike), strike)
+        elif strike.action == "freeze":
+            pid = await self._victim(strike.target)
+            self._follow(self._freeze(strike, pid), strike)
+        else:
+            pid = await self._victim(strike.target)
+            number = signal.SIGKILL if strike.action == "kill" else signal.SIGTERM
+            os.kill(pid, number)
+            self._follow(self._return(strike, pid, anyio.current_time()), strike)
+        self.tally.struck[strike.action, kind_of(strike.target)] += 1
+
+    async def recovered(self) -> None:
+        """Wait until nothing that was struck is still away."""
+        await until(lambda: self._pending == 0, 2 * _GIVE_UP_S)
+
+    def _follow(self, recovery: Awaitable[None], strike: Strike) -> None:
+        async def follow() -> None:
+            with anyio.move_on_after(_GIVE_UP_S) as waiting:
+                await recovery
+            self._pending -= 1
+            if waiting.cancelled_caught:
+                self.tally.lost.append(f"{strike.target} did not recover in {_GIVE_UP_S:.0f} s from {strike}")
+
+        self._pending += 1
+        self._struck[strike.target] += 1
+        self._tasks.start_soon(follow)
+
+    async def _victim(self, target: str) -> int:
+        """Return the pid of the process that goes by that name, waiting while it is between two lives."""
+        await until(lambda: (pid := self.run.pids().get(target, 0)) != 0 and alive(pid), _GIVE_UP_S)
+        return self.run.pids()[target]
+
+    def _measured(self, strike: Strike, since: float, before: int) -> None:
+        """Take the recovery down, unless the target was struck again on the way."""
+        if self._struck[strike.target] == before:
+            self.tally.recovery[strike.action, kind_of(strike.target)].append(anyio.current_time() - since)
+
+    async def _return(self, strike: Strike, pid: int, since: float) -> None:
+        before = self._struck[strike.target]
+        if kind_of(strike.target) == SERVER:
+            await until(lambda: not alive(pid), _GIVE_UP_S)
+            await self.observer.probe()
+        else:
+            await self.observer.until_back(strike.target, pid, self.run.pids)
+        self._measured(strike, since, before)
+
+    async def _freeze(self, strike: Strike, pid: int) -> None:
+        before = self._struck[strike.target]
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            await anyio.sleep(strike.seconds)
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            return  # killed while it was frozen
+        since = anyio.current_time()
+        if kind_of(strike.target) == SERVER:
+            await self.observer.probe()
+        else:
+            await self.observer.wait(lambda: self.observer.heard.get(pid, 0.0) > since or not alive(pid))
+        if alive(pid):
+            self._measured(strike, since, before)
+
+    async def _connections(self, strike: Strike) -> None:
+        proxy = self.run.servers.proxies[int(strike.choice * len(self.run.servers.proxies))]
+        before = self._struck[CONNECTION]
+        if strike.action == "silence":
+            rng = random.Random(strike.choice)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: proxy.silence(strike.seconds, answers_only=rng.random() < 0.5))
+                if rng.random() < 0.5:
+                    await anyio.sleep(strike.seconds * 0.9)
+                    proxy.cut()
+        else:
+            proxy.cut()
+        since = anyio.current_time()
+        silent = {SUPERVISOR, *self.run.servers.pids()}
+        await self.observer.until_all_heard(since, self.run.pids, silent)
+        self._measured(strike, since, before)
+
+    async def _supervisor(self, strike: Strike) -> None:
+        run = self.run
+        assert run.process is not None
+        if strike.action == "freeze":
+            run.process.send_signal(signal.SIGSTOP)
+            await anyio.sleep(strike.seconds)
+            run.process.send_signal(signal.SIGCONT)
+            return
+        since = anyio.current_time()
+        before = run.pids()
+        run.process.send_signal(signal.SIGTERM if strike.action == "restart" else signal.SIGKILL)
+        await run.wait(_GIVE_UP_S)
+        if run.servers.supervised:
+            await until(lambda: not any(alive(pid) for pid in run.servers.pids().values()), _GIVE_UP_S)
+        run.start()
+
+        def is_back(name: str) -> bool:
+            pid = run.pids().get(name)
+            return pid is not None and pid != before.get(name) and pid in self.observer.started
+
+        with anyio.move_on_after(_GIVE_UP_S) as waiting:
+            await self.observer.wait(lambda: all(map(is_back, self.services)))
+        if waiting.cancelled_caught:
+            self.tally.lost.append(f"not everything came back in {_GIVE_UP_S:.0f} s from {strike}:\n{run.tail()}")
+        else:
+            self.tally.recovery[strike.action, SUPERVISOR].append(anyio.current_time() - since)
+
+    async def _duplicate(self, strike: Strike) -> None:
+        """Start a second instance, let it live for a while, and end it. It may be refused or fenced, never fail."""
+        run = self.run
+        kind = kind_of(strike.target)
+        with (run.folder / "duplicates.log").open("ab") as log:
+            if kind == SERVER:
+                config = psutil.Process(await self._victim(strike.target)).cmdline()[-1]
+                store = config.rpartition("/")[0]
+                second = subprocess.Popen(  # noqa: ASYNC220 - does not wait
+                    [sys.executable, "-c", _SECOND_SERVER, store], stdout=log, stderr=log, env=run.environ
+                )
+            elif kind == SUPERVISOR:
+                second = run.spawn("up", log=log)
+            else:
+                part = strike.target.partition("-")[2]
+                second = run.spawn("run", kind, *([part] if part and not part.isdigit() else []), log=log)
+        started = self.observer.started
+        await self.observer.wait(lambda: second.pid in started or second.poll() is not None)
+        await anyio.sleep(strike.seconds)
+        if second.poll() is None:
+            second.send_signal(signal.SIGKILL if strike.choice < 0.5 else signal.SIGTERM)
+        await until(lambda: second.poll() is not None, _GIVE_UP_S)
+        expected = {STARTUP} if kind in {SERVER, SUPERVISOR} else {0, FENCED, DRAINED, -signal.SIGKILL}
+        if second.returncode not in expected:
+            self.tally.lost.append(f"a second {strike.target} ended with code {second.returncode}")

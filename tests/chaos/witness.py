@@ -1,0 +1,66 @@
+"""What the servers acknowledged, noted by the processes that were told so, outside the servers.
+
+The streams alone cannot tell that something is gone from them. A line is written, to a file opened for appending, as
+soon as an acknowledgement has come and before whoever published hears of it, and outlives a SIGKILL.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.bus.kv import value_subject
+from lachesis.pipeline.bus.publisher import Publisher
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["Acknowledged", "bear_witness", "read_witness"]
+
+_POLICY = value_subject(subjects.BUCKETS["policy"], "")
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """One acknowledgement. `note` is the policy version where a policy was published, else "-"."""
+
+    time_ns: int
+    stream: str
+    seq: int
+    duplicate: bool
+    subject: str
+    msg_id: str
+    note: str
+
+    @property
+    def policy_step(self) -> int | None:
+        """The step of the policy that was published, None where something else was."""
+        return None if self.note == "-" else PolicyVersion.parse(self.note).step
+
+
+def bear_witness(path: str) -> None:
+    """Note every acknowledgement of this process in the file at `path`."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    store = Publisher.store
+
+    async def noted(self: Publisher, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
+        ack = await store(self, subject, data, headers)
+        note = decode(PolicyRecord, data).version if subject.startswith(_POLICY) else "-"
+        fields = (time.time_ns(), ack.stream, ack.seq, int(ack.duplicate), subject, headers.get(MSG_ID_HEADER), note)
+        os.write(fd, (" ".join(map(str, fields)) + "\n").encode())
+        return ack
+
+    Publisher.store = noted  # type: ignore[method-assign]
+
+
+def read_witness(path: Path) -> Iterator[Acknowledged]:
+    """Yield what was noted, in the order of noting."""
+    if not path.exists():
+        return
+    for line in path.read_text().splitlines():
+        time_ns, stream, seq, duplicate, subject, msg_id, note = line.split(" ")
+        yield Acknowledged(int(time_ns), stream, int(seq), duplicate == "1", subject, msg_id, note)
