@@ -1,7 +1,8 @@
 """The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
 
 Guarantees: no inference without a lease; a group is published once, under an id and a counter of its own, and its
-lease is settled by its being stored; a group that infrastructure failed is abandoned and its lease given back.
+lease is settled by its being stored; a group that infrastructure failed is abandoned and its lease given back, and so
+is one that outgrew its lease: what is stored never weighs more than what was granted.
 """
 
 import logging
@@ -41,10 +42,10 @@ log = logging.getLogger("lachesis")
 
 MOST_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
-_BYTES_PER_TOKEN = 9
-"""int32 token, float32 logprob, one bit of mask, rounded up."""
+_BYTES_PER_TOKEN = 16
+"""int32 token, float32 logprob, one bit of mask, and its text before it is packed, rounded up."""
 _BYTES_PER_SAMPLE = 4096
-"""Messages and the rest of a sample."""
+"""The rest of a sample."""
 
 
 async def run_environment(service: Service, config: RunConfig, name: str) -> None:
@@ -87,6 +88,7 @@ class _Producer:
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = 0
+        self.largest = settings.samples * (settings.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
         self.leases = Leases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")
@@ -129,9 +131,7 @@ class _Producer:
 
     async def work(self) -> None:
         """Make one group after another until the service drains."""
-        settings = self.settings
-        size = settings.samples * (settings.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
-        while (lease := await self.leases.acquire(settings.samples, size)) is not None:
+        while (lease := await self.leases.acquire(self.settings.samples, self.largest)) is not None:
             self.service.health.in_flight += 1
             try:
                 made = await self._generate(lease)
@@ -142,10 +142,10 @@ class _Producer:
             finally:
                 self.service.health.in_flight -= 1
 
-    async def _generate(self, lease: str) -> tuple[RolloutGroup, list[Span]] | None:
-        """Return a new group and the spans of its requests, if it is sampled.
+    async def _generate(self, lease: str) -> tuple[RolloutGroup, bytes, list[Span]] | None:
+        """Return a new group, its encoding, and the spans of its requests if it is sampled.
 
-        None when infrastructure, the server's refusal or the environment's code failed it.
+        None when infrastructure, the server's refusal, the environment's code or its own size failed it.
         """
         (draw,) = self.sampler.sample(1, self.rng)
         dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
@@ -175,11 +175,12 @@ class _Producer:
                 lease=lease,
                 dispatch=dispatch,
             )
+            data = self._within_lease(group)
         except InfrastructureError as error:
             self.service.waits("waiting", f"inference: {error}")
             health.retried += 1
             return None
-        except (EnvironmentCodeError, DataError) as error:  # its bug, or a task that the server refuses
+        except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             log.warning("a group of item %d failed", draw.item, exc_info=error)
             health.note = str(error)
             self.failures += 1
@@ -188,7 +189,18 @@ class _Producer:
             return None
         self.failures = 0
         self.counter += 1
-        return group, spans
+        return group, data, spans
+
+    def _within_lease(self, group: RolloutGroup) -> bytes:
+        """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it."""
+        data = encode(group)
+        samples = self.settings.samples
+        if len(group.sequences) > samples or len(data) > self.largest:
+            raise DataError(
+                f"a group of item {group.item} has {len(group.sequences)} sequences and {len(data)} bytes, where its "
+                f"lease is for {samples} and {self.largest}; raise longest_tokens of environment {self.name}"
+            )
+        return data
 
     def _recording(self, group: str) -> AbstractContextManager[list[Span]]:
         tracing = self.service.tracing
@@ -202,13 +214,12 @@ class _Producer:
         except Exception as error:
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
 
-    async def _publish(self, group: RolloutGroup, chats: list[Span]) -> bool:
+    async def _publish(self, group: RolloutGroup, data: bytes, chats: list[Span]) -> bool:
         """Store the group; say whether it could be done, which only a drain prevents."""
         service = self.service
         subject = subjects.rollout(group.run, group.env)
         sampled = service.tracing.sampled(group.id)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
-        data = encode(group)
         made_ns = service.now_ns()
         try:
             ack: PubAck = await service.retrying(f"publish {subject}")(

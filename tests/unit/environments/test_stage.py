@@ -1,9 +1,11 @@
 """The environment service: a lease before any inference, one rollout a lease, drains, outages, bugs."""
 
+import random
 from collections import Counter
 from contextlib import asynccontextmanager
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
@@ -290,6 +292,29 @@ async def test_a_drain_while_the_stream_is_full_gives_the_lease_back(lab, env, i
             await lab.until(lambda: _true(service.health.retried >= 4))
             assert service.health.state == "backpressure"
         assert not governor.open
+
+
+async def test_a_group_that_outgrows_its_lease_is_not_stored_and_gives_it_back(lab, env, inference):
+    noise = random.Random(0)
+    settings = msgspec.structs.replace(CONFIG.environments["echo"], longest_tokens=300, concurrency=1)
+    task = env.task
+
+    def sometimes_large(index):  # no part of what the model says, so that no limit on tokens holds it back
+        large = noise.random() < 0.5
+        return msgspec.structs.replace(task(index), task={"answer": noise.randbytes(20_000).hex() if large else ""})
+
+    env.task = sometimes_large
+    governor = Governor(lab)
+    config = msgspec.structs.replace(CONFIG, environments={"echo": settings})
+    async with governor.serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment") as service:
+        await lab.until(at_least(lab, 5))
+        await lab.until(lambda: _true("longest_tokens" in str(service.health.note)))
+    most = governor.requests[0].bytes
+    messages = await stored(lab)
+    assert most < 40_000
+    assert all(len(message.data) <= most for message in messages)
+    assert sorted(decode(RolloutGroup, message.data).counter for message in messages) == list(range(len(messages)))
+    assert len(governor.open) == len(messages), "a lease was kept"
 
 
 @pytest.mark.parametrize("where", ["task", "reward"])
