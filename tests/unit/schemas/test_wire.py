@@ -64,17 +64,6 @@ def altered(group: RolloutGroup, **columns: Any) -> bytes:
     return encode(group.replace(sequences=msgspec.structs.replace(group.sequences, **columns)))
 
 
-# -- size ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_of_8_times_1024_tokens_weighs_70_kib_at_most() -> None:
-    group = make_group()
-    data = encode(group)
-    headers = len(Plan.of(group).pack()) + 200
-    assert len(data) + headers <= 70 * 1024
-    assert len(data) >= 8 * 8192  # it does hold the columns
-
-
 # -- round trips -----------------------------------------------------------------------------------------------------
 
 
