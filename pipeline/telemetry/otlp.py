@@ -66,6 +66,11 @@ class Otlp:
         """Whether spans are wanted at all."""
         return self._spans is not None
 
+    @property
+    def pending(self) -> int:
+        """Spans that are not handed to the exporter yet."""
+        return len(self._queue)
+
     def emit(self, spans: Sequence[Span]) -> None:
         """Hand spans over, without waiting."""
         if self._spans is None:
