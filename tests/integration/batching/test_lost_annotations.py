@@ -1,6 +1,7 @@
 """Annotations that nobody can read: those who wait for them get an outcome, and what a newer build wrote is kept."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -15,13 +16,16 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import codec, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION, decode, encode
 from lachesis.schemas.errors import VersionError, leaves
+from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER
+from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.services import process
 
 
 def reasons(entries: list[LedgerEntry]) -> dict[int, str | None]:
@@ -239,3 +243,30 @@ async def test_what_a_newer_build_wrote_stops_its_reader_and_is_read_by_the_upgr
             tasks.start_soon(run, service, run_config())
             await next_letter(bus, 1)
             tasks.cancel_scope.cancel()
+
+
+async def test_a_trainer_too_old_for_a_batch_stops_instead_of_leaving_it_out() -> None:
+    async with MemoryBus() as bus:
+        world = World(bus)
+        scored = []
+        for n in range(2):
+            _, group = await world.rollout()
+            newer = msgspec.msgpack.decode(encode(group)) | {"v": SCHEMA_VERSION + 1, "counter": 100 + n}
+            headers = {PLAN_HEADER: Plan.of(group.replace(counter=100 + n, id=new_group_id())).pack()}
+            data = msgspec.msgpack.encode(newer | {"id": headers[PLAN_HEADER].split()[1]})
+            ack = await bus.publish(subjects.rollout(RUN, ENV), data, msg_id=f"newer.{n}", headers=headers)
+            scored.append((ack.seq, group.replace(id=headers[PLAN_HEADER].split()[1])))
+        await world.reward(*scored)
+        async with batcher(bus, make_config()):
+            await read_until(bus, batches=1)
+        feed = await BatchFeed.open(bus, RUN, "main", term="t")
+        async with aclosing(feed.batches()) as batches:
+            with anyio.fail_after(10), pytest.raises(VersionError, match="upgrade this service"):
+                await anext(batches)
+
+
+def test_a_service_that_meets_a_newer_build_ends_as_one_that_cannot_start(caplog: pytest.LogCaptureFixture) -> None:
+    error = VersionError("ScoreEvent: schema version 2 is newer; upgrade this service")
+    assert process._explain(BaseExceptionGroup("", [ExceptionGroup("", [error]), error])) == process.STARTUP
+    assert [record.getMessage() for record in caplog.records][-1] == str(error)
+    assert "Traceback" not in caplog.text
