@@ -153,7 +153,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         ),
         "inference": row(
             "inference",
-            reads=(BUCKETS["policy"],),
+            reads=(BUCKETS["policy"], BUCKETS["inference"]),
             sets=tuple((BUCKETS["inference"], f"{run}.{role}") for role in _INFERENCE_ROLES),
         ),
         "trainer": row(

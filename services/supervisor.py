@@ -185,16 +185,20 @@ class Supervisor:
             ready = row.ready.is_set()
             row.failures = 0 if ready and time.monotonic() - started > LONGEST_PAUSE_S else row.failures + 1
             log.warning("%s ended with code %s; starting it again in %.1f s", row.planned.name, code, pause)
-            # Whoever never became ready and says why will say it again; so will the server that refuses it.
-            hopeless = code == REFUSED or (code == STARTUP and not ready and row.failures >= 2)
-            if hopeless or row.failures >= MOST_FAILURES:
+            if code == REFUSED:  # it will be again
+                raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
+            # Whoever never became ready and says why will say it again.
+            if row.failures >= (2 if code == STARTUP and not ready else MOST_FAILURES):
                 raise StartupError(
                     f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
-                    f"{_tail(self.logs / f'{row.planned.name}.log', row.log_start)}"
+                    f"{self._last_lines(row)}"
                 )
             with anyio.move_on_after(pause):
                 await self._stop.wait()
             pause = SHORTEST_PAUSE_S if row.failures <= 1 else min(2 * pause, LONGEST_PAUSE_S)
+
+    def _last_lines(self, row: _Running) -> str:
+        return _tail(self.logs / f"{row.planned.name}.log", row.log_start)
 
     async def _run_once(self, row: _Running) -> int:
         planned = row.planned

@@ -68,7 +68,7 @@ READS = {
     "curriculum": {"EVENTS", "LEDGER"},
     "scorer": set(),
     "teacher": {"inference"},
-    "inference": {"policy"},
+    "inference": {"policy", "inference"},
     "trainer": {"LEDGER", "policy"},
     "evaluator": {"policy", "inference"},
     "environment": {"policy", "curriculum", "inference"},
