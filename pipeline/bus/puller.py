@@ -24,6 +24,7 @@ _HEARTBEAT_S = 1.0  # three missing ones, and the consumer is taken to be gone w
 _EXPIRES_S = 20.0
 _NS = 1_000_000_000
 _HEADER_ALLOWANCE = 256
+_UNSENT_HEADER = "Nats-Pending-Messages"
 
 
 def weight(msg: Msg) -> int:
@@ -216,8 +217,10 @@ class Pull:
         status = status_of(msg)
         if msg.subject != self._current or status == "100":  # of an older request, or a heartbeat
             return
-        text = (msg.headers or {}).get("Description", "").lower()
-        self._requested = 0
+        headers = msg.headers or {}
+        text = headers.get("Description", "").lower()
+        # Of a consumer with several copies this overtakes its last messages: they are on their way and take room.
+        self._requested = max(0, self._requested - int(headers.get(_UNSENT_HEADER, self._requested)))
         if status in ("404", "408"):
             self.idle = True
             self._arrived.set()
@@ -227,4 +230,5 @@ class Pull:
             pass
         else:
             self._lost = True
+            self._requested = 0
         self._stir.set()
