@@ -1,9 +1,11 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from integration.cluster.nodes import Cluster
 
 from lachesis.pipeline.bus.answers import Answer
 from lachesis.pipeline.bus.api import Bus
@@ -54,15 +56,31 @@ async def nats_bus(nats_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
     async with await connect(nats_server.url, name="tests", token=nats_server.token) as connected:
         await connected.ensure_streams(TEST_STREAMS)
         yield connected
-        for stream in await connected.describe_streams():
-            await connected._link.call(Answer, f"$JS.API.STREAM.DELETE.{stream.name}", b"", what="clean-up")
+        await delete_streams(connected)
 
 
-@pytest.fixture(params=["memory", "nats"])
+async def delete_streams(bus: NatsBus) -> None:
+    for stream in await bus.describe_streams():
+        await bus._link.call(Answer, f"$JS.API.STREAM.DELETE.{stream.name}", b"", what="clean-up")
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three servers on loopback with stores of their own; killed, by their pids, with the session."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as nodes:
+        yield nodes
+
+
+@pytest.fixture(params=["memory", "nats", pytest.param("cluster", marks=pytest.mark.slow)])
 async def bus(request: pytest.FixtureRequest, nats_bus: NatsBus) -> AsyncIterator[Bus]:
-    """The bus in memory and over a real server, with empty streams."""
+    """The bus in memory, over a real server, and over a cluster that keeps three copies; with empty streams."""
     if request.param == "nats":
         yield nats_bus
+    elif request.param == "cluster":
+        async with await request.getfixturevalue("cluster").connect("tests") as replicated:
+            await replicated.ensure_streams(msgspec.structs.replace(TEST_STREAMS, replicas=3))
+            yield replicated
+            await delete_streams(replicated)
     else:
         async with MemoryBus(max_bytes=TEST_STREAMS.budgets()) as memory:
             yield memory

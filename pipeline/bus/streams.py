@@ -1,7 +1,8 @@
 """The streams and buckets on the server: made where missing, changed in place where they differ.
 
 `ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
-cannot change in place (storage, retention) is an error that names the stream, never a deletion.
+cannot change in place (storage, retention) is an error that names the stream, never a deletion. Further copies
+(`replicas`) are made by the cluster in the background, of the streams and of their consumers.
 """
 
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
         raise ConfigError(
             f"the server has no room for stream {name} with a budget of {definition['max_bytes']} bytes: raise its "
             f"max_file_store or lower bus.streams ({error})"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(
+            f"stream {name} is to have {definition['num_replicas']} copies, but too few servers run that have room for "
+            f"one: start more of the cluster, or lower streams.replicas ({error})"
         ) from error
     except InfrastructureError as error:
         link.check()

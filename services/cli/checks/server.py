@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.services.cli.checks.cluster import NO_LEADER, check_copies
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
 from lachesis.services.cli.snapshot import server_version
@@ -26,10 +27,15 @@ _CLOCK_WARN_S = 0.1
 _CLOCK_FAIL_S = 5.0
 _CLOCK_TRIES = 5
 _ANSWER_S = 5.0
+_PATIENCE_S = 15.0
+"""How long a cluster may take to elect a leader before that is a finding."""
 
 
 async def check_server(config: RunConfig) -> list[Finding]:
     """Return every finding; a server that cannot be reached is one, too."""
+    if config.nats is not None:
+        patience_s = min(config.nats.give_up_s, _PATIENCE_S)
+        config = msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, give_up_s=patience_s))
     try:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
@@ -64,13 +70,16 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
         yield ok("jetstream", f"{room}, {human_bytes(reserved)} reserved by streams")
     wanted = {definition["name"]: definition for definition in definitions(config.streams)}
     answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
+    for copies in check_copies(answers):
+        yield copies
     present = [name for name, info in answers.items() if "error" not in info]
+    led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
     findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
     for found in findings:
         yield found
-    if missing := ", ".join(sorted(answers.keys() - present)):
+    if missing := ", ".join(sorted(set(led) - set(present))):
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
-    elif not findings:
+    elif not findings and present:
         yield ok("streams", f"{len(present)} streams and buckets are as configured")
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))

@@ -1,13 +1,14 @@
 import importlib.metadata
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.schemas.errors import StartupError
-from lachesis.services.cli.checks import machine, server
+from lachesis.services.cli.checks import cluster, machine, server
 from lachesis.services.cli.checks.finding import Finding
 
 
@@ -122,3 +123,29 @@ async def test_a_server_that_is_not_there_fails_only_where_one_was_named(tmp_pat
     nats = ConnectionConfig(url="nats://127.0.0.1:1", connect_timeout_s=0.1)
     assert levels(await server.check_server(RunConfig(nats=nats))) == {"server": "FAIL"}
     assert levels(await server.check_server(RunConfig(folder=str(tmp_path)))) == {"server": "WARN"}
+
+
+def _copies(*, leader: str = "n1", behind: bool = False, replicas: int = 3, **group: object) -> dict[str, Any]:
+    others = [{"name": f"n{n}", "current": not (behind and n == replicas)} for n in range(2, replicas + 1)]
+    return {"config": {"num_replicas": replicas}, "cluster": {"leader": leader, "replicas": others, **group}}
+
+
+@pytest.mark.parametrize(
+    ("second", "level", "text"),
+    [
+        (_copies(), "OK", "on n1, n2, n3"),
+        (_copies(behind=True), "WARN", "server n3 is away or behind with its copy of B"),
+        (_copies(leader=""), "FAIL", "without a leader, so nothing can be stored: B"),
+        ({"error": {"code": 503, "err_code": 10008}}, "FAIL", "nothing can be stored: B"),
+        (_copies(desired={"status": "moving"}), "WARN", "still being made of B"),
+        (_copies(replicas=1), "WARN", "one copy each of B"),
+    ],
+)
+def test_a_degraded_cluster_is_named(second: dict[str, Any], level: str, text: str) -> None:
+    (finding,) = cluster.check_copies({"A": _copies(), "B": second})
+    assert finding.level == level
+    assert text in finding.text
+
+
+def test_one_server_alone_is_no_cluster() -> None:
+    assert list(cluster.check_copies({"A": {"config": {"num_replicas": 1}}})) == []

@@ -1,0 +1,61 @@
+"""A replica that lags behind: whoever reads from it waits; nobody takes its end for the stream's."""
+
+import anyio
+import pytest
+
+from lachesis.pipeline.bus import puller
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
+from lachesis.schemas import subjects
+from lachesis.schemas.subjects import ROLLOUTS
+
+MATH = subjects.rollout("run", "math")
+
+
+@pytest.fixture
+def stale_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The next reader's first consumer sees nothing of the stream and says so, as one on a lagging replica does."""
+    create, made = StreamReader._create, []
+
+    async def behind(self: StreamReader) -> str:
+        if made:
+            return await create(self)
+        filters, self._filters = self._filters, ["rl.rollout.nobody.nothing"]
+        try:
+            made.append(await create(self))
+        finally:
+            self._filters = filters
+        return made[0]
+
+    monkeypatch.setattr(StreamReader, "_create", behind)
+    monkeypatch.setattr(puller, "_EXPIRES_S", 2.0)
+    return made
+
+
+async def test_a_read_does_not_end_where_a_lagging_replica_ends(nats_bus: NatsBus, stale_once: list[str]) -> None:
+    for i in range(20):
+        await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
+    with anyio.fail_after(10):
+        async with nats_bus.read(ROLLOUTS, [subjects.rollout("run")], follow=False) as reader:
+            await anyio.sleep(0.2)
+            assert not reader.caught_up
+            assert [message.seq async for message in reader] == list(range(1, 21))
+            assert reader.caught_up
+    assert stale_once
+
+
+async def test_a_read_ends_when_the_rest_was_deleted(nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(puller, "_EXPIRES_S", 2.0)
+    for i in range(20):
+        await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
+    reader = StreamReader(nats_bus._link, nats_bus._blobs, ROLLOUTS, [MATH], ReadOptions(follow=False))
+    noted = reader.open
+
+    async def open_before_the_purge() -> None:
+        await noted()
+        await nats_bus.client.request(f"$JS.API.STREAM.PURGE.{ROLLOUTS}", b"")  # by somebody with the `nats` tool
+
+    monkeypatch.setattr(reader, "open", open_before_the_purge)
+    with anyio.fail_after(10):
+        async with read(reader):
+            assert [message.seq async for message in reader] == []
