@@ -178,7 +178,11 @@ class Bus(Protocol):
         follow: bool = True,
         max_bytes: int = 16 << 20,
     ) -> AbstractAsyncContextManager[Reader]:
-        """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up."""
+        """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up.
+
+        Raises `HistoryLostError` when the stream ends before `start` - 1, or no longer holds what was read of it: the
+        broker's store was rolled back, and what now comes under those sequences would be passed over.
+        """
 
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         """Delete what lies below sequence `before` on `filters` and return how many messages went.

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Read
 from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
 from lachesis.pipeline.bus.memory_talk import Talk
 from lachesis.pipeline.bus.routing import check_key, stream_of
-from lachesis.schemas.errors import BusClosedError, ConfigError, DataError, FencedError, NotFoundError
+from lachesis.schemas.errors import BusClosedError, ConfigError, DataError, FencedError, HistoryLostError, NotFoundError
 from lachesis.schemas.subjects import STREAMS
 
 __all__ = ["MAX_MESSAGE_BYTES", "MemoryBus"]
@@ -273,7 +273,12 @@ class MemoryBus:
         follow: bool = True,
         max_bytes: int = 16 << 20,  # nothing is buffered here
     ) -> AsyncIterator[Reader]:
-        yield _Reader(self, self._log(stream), filters, start=start, headers_only=headers_only, follow=follow)
+        log = self._log(stream)
+        if start - 1 > log.last_seq:
+            raise HistoryLostError(
+                f"stream {stream} ends at sequence {log.last_seq}, but {start - 1} was read already: history was lost"
+            )
+        yield _Reader(self, log, filters, start=start, headers_only=headers_only, follow=follow)
 
     async def lag(self, stream: str, durable: str) -> ConsumerLag:
         consumer = self._log(stream).consumers.get(durable)

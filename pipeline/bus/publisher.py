@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.answers import error_in, to_pub_ack
 from lachesis.pipeline.bus.api import PubAck, Stored
 from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patience_s
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
-from lachesis.schemas.errors import FencedError, InfrastructureError
+from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
 
 __all__ = ["EXPECTED_HEADER", "Publisher", "Window"]
 
@@ -122,7 +122,10 @@ class Publisher:
             attempt += 1
 
     async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
-        """Store `data` if the subject's last sequence is `expected`; return its sequence. Raises `FencedError`."""
+        """Store `data` if the subject's last sequence is `expected`; return its sequence.
+
+        Raises `FencedError`, and `HistoryLostError` where the server knows of less than it had acknowledged.
+        """
         fenced = {**headers, EXPECTED_HEADER: str(expected)}
         try:
             return (await self.store(subject, data, fenced)).seq
@@ -132,6 +135,11 @@ class Publisher:
             if last is not None and last.headers.get(MSG_ID_HEADER) == headers[MSG_ID_HEADER]:
                 return last.seq
             found = 0 if last is None else last.seq
+            if 0 < found < expected:  # none at all: it was deleted, as chunks and keys are
+                raise HistoryLostError(
+                    f"{subject}: last sequence is {found}, but {expected} was stored: the broker lost history that it "
+                    "had acknowledged, or its store was replaced by an older one"
+                ) from None
             raise FencedError(
                 f"{subject}: last sequence is {found}, not {expected}; another writer has taken over"
             ) from None

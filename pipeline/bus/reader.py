@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import anyio
 import msgspec
 from nats.aio.msg import Msg
 
@@ -22,12 +23,16 @@ from lachesis.pipeline.bus.blobs import Blobs
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
+from lachesis.schemas.errors import HistoryLostError, NotFoundError
 
 __all__ = ["ReadOptions", "StreamReader", "read"]
 
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
 _CREATE_S = 3.0  # then under another name: a server that died may have been chosen for it
+_CONVINCED_S = 12.0  # longer than a leader without a majority stays one
+_ASK_AGAIN_S = 0.5
+_LOST = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
 _INACTIVE_S = 30  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
 
 
@@ -59,6 +64,7 @@ class StreamReader:
         self._headers_only = options.headers_only
         self._follow = options.follow
         self._received = options.start - 1  # the last sequence received: where a new consumer goes on
+        self._received_ns: int | None = None  # when it was stored; None: a reader before this one received it
         self._handed_out = options.start - 1
         self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
@@ -74,8 +80,10 @@ class StreamReader:
         )
 
     async def open(self) -> None:
-        """Note how far the stream goes now. Raises `NotFoundError` when there is none."""
+        """Note how far the stream goes now. Raises `NotFoundError` when there is none, `HistoryLostError`."""
         self._target = await self._last()
+        if self._target < self._received:
+            await self._check_history()
 
     async def _last(self) -> int:
         found = [await leader.last(self._link, self._stream, subject) for subject in self._filters or [">"]]
@@ -115,7 +123,36 @@ class StreamReader:
         if not self.caught_up:
             self.pull.lose()
 
+    async def _check_history(self) -> None:
+        """Raise `HistoryLostError` unless the stream still holds what was read of it.
+
+        A broker whose disk was rolled back would give the sequences after it to other messages, and this reader would
+        pass over those. A leader that was cut off may speak of the past for some seconds: it is asked again.
+        """
+        seq, stored_ns = self._received, self._received_ns  # what is on its way from before may still arrive
+        last = await self._end()
+        asked_until = anyio.current_time() + _CONVINCED_S
+        while last < seq:
+            if anyio.current_time() > asked_until:
+                raise HistoryLostError(f"stream {self._stream} ends at {last}, but {seq} was read already: {_LOST}")
+            await anyio.sleep(_ASK_AGAIN_S)
+            last = await self._end()
+        if stored_ns is None:
+            return
+        try:
+            there = await leader.by_sequence(self._link, self._stream, seq)
+        except NotFoundError:
+            return  # trimmed
+        if there.time_ns != stored_ns:
+            raise HistoryLostError(f"stream {self._stream}: sequence {seq} is not what was read there: {_LOST}")
+
+    async def _end(self) -> int:
+        last = await leader.last(self._link, self._stream, ">")
+        return last.seq if last else 0
+
     async def _create(self) -> str:
+        if self._received_ns is not None:
+            await self._check_history()
         name = "read-" + secrets.token_hex(8)
         config: dict[str, Any] = {
             "name": name,
@@ -149,6 +186,7 @@ class StreamReader:
             return False
         self._consumer_seq = meta.consumer_seq
         self._received = meta.seq
+        self._received_ns = meta.time_ns
         return True
 
 

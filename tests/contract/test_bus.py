@@ -7,6 +7,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from lachesis.pipeline.bus import reader as reader_module
 from lachesis.pipeline.bus.api import Bus, Delivery
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.schemas import subjects
@@ -14,6 +15,7 @@ from lachesis.schemas.errors import (
     ConfigError,
     DataError,
     FencedError,
+    HistoryLostError,
     InfrastructureError,
     NotFoundError,
     StreamFullError,
@@ -362,11 +364,20 @@ async def test_read_of_what_is_not_there(bus: Bus) -> None:
     async with bus.read(ROLLOUTS, [ALL], follow=False) as reader:
         assert [m async for m in reader] == []
     await bus.publish(MATH, b"0", msg_id="0")
-    for start, filters in ((2, [ALL]), (100, [ALL]), (1, [CODE])):
+    for start, filters in ((2, [ALL]), (2, [CODE]), (1, [CODE])):
         async with bus.read(ROLLOUTS, filters, start=start, follow=False) as reader:
             with anyio.fail_after(5):
                 assert [m async for m in reader] == []
             assert reader.caught_up
+
+
+async def test_a_cursor_beyond_the_end_says_that_history_was_lost(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_CONVINCED_S", 0.1)
+    await bus.publish(MATH, b"0", msg_id="0")
+    for follow in (True, False):
+        with pytest.raises(HistoryLostError, match="but 2 was read already"):
+            async with bus.read(ROLLOUTS, [ALL], start=3, follow=follow):
+                pass
 
 
 async def test_read_without_follow_ends_while_others_publish(bus: Bus) -> None:
