@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Count", "Finite", "Seq", "check_plain", "shaped", "unpack"]
+__all__ = ["Count", "Finite", "Seq", "check_plain", "from_json", "shaped", "unpack"]
 
 _LARGEST: Final = (1 << 63) - 1
 
@@ -61,6 +61,14 @@ def unpack(what: str, data: bytes) -> Any:
         return msgspec.msgpack.decode(data)
     except _UNREADABLE as error:
         raise SchemaError(f"{what} cannot be read: {error}") from error
+
+
+def from_json(what: str, kind: type[T], data: bytes) -> T:
+    """Return the `kind` that the JSON `data` holds. Raises `SchemaError` naming `what`."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except _UNREADABLE as error:
+        raise SchemaError(f"{what}: {str(error)[:500]}") from error
 
 
 def shaped(what: str, kind: type[T], value: Any) -> T:

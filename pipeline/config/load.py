@@ -6,13 +6,15 @@ from. Guarantees that no unknown key passes silently: an error names the key, it
 
 import ast
 import difflib
+import functools
 import inspect
 import itertools
+import math
 import re
 import textwrap
 import tomllib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -26,6 +28,11 @@ __all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
 
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
+
+_NO_TOML = (ValueError, RecursionError)
+"""What tomllib and decoding raise: besides TOMLDecodeError (a ValueError), numbers of thousands of digits and deep
+nesting have errors of Python's own."""
+_DEEPEST = 32
 
 C = TypeVar("C", bound=msgspec.Struct)
 
@@ -72,9 +79,13 @@ def load(
         shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
         _Layer(shown, origins).struct(kind, tree, _nest(path, _value(value.strip())))
     try:
-        return Loaded(msgspec.convert(tree, kind), origins)
+        config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), origins)) from error
+    infinite = next(_not_finite(config, ""), None)
+    if infinite is not None:
+        raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
+    return Loaded(config, origins)
 
 
 def settings(loaded: Loaded[C]) -> list[Setting]:
@@ -113,19 +124,22 @@ def _read(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except _NO_TOML as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 
 
 def _value(text: str) -> Any:
     """Read a value as TOML; what is no TOML value is a string, so that quotes are rarely needed."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"value = {text}")
+    except _NO_TOML:
         return text
+    return found["value"] if len(found) == 1 else text  # more than a value: lines that would pass unseen
 
 
 def _nest(path: list[str], value: Any) -> dict[str, Any]:
+    if len(path) > _DEEPEST:
+        raise ConfigError(f"setting {'.'.join(path)[:80]!r}...: nested deeper than {_DEEPEST} levels")
     for key in reversed(path):
         value = {key: value}
     return value  # type: ignore[no-any-return]
@@ -148,14 +162,37 @@ class _Layer:
     def value(self, hint: Any, tree: dict[str, Any], key: str, value: Any, prefix: str) -> None:
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and _is_struct(hint):
-            self.struct(hint, tree.setdefault(key, {}), value, f"{path}.")
+            self.struct(hint, self._table(tree, key), value, f"{path}.")
         elif isinstance(value, Mapping) and get_origin(hint) is dict:
-            inner = tree.setdefault(key, {})
+            inner = self._table(tree, key)
             for name, item in value.items():
                 self.value(get_args(hint)[1], inner, name, item, f"{path}.")
         else:
             tree[key] = value
             self.origins[path] = self.source
+
+    def _table(self, tree: dict[str, Any], key: str) -> dict[str, Any]:
+        """Return the table under `key`; a plain value that an earlier source put there gives way."""
+        if not isinstance(tree.get(key), dict):
+            tree[key] = {}
+        table: dict[str, Any] = tree[key]
+        return table
+
+
+def _not_finite(value: Any, path: str) -> Iterator[str]:
+    """Yield the path of every declared number that is NaN or infinite; free-form tables may hold what they like."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield path
+    elif isinstance(value, msgspec.Struct):
+        for name, hint in _hints(type(value)).items():
+            if get_args(hint)[-1:] != (Any,):
+                yield from _not_finite(getattr(value, name), f"{path}.{name}" if path else name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _not_finite(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _not_finite(item, f"{path}[{index}]")
 
 
 def _is_struct(hint: Any) -> bool:
@@ -173,6 +210,7 @@ def _hints(kind: Any) -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def _descriptions(kind: type) -> dict[str, str]:
     """Return the text written under each field of a struct, which Python itself does not keep."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]

@@ -37,7 +37,7 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from lachesis.pipeline.inference.replies import Handler, answer, completed, unless_disconnected
+from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, unless_disconnected
 from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.training.model import Policy
 from lachesis.pipeline.weights.files import read_weights
@@ -114,7 +114,7 @@ class _Server:
         return {"object": "list", "data": [model]}
 
     async def tokenize(self, request: Request) -> TokenizeResponse:
-        body = msgspec.json.decode(await request.body(), type=TokenizeRequest)
+        body = await body_of(request, TokenizeRequest)
         tokenizer = self._policy.tokenizer
         if body.messages is not None:
             tokens = _chat_tokens(tokenizer, body)
@@ -123,13 +123,13 @@ class _Server:
         return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
 
     async def detokenize(self, request: Request) -> DetokenizeResponse:
-        body = msgspec.json.decode(await request.body(), type=DetokenizeRequest)
+        body = await body_of(request, DetokenizeRequest)
         if any(token >= self._policy.model.config.vocab_size for token in body.tokens):
             raise DataError(f"tokens must lie below {self._policy.model.config.vocab_size}, the model's vocabulary.")
         return DetokenizeResponse(prompt=self._policy.tokenizer.decode(body.tokens))
 
     async def generate(self, request: Request) -> GenerateResponse:
-        body = msgspec.json.decode(await request.body(), type=GenerateRequest)
+        body = await body_of(request, GenerateRequest)
         if body.stream:
             raise DataError("stream is not supported by the reference server; leave it out.")
         future = self._engine.submit(body.token_ids, body.sampling_params)
@@ -191,21 +191,24 @@ class _Server:
         return {"message": "Weight update started"}
 
     async def update_weights(self, request: Request) -> dict[str, Any]:
-        info = msgspec.json.decode(await request.body(), type=_UpdateRequest).update_info
+        info = (await body_of(request, _UpdateRequest)).update_info
         if not self._updating:
             raise DataError("no weight update was started; call /start_weight_update first.")
         self._staged = (await anyio.to_thread.run_sync(self._read_weights, info), info.version)
         return {"message": "Weights updated"}
 
     def _read_weights(self, info: _UpdateInfo) -> dict[str, torch.Tensor]:
-        path = Path(info.path).resolve()
+        try:
+            path = Path(info.path).resolve()
+        except (ValueError, OSError) as error:  # a null byte, a name beyond the system's limits
+            raise DataError(f"path: {error}") from error
         if not path.is_relative_to(self._weights_folder):
             raise DataError(f"weights are read from {self._weights_folder} alone, not from {path}.")
         return read_weights(path, PolicyVersion.parse(info.version), policy_tensors(self._policy.model))
 
     async def finish_weight_update(self, request: Request) -> dict[str, Any]:
         """Make the staged weights those of the next token, under their version."""
-        body = msgspec.json.decode(await request.body() or b"{}", type=_FinishRequest)
+        body = await body_of(request, _FinishRequest)
         if self._staged is None:
             raise DataError("no weights were sent; call /start_weight_update and /update_weights first.")
         tensors, version = self._staged

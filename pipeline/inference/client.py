@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import httpx
 import msgspec
@@ -31,6 +31,7 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.schemas.values import from_json
 
 __all__ = ["Capabilities", "Generation", "InferenceClient"]
 
@@ -64,6 +65,16 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Weights the probe's token came from."""
     tokenizer_hash: str | None
     """None from servers that do not report it (real vLLM): hash the model's tokenizer files yourself."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: Annotated[int, msgspec.Meta(ge=1)]
+    tokenizer_hash: str | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
 
 
 class InferenceClient:
@@ -166,19 +177,18 @@ class InferenceClient:
             "started with --enable-scale-out --logprobs-mode processed_logprobs."
         )
         try:
-            models = await self._json("GET", "/v1/models", dict[str, Any])
-            model = models["data"][0]
+            model = (await self._json("GET", "/v1/models", _Models)).data[0]
             tokens = await self.tokenize([{"role": "user", "content": "a"}])
             sample = (await self.generate(tokens, 1, SamplingParams(max_tokens=1)))[0]
             version = sample.weight_versions[-1].version
             await self.prompt_logprobs([*tokens, *sample.token_ids.tolist()])
-        except (DataError, LookupError, TypeError) as error:
+        except (DataError, LookupError) as error:
             raise StartupError(f"{self._where} cannot serve a trainer: {error} {advice}") from error
         return Capabilities(
-            model=model["id"],
-            max_model_len=model["max_model_len"],
+            model=model.id,
+            max_model_len=model.max_model_len,
             weight_version=version,
-            tokenizer_hash=model.get("tokenizer_hash"),
+            tokenizer_hash=model.tokenizer_hash,
         )
 
     @property
@@ -215,10 +225,7 @@ class InferenceClient:
 
     async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
         response = await self._request(method, path, **arguments)
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except msgspec.MsgspecError as error:
-            raise DataError(f"{self._where} answered {path} with something else than expected: {error}") from error
+        return from_json(f"{self._where} answered {path} with something else than expected", kind, response.content)
 
     async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         headers = {"Content-Type": "application/json"} if "content" in arguments else None

@@ -32,7 +32,10 @@ __all__ = [
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]
-TokenId = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
+"""As in the int32 columns of rollouts."""
+Logprob = Annotated[float, Meta(ge=-3e38, le=3e38)]
+"""Nats; a finite float32."""
 TopK = Annotated[int, Meta(ge=0, le=100)]
 
 
@@ -47,7 +50,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Nucleus: the smallest set of most likely tokens whose probability reaches top_p. 1 keeps all."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """New tokens of a sample at most; None: as many as the context holds."""
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     """Makes the draws of this request repeatable, whatever is batched with it; None: fresh randomness."""
     stop_token_ids: list[TokenId] = []
     """Tokens that end a sample, besides the end-of-sequence token. They stay in the output."""
@@ -75,7 +78,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LogprobEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One token with its logprob (nats, at the sampling temperature): `token_id` in mode tokens, else `token`."""
 
-    logprob: float
+    logprob: Logprob
     token_id: int | None = None
     token: str | None = None
     rank: int | None = None
@@ -100,7 +103,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     """One sample."""
 
     index: int
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     finish_reason: str | None = "stop"
     stop_reason: int | str | None = None
     logprobs: Logprobs | None = None
@@ -111,7 +114,7 @@ class Choice(Struct, frozen=True, kw_only=True):
 class PromptLogprob(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Logprob of one prompt token, or of an alternative to it. `rank` 1 is the likeliest."""
 
-    logprob: float
+    logprob: Logprob
     rank: int | None = None
     decoded_token: str | None = None
 
@@ -145,7 +148,7 @@ class TokenizeResponse(Struct, frozen=True, kw_only=True):
 
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[TokenId]
 
 
 class DetokenizeRequest(Struct, frozen=True, kw_only=True):

@@ -18,10 +18,13 @@ from starlette.responses import Response
 
 from lachesis.pipeline.inference.engine import EngineFullError
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
+from lachesis.schemas.values import from_json
 
-__all__ = ["Handler", "answer", "completed", "unless_disconnected"]
+__all__ = ["Handler", "answer", "body_of", "completed", "unless_disconnected"]
 
 RETRY_AFTER_SECONDS = 1
+LONGEST_BODY = 16 << 20
+"""Bytes of a request; a prompt of a million tokens has 7 MiB."""
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -38,7 +41,7 @@ def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
             return _error(503, "ServiceUnavailableError", error)
         except NotFoundError as error:
             return _error(404, "NotFoundError", error)
-        except (DataError, msgspec.MsgspecError, RecursionError) as error:
+        except DataError as error:
             return _error(400, "BadRequestError", error)
         except ClientDisconnect:
             return Response(status_code=499)  # nobody is there to read it; 499 is what proxies log
@@ -52,6 +55,19 @@ def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) 
 
 def _error(status: int, kind: str, error: Exception, headers: dict[str, str] | None = None) -> Response:
     return _json({"error": {"message": str(error), "type": kind, "param": None, "code": status}}, status, headers)
+
+
+async def body_of(request: Request, kind: type[T]) -> T:
+    """Return the request's JSON as a `kind`; nothing at all counts as an empty object. Raises `DataError`.
+
+    A body is refused as soon as it is longer than any request of sense: what it takes in memory is bounded.
+    """
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LONGEST_BODY:
+            raise DataError(f"the body has more than {LONGEST_BODY} bytes.")
+    return from_json(f"{kind.__name__.lstrip('_')}", kind, bytes(data) or b"{}")
 
 
 async def unless_disconnected(request: Request, future: Future[T]) -> T:

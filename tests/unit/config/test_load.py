@@ -6,6 +6,7 @@ import pytest
 from msgspec import Meta
 
 from lachesis.pipeline.config.load import load, settings
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 
 
@@ -90,3 +91,31 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     bad.write_text("run = ")
     with pytest.raises(ConfigError, match="is not TOML"):
         load(Config, file=bad)
+
+
+@pytest.mark.parametrize("text", ["run = " + "9" * 5000, "run = " + "[" * 100_000, "run = '\\x00"])
+def test_a_file_that_python_itself_chokes_on_is_refused(tmp_path: Path, text: str) -> None:
+    bad = tmp_path / "bad.toml"
+    bad.write_text(text)
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(Config, file=bad)
+
+
+def test_a_table_replaces_a_value_that_an_earlier_source_put_in_its_place() -> None:
+    loaded = load(Config, sets=["batching=1", "batching.batch_size=64"])
+    assert loaded.config.batching.batch_size == 64
+
+
+def test_lines_behind_a_value_are_no_settings_that_pass_unseen() -> None:
+    assert load(Config, environ={"LACHESIS_RUN": "1\n[other]\nx = 2"}).config.run == "1\n[other]\nx = 2"
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_settings_are_finite_numbers(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"batching.score_deadline_s: .*\(from --set"):
+        load(RunConfig, sets=[f"batching.score_deadline_s={value}"])
+
+
+def test_a_path_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="deeper than"):
+        load(RunConfig, environ={"LACHESIS_ENVIRONMENTS__A__PARAMS" + "__B" * 5000: "1"})

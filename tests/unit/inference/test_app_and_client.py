@@ -330,3 +330,87 @@ async def test_hanging_up_drops_the_work(app):
 def test_client_needs_no_torch():
     code = "import sys; import lachesis.pipeline.inference.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", b'{"prompt": "\xff"}'),
+        ("/tokenize", b'{"prompt": ' + b"[" * 100_000),
+        ("/tokenize", b'{"messages": [{"role": "user", "content": {"deep": [1]}}]}'),
+        ("/detokenize", b'{"tokens": [9223372036854775808]}'),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"seed": ' + b"9" * 4000 + b"}}"),
+        ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"temperature": 1e999}}'),
+        ("/detokenize", b'{"tokens": [' + b"1," * (9 << 20) + b"1]}"),  # more than any request of sense
+    ],
+)
+async def test_a_hostile_body_is_the_fault_of_who_sent_it(raw, path, body):
+    async with raw() as client:
+        answer = await client.post(path, content=body)
+        assert answer.status_code == 400
+        assert len(answer.content) < 2000
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_path_that_is_none_is_refused(raw):
+    async with raw() as client:
+        await client.post("/start_weight_update")
+        for path in ("a\0b", "x/" * 5000):
+            update = {"update_info": {"path": path, "version": "1-a-b"}}
+            assert (await client.post("/update_weights", json=update)).status_code in {400, 404}
+
+
+@pytest.mark.parametrize(
+    "tokens", [b"[2147483648]", b"[-1]", b"[9223372036854775808]", b'["\xff"]', b"[" * 100_000, b"[1e999]"]
+)
+async def test_answers_that_no_column_holds_are_data_errors(tokens):
+    """They ended the environment that asked, instead of costing it one group."""
+    generated = b'{"choices": [{"index": 0, "text": "", "token_ids": ' + tokens + b"}]}"
+    counted = b'{"count": 1, "max_model_len": 9, "tokens": ' + tokens + b"}"
+
+    def answer(request):
+        return httpx.Response(200, content=counted if request.url.path == "/tokenize" else generated)
+
+    async with InferenceClient(ClientConfig(url=URL), transport=httpx.MockTransport(answer)) as client:
+        with pytest.raises(DataError):
+            await client.tokenize(HI)
+        with pytest.raises(DataError):
+            await client.generate([1], 1)
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{}",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n{}{}{}",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n{}",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nffffffffff\r\n{}\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n{}\r\n",
+        b"GET /health HTTP/9.9\r\n\r\n",
+        b"\x00\xff\x00\xff" * 100,
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 20_000,
+    ],
+)
+def test_lies_about_lengths_leave_the_server_serving(served, request_bytes):
+    with socket.create_connection(served, timeout=10) as line:
+        line.sendall(request_bytes)
+        line.shutdown(socket.SHUT_WR)
+        while line.recv(65536):
+            pass
+    assert httpx.get(f"http://{served[0]}:{served[1]}/health").status_code == 200
+
+
+@pytest.fixture
+def served(app):
+    """The address of the application behind a real uvicorn."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=partial(server.run, [listener]))
+    thread.start()
+    yield listener.getsockname()
+    server.should_exit = True
+    thread.join()
+    listener.close()
