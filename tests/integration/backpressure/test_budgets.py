@@ -95,8 +95,8 @@ async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
             for _ in range(3):
                 before = environment.health.retried
                 await world.until(lambda: environment.health.retried >= before + 8)  # noqa: B023 - awaited right here
+                await world.until(lambda: "maximum bytes exceeded" in str(environment.health.note))
                 assert environment.health.state == "backpressure"
-                assert "maximum bytes exceeded" in str(environment.health.note)
                 assert environment.health.in_flight <= 8
                 seen = max((await world.fates()).keys())
                 await nats_bus.trim(subjects.ROLLOUTS, [subjects.rollout(RUN)], before=seen + 1)

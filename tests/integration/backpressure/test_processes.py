@@ -1,0 +1,98 @@
+"""A real run whose trainer is frozen for ten lease periods: what every process holds stays as it was, and generation
+goes on as soon as the trainer does.
+"""
+
+import os
+import signal
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+from integration.harness import RUN, Run, alive
+from integration.servers import Supervised
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+FROZEN_S = 30.0
+GROWTH_BYTES = 16 << 20
+"""Far below what a queue that grows would take in the time, far above what an allocator does."""
+
+
+@pytest.fixture
+async def run(tmp_path: Path) -> AsyncIterator[Run]:
+    it = Run(tmp_path, 100_000, Supervised(tmp_path))
+    try:
+        yield it
+    finally:
+        if it.process is not None and it.process.poll() is None:
+            it.process.terminate()
+            it.process.wait(30)
+
+
+async def test_a_frozen_trainer_costs_no_memory_and_everything_returns_with_it(run: Run) -> None:
+    run.start()
+    await run.wait_for_step(5)
+    config = run.load_config()
+    capacity = (config.batching.max_staleness + 1) * config.batching.batch_size
+    outstanding: list[float] = []
+
+    async def follow_governor(bus: Bus) -> None:
+        async with bus.listen(subjects.heartbeat(RUN, "governor")) as beats:
+            async for beat in beats:
+                figures = decode(Heartbeat, beat.data).metrics
+                outstanding.append(figures.get("flow/outstanding", 0.0))
+
+    async with run.servers.during("watcher") as bus, anyio.create_task_group() as tasks:
+        tasks.start_soon(follow_governor, bus)
+        pids = run.pids()
+        os.kill(pids["trainer"], signal.SIGSTOP)
+        try:
+            await anyio.sleep(5)  # what was under way fills the capacity
+            stored = (await bus.usage(subjects.ROLLOUTS)).last
+            before = memory(pids)
+            most: defaultdict[str, int] = defaultdict(int)
+            end = time.monotonic() + FROZEN_S
+            while time.monotonic() < end:
+                await anyio.sleep(0.5)
+                for name, size in memory(pids).items():
+                    most[name] = max(most[name], size)
+            assert (await bus.usage(subjects.ROLLOUTS)).last == stored, "stored while the trainer was frozen"
+        finally:
+            os.kill(pids["trainer"], signal.SIGCONT)
+        policy = await bus.value(subjects.BUCKETS["policy"], RUN)
+        async with bus.watch(subjects.BUCKETS["policy"], RUN) as records:
+            async for record in records:
+                if policy is not None and record.revision > policy.revision:
+                    break
+        trained = time.monotonic()
+        async with bus.read(
+            subjects.ROLLOUTS, [subjects.rollout(RUN)], start=stored + 1, headers_only=True
+        ) as rollouts:
+            await anext(aiter(rollouts))
+        returned_s = time.monotonic() - trained
+        step = run.step()
+        await run.wait_for_step(step + 5)
+        tasks.cancel_scope.cancel()
+    grown = {name: most[name] - before[name] for name in before}
+    print(
+        f"outstanding {max(outstanding):g} of {capacity}; the next rollout came {returned_s:.2f} s after the first step"
+    )
+    print("grown, KiB:", {name: size >> 10 for name, size in sorted(grown.items(), key=lambda item: -item[1])})
+    assert max(outstanding) <= capacity
+    assert max(outstanding) > capacity - config.environments["sums"].samples, "the capacity was never used up"
+    assert all(alive(pid) for pid in pids.values()), "something did not survive the wait"
+    assert max(grown.values()) <= GROWTH_BYTES
+
+
+def memory(pids: dict[str, int]) -> dict[str, int]:
+    """Resident bytes of each process by its name."""
+    return {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
