@@ -123,7 +123,9 @@ def files(config: RunConfig) -> Iterator[Finding]:
     store = config.path / NATS_FOLDER
     secrets = [store / "endpoint.json", store / "nats-server.conf"]
     if config.nats is not None:
-        named = (config.nats.token_file, config.nats.creds_file, config.nats.nkey_file)
+        nats = config.nats
+        named = (nats.token_file, nats.creds_file, nats.nkey_file, nats.key_file)
+        secrets += sorted(Path(nats.nkey_folder).glob("*.nk")) if nats.nkey_folder else []
         for path in (Path(name) for name in named if name is not None):
             if path.is_file():
                 secrets.append(path)

@@ -149,3 +149,14 @@ def test_a_degraded_cluster_is_named(second: dict[str, Any], level: str, text: s
 
 def test_one_server_alone_is_no_cluster() -> None:
     assert list(cluster.check_copies({"A": {"config": {"num_replicas": 1}}})) == []
+
+
+def test_seeds_that_others_can_read(tmp_path: Path) -> None:
+    for name, mode in (("scorer", 0o600), ("trainer", 0o640)):
+        (tmp_path / f"{name}.nk").write_text("SUA")
+        (tmp_path / f"{name}.nk").chmod(mode)
+    config = RunConfig(folder=str(tmp_path), nats=ConnectionConfig(nkey_folder=str(tmp_path)))
+    bad = [finding.text for finding in machine.files(config) if finding.level == "FAIL"]
+    assert len(bad) == 1
+    assert "others can read" in bad[0]
+    assert "trainer.nk" in bad[0]
