@@ -3,10 +3,12 @@
     <folder>/step-00000012/            an ordinary Hugging Face folder (config, model.safetensors, tokenizer) and
                  optimizer.safetensors AdamW's state and torch's random state
                  trainer.json          `TrainerState`
+                 SHA256SUMS            of all of them, as `sha256sum -c` reads it
     <folder>/latest                    the name of the newest complete checkpoint
 
 Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
-replaced); `load_checkpoint` refuses weights whose digest is not that of the recorded policy version; no pickle.
+replaced); `load_checkpoint` parses nothing in a folder that is not, byte for byte, what was written, and refuses
+weights of another digest than that of the recorded policy version; no pickle.
 One process writes a folder at a time: whoever does holds `only_writer`.
 """
 
@@ -29,10 +31,12 @@ from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
+from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
-from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError
+from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Void
+from lachesis.schemas.values import Count, from_json
 
 __all__ = [
     "POINTER",
@@ -52,17 +56,17 @@ RANDOM_STATE = "random_state"
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a checkpoint knows besides tensors."""
 
-    step: int
+    step: Count
     """Optimizer steps taken."""
     lineage: str
     """The training attempt these weights belong to."""
     policy_version: str
     """Name of the weights, `<step>-<lineage>-<digest>`."""
-    ledger_position: int
+    ledger_position: Count
     """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
     chain_hash: str
     """Digest of the last of them; 64 zeros before the first."""
-    unreported: list[int] = []
+    unreported: list[Count] = []
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
     voids: list[Void] = []
     """Those of them that could not be trained."""
@@ -141,6 +145,7 @@ def save_checkpoint(
     save_policy(policy, partial)
     save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
     (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+    write_sums(partial)
     for path in [*partial.rglob("*"), partial]:
         _sync(path)
     partial.rename(folder / name)
@@ -174,8 +179,8 @@ def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
     found = []
     for path in folder.glob("step-*"):
         try:
-            found.append((path, msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)))
-        except (OSError, msgspec.MsgspecError):
+            found.append((path, from_json(STATE, TrainerState, (path / STATE).read_bytes())))
+        except (OSError, SchemaError):
             continue  # nothing that could be loaded
     return sorted(found, key=lambda pair: pair[1].step, reverse=True)
 
@@ -186,14 +191,16 @@ def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
     Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
     """
     path = Path(path)
+    verify_sums(path)
     try:
-        state = msgspec.json.decode((path / STATE).read_bytes(), type=TrainerState)
+        state = from_json(STATE, TrainerState, (path / STATE).read_bytes())
+        recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
         policy = load_model(path)
-    except (OSError, msgspec.MsgspecError, SafetensorError, ConfigError) as error:
+    except (OSError, SafetensorError, SchemaError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
     found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
-    if PolicyVersion.parse(state.policy_version) != found:
+    if recorded != found:
         raise CheckpointError(f"checkpoint {path} holds weights {found}, but records {state.policy_version}.")
     learner = Learner(policy.model, config, steps=state.step)
     _restore_optimizer(learner, tensors, path)
@@ -222,9 +229,17 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, torch.Tensor], path:
     if random_state is None or (learner.steps and incomplete):
         raise CheckpointError(f"checkpoint {path}: optimizer state lacks {(incomplete or [RANDOM_STATE])[:5]}.")
     for name, parameter in names.items():
+        for entry, value in entries[name].items():
+            shape = torch.Size() if entry == "step" else parameter.shape
+            if value.shape != shape or value.dtype != torch.float32 or not value.isfinite().all():
+                raise CheckpointError(f"checkpoint {path}: {entry} of {name!r} has no values that an optimizer has.")
+    try:
+        torch.set_rng_state(random_state)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {path}: its random state is none of torch's: {error}") from error
+    for name, parameter in names.items():
         if entries[name]:
             learner.optimizer.state[parameter] = entries[name]
-    torch.set_rng_state(random_state)
 
 
 def _free_name(folder: Path, step: int) -> str:

@@ -91,9 +91,9 @@ def load_model(path_or_hf_id: str | Path) -> Policy:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
-        reason = "there is no such folder" if absent else str(error).rstrip(".")
+        reason = "there is no such folder" if absent else f"{type(error).__name__}: {error}".rstrip(".")
         raise ConfigError(
             f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
             "causal language model on the Hugging Face hub."

@@ -1,10 +1,8 @@
 """Checkpoints: resume to the bit, survive a crash at every point, refuse what is damaged."""
 
-import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.pipeline.training import checkpoint as module
@@ -150,39 +148,3 @@ def test_nothing_saved_is_none_and_a_dangling_pointer_an_error(tmp_path):
         (tmp_path / "latest").write_text(name)
         with pytest.raises(CheckpointError, match="latest"):
             latest_checkpoint(tmp_path)
-
-
-def test_damage_is_refused(tmp_path, small_policy, train):
-    policy = small_policy()
-    learner = Learner(policy.model, CONFIG)
-    train(learner, [0])
-    save(tmp_path, policy, learner)
-    good = latest_checkpoint(tmp_path)
-
-    def damaged(name):
-        return shutil.copytree(good, tmp_path / name)
-
-    path = damaged("weights")
-    tensors = load_file(path / "model.safetensors")
-    next(iter(tensors.values())).add_(1e-6)
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="holds weights"):
-        load_checkpoint(path, CONFIG)
-
-    path = damaged("optimizer")
-    tensors = load_file(path / "optimizer.safetensors")
-    tensors.pop("model.norm.weight/exp_avg")
-    save_file(tensors, path / "optimizer.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
-        load_checkpoint(path, CONFIG)
-
-    for name in ("trainer.json", "optimizer.safetensors", "config.json"):
-        path = damaged(f"without-{name}")
-        (path / name).unlink()
-        with pytest.raises(CheckpointError, match="cannot be loaded"):
-            load_checkpoint(path, CONFIG)
-    path = damaged("truncated")
-    content = (path / "optimizer.safetensors").read_bytes()
-    (path / "optimizer.safetensors").write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="cannot be loaded"):
-        load_checkpoint(path, CONFIG)

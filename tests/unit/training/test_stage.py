@@ -17,6 +17,7 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.training.sums import write_sums
 from lachesis.pipeline.weights.tensors import weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -307,6 +308,7 @@ async def test_a_checkpoint_of_other_weights_than_were_reported_is_refused(lab, 
     version = PolicyVersion.parse(found["policy_version"])
     renamed = PolicyVersion(version.step, "elsewhere", version.digest)
     state.write_bytes(msgspec.json.encode(found | {"lineage": "elsewhere", "policy_version": str(renamed)}))
+    write_sums(state.parent)
     mine = msgspec.structs.replace(other, run="r")
     with pytest.raises(CheckpointError, match="was reported as"):
         await run_trainer(Service(lab.bus, "trainer", "r"), mine)
@@ -319,6 +321,7 @@ async def test_a_checkpoint_that_disagrees_with_the_ledger_is_refused(lab, model
     state = config.path / "checkpoints" / "step-00000002" / "trainer.json"
     found = msgspec.json.decode(state.read_bytes())
     state.write_bytes(msgspec.json.encode(found | {"ledger_position": 0, "chain_hash": GENESIS}))
+    write_sums(state.parent)
     with pytest.raises(CheckpointError, match="batch 0 follows step 2"):
         await run_trainer(Service(lab.bus, "trainer", "r"), config)
 

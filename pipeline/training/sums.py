@@ -1,0 +1,51 @@
+"""Checksums of a folder in the form of coreutils: `sha256sum -c SHA256SUMS` checks a checkpoint without us.
+
+Guarantees that what `verify_sums` lets pass is, file for file and byte for byte, what was sealed: a torn, flipped,
+exchanged, missing or added file is named before anything in the folder is parsed.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+from lachesis.schemas.errors import CheckpointError
+
+__all__ = ["SUMS", "verify_sums", "write_sums"]
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\\n]+)")
+_LONGEST = 1 << 20
+
+
+def write_sums(folder: Path) -> None:
+    """Seal the files of `folder`, which has no folders inside."""
+    lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS]
+    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def verify_sums(folder: Path) -> None:
+    """Raise `CheckpointError` naming what differs from what was sealed."""
+    try:
+        with (folder / SUMS).open("rb") as file:
+            text = file.read(_LONGEST).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"checkpoint {folder}: its {SUMS} cannot be read: {error}") from error
+    found = [_LINE.fullmatch(line) for line in text.splitlines()]
+    sums = {match[2]: match[1] for match in found if match is not None}
+    if not sums or len(sums) != len(found):
+        raise CheckpointError(f"checkpoint {folder}: its {SUMS} is damaged")
+    present = {path.name for path in folder.iterdir()} - {SUMS}
+    for what, names in (("missing", sums.keys() - present), ("not its own", present - sums.keys())):
+        if names:
+            raise CheckpointError(f"checkpoint {folder}: {', '.join(sorted(names)[:5])}: {what}")
+    for name, digest in sums.items():
+        path = folder / name
+        if not path.is_file() or path.is_symlink() or _digest(path) != digest:
+            raise CheckpointError(
+                f"checkpoint {folder}: {name} is not what was written; take an older checkpoint of that folder"
+            )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
