@@ -17,6 +17,7 @@ import anyio
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas.errors import (
     AccessError,
     CheckpointError,
@@ -31,6 +32,7 @@ from lachesis.schemas.errors import (
 from lachesis.services.connect import connect_run
 from lachesis.services.micro import micro_service
 from lachesis.services.registry import Main, ServiceSpec, load_main
+from lachesis.services.telemetry import follow_clock, open_tracing
 
 __all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "REFUSED", "STARTUP", "Role", "run_process"]
 
@@ -69,7 +71,8 @@ def run_process(role: Role, config: RunConfig) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        return anyio.run(_run, role, load_main(role.spec), config)
+        with open_tracing(config, role.name, role.replica) as tracing:
+            return anyio.run(_run, role, load_main(role.spec), config, tracing)
     except (LachesisError, BaseExceptionGroup) as error:
         return _explain(error)
 
@@ -87,13 +90,14 @@ def _explain(error: BaseException) -> int:
     return 1
 
 
-async def _run(role: Role, main: Main, config: RunConfig) -> int:
+async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> int:
     async with (
         await connect_run(config, f"{config.run}.{role.name}", role.spec.name) as bus,
-        open_service(bus, role.name, config.run, config.revision, replica=role.replica) as service,
+        open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
         micro_service(bus, service, role.spec.about),
         anyio.create_task_group() as tasks,
     ):
+        tasks.start_soon(follow_clock, bus, tracing.clock)
         late = anyio.Event()
         tasks.start_soon(_drain_on_signal, service)
         if role.supervised:

@@ -17,6 +17,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
 from lachesis.pipeline.batching.read import newest_entry
 from lachesis.pipeline.batching.select import select
+from lachesis.pipeline.batching.traces import trace_entry
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
@@ -292,7 +293,7 @@ class _Batcher:
 
     async def _append(self, groups: Sequence[GroupRef]) -> None:
         """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
-        start_ns = time.time_ns()
+        start_ns = self.service.now_ns()
         batch = make_batch(self.chain.next_batch, groups, self.config.batch_size) if groups else None
         settled = self.joiner.take_outcomes(_OUTCOMES)
         batched = self.joiner.record(ref.seq for ref in groups)
@@ -306,9 +307,10 @@ class _Batcher:
             batch=batch,
             outcomes=[member.outcome for member in settled if member.outcome],
             stamps=stamps,
-            written_ns=time.time_ns(),
+            written_ns=self.service.now_ns(),
         )
         await self._store(entry)
+        trace_entry(self.service, entry, [*batched, *settled], start_ns)
         if batch is not None:
             self.joiner.judge(self.chain.next_batch)
             self._measure_batch(batch.number, batch.groups)
@@ -334,8 +336,9 @@ class _Batcher:
 
     def _stamp(self, member: Member, start_ns: int) -> Stamp:
         stored_ns = member.annotated_ns or member.stored_ns or start_ns
-        stamp = Stamp(self.service.name, stored_ns, start_ns, time.time_ns())
-        self.service.health.done(stamp)
+        stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
+        group = member.plan.group if member.plan else None
+        self.service.health.done(stamp, traced=group if group and self.service.tracing.sampled(group) else None)
         return stamp
 
     def _measure(self) -> None:

@@ -201,6 +201,9 @@ class Bus(Protocol):
 
     async def usage(self, stream: str) -> StreamUsage: ...
 
+    async def server_time_ns(self) -> int:
+        """Return the Unix time by the server's clock, as of its answer."""
+
     async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
         """Set a key and return the new revision. With `revision` only if it is the current one (0: must not exist).
 

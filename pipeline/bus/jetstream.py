@@ -7,7 +7,7 @@ from typing import Self
 from nats.aio.client import Client
 
 from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
-from lachesis.pipeline.bus.answers import ConsumerInfo
+from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
 from lachesis.pipeline.bus.config import StreamsConfig
@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["NatsBus"]
 
@@ -139,6 +140,9 @@ class NatsBus:
 
     async def usage(self, stream: str) -> StreamUsage:
         return streams.to_usage(await streams.stream_info(self._link, stream))
+
+    async def server_time_ns(self) -> int:
+        return to_ns((await streams.stream_info(self._link, ROLLOUTS)).ts)
 
     # -- key-value -----------------------------------------------------------------------------------------------
 

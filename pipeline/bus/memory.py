@@ -290,6 +290,10 @@ class MemoryBus:
     async def usage(self, stream: str) -> StreamUsage:
         return self._log(stream).usage()
 
+    async def server_time_ns(self) -> int:
+        await anyio.lowlevel.checkpoint()
+        return time.time_ns()
+
     async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
         check_key(bucket, key)
         self._check_open()
