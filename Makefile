@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test slow chaos lint audit clean
+.PHONY: demo test slow chaos fuzz lint audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -14,6 +14,9 @@ test: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+fuzz: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(ARGS)
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/campaign.py $(ARGS)

@@ -25,7 +25,8 @@ import msgspec
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private import write_private
-from lachesis.schemas.errors import StartupError
+from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.schemas.values import from_json
 
 __all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "find_binary", "read_endpoint"]
 
@@ -50,8 +51,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 def read_endpoint(store: Path) -> Endpoint:
     """Return where the server of `store` listens. Raises `StartupError` when none runs there."""
     try:
-        return msgspec.json.decode((store / "endpoint.json").read_bytes(), type=Endpoint)
-    except (OSError, msgspec.DecodeError) as error:
+        return from_json("endpoint.json", Endpoint, (store / "endpoint.json").read_bytes())
+    except (OSError, SchemaError) as error:
         raise StartupError(f"no server runs on {store} (it has no readable endpoint.json); start it first") from error
 
 

@@ -1,0 +1,116 @@
+"""Requests, heartbeats and key-value records, taken in by those who act on them."""
+
+import math
+import random
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+from fuzz.examples import EXAMPLES
+from fuzz.mutate import mutate_bytes, mutate_msgpack, mutate_text
+from fuzz.oracle import Target
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.curriculum.logic.sampler import Sampler
+from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.flow.logic import Governor
+from lachesis.pipeline.inference.directory import Directory
+from lachesis.pipeline.stage.attempts import Attempts
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord
+from lachesis.services.cli.snapshot import merge
+
+__all__ = ["targets"]
+
+
+def targets() -> list[Target]:
+    """Return the targets."""
+
+    def seeds(*kinds: type) -> list[bytes]:
+        return [encode(event) for event in EXAMPLES if isinstance(event, kinds)]
+
+    return [
+        Target("lease.governor", seeds(LeaseRequest), mutate_msgpack, _Leased().feed, weight=3),
+        Target("heartbeat.status", seeds(Heartbeat), mutate_msgpack, _feed_heartbeat, weight=2),
+        Target("bucket.policy", seeds(PolicyRecord), mutate_msgpack, _feed_policy),
+        Target("bucket.curriculum", seeds(CurriculumSnapshot), mutate_msgpack, _feed_curriculum, weight=2),
+        Target("bucket.attempts", [b"0", b"3"], mutate_text, _feed_attempts, weight=0.5),
+        Target(
+            "bucket.inference", [b"http://127.0.0.1:8000", b"https://[::1]:1/x"], _mutate_url, _feed_url, weight=0.5
+        ),
+    ]
+
+
+class _Leased:
+    """One governor that lives through all requests, as the real one does."""
+
+    def __init__(self) -> None:
+        self.governor = Governor(FlowConfig(), BatchingConfig(batch_size=16), term="t", grants_from_s=500.0)
+        self.now_s = 0.0
+
+    def feed(self, data: bytes) -> str | None:
+        """Ask; the bound must hold, and what the governor remembers must not grow with what strangers ask."""
+        self.now_s += 0.05
+        usage = StreamUsage(first=1, last=1, messages=1, bytes=0, max_bytes=1 << 30)
+        self.governor.usage(dict.fromkeys((subjects.ROLLOUTS, subjects.EVENTS), usage), self.now_s)
+        reply = self.governor.ask(decode(LeaseRequest, data), self.now_s)
+        encode(reply)
+        assert self.governor.outstanding <= self.governor.capacity, "more was granted than there is"
+        assert all(math.isfinite(value) for value in self.governor.metrics().values())
+        return "granted" if reply.granted else "refused"
+
+
+def _feed_heartbeat(data: bytes) -> None:
+    beat = decode(Heartbeat, data)
+    for packed in (beat.stage.wait, beat.stage.process):
+        if packed is not None:
+            histogram = Histogram.unpack(packed)
+            for q in (0.0, 0.5, 0.99, 1.0):
+                value = histogram.quantile(q)
+                assert value is None or math.isfinite(value)
+    (row,) = merge([beat, beat], set())
+    assert row.service == beat.service
+
+
+def _feed_policy(data: bytes) -> None:
+    record = decode(PolicyRecord, data)
+    assert str(record.policy_version) == record.version, "two texts name one version"
+
+
+def _feed_curriculum(data: bytes) -> None:
+    snapshot = decode(CurriculumSnapshot, data)
+    draws = Sampler.from_snapshot(snapshot.values(), snapshot.id).sample(3, np.random.default_rng(0))
+    assert all(0 <= draw.probability <= 1.0 + 1e-9 and snapshot.values()[draw.item] > 0 for draw in draws)
+
+
+def _feed_attempts(data: bytes) -> None:
+    async def read() -> int:
+        async with MemoryBus() as bus:
+            await bus.put(subjects.BUCKETS["attempts"], "d.1", data)
+            return await Attempts(bus, "d").deaths(1)
+
+    assert anyio.run(read) >= 0
+
+
+def _mutate_url(rng: random.Random, good: bytes) -> bytes:
+    return mutate_text(rng, good) if rng.random() < 0.7 else mutate_bytes(rng, good)
+
+
+def _feed_url(data: bytes) -> None:
+    """A URL that cannot be used is passed over; the register goes on."""
+
+    async def follow() -> None:
+        async with MemoryBus() as bus, Directory(1.0) as directory, anyio.create_task_group() as tasks:
+            await bus.put(subjects.BUCKETS["inference"], "r.policy", data)
+            tasks.start_soon(directory.follow, bus, "r", "policy")
+            await anyio.lowlevel.checkpoint()
+            await bus.put(subjects.BUCKETS["inference"], "r.policy", b"http://127.0.0.1:1")
+            while (await directory.current()).config.url != "http://127.0.0.1:1":
+                await bus.changed(until=bus.now() + 0.001)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(follow)
