@@ -42,6 +42,8 @@ log = logging.getLogger("lachesis")
 
 MOST_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
+_PLAIN_BYTES_PER_TOKEN = 8
+"""int32 id and float32 logprob: what a token weighs before it is packed."""
 _BYTES_PER_TOKEN = 16
 """int32 token, float32 logprob, one bit of mask, and its text before it is packed, rounded up."""
 _BYTES_PER_SAMPLE = 4096
@@ -62,6 +64,7 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
             tasks.start_soon(producer.leases.renew)
             async with service.until_drained():
                 await producer.learn_limits()
+            service.health.slots = settings.concurrency
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):
                     workers.start_soon(producer.work)
@@ -132,15 +135,12 @@ class _Producer:
     async def work(self) -> None:
         """Make one group after another until the service drains."""
         while (lease := await self.leases.acquire(self.settings.samples, self.largest)) is not None:
-            self.service.health.in_flight += 1
-            try:
+            with self.service.health.working(1):
                 made = await self._generate(lease)
                 if made is not None and await self._publish(*made):
                     self.leases.settled(lease)
                 else:
                     await self.leases.release(lease)
-            finally:
-                self.service.health.in_flight -= 1
 
     async def _generate(self, lease: str) -> tuple[RolloutGroup, bytes, list[Span]] | None:
         """Return a new group, its encoding, and the spans of its requests if it is sampled.
@@ -150,7 +150,7 @@ class _Producer:
         (draw,) = self.sampler.sample(1, self.rng)
         dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
         health = self.service.health
-        name = new_group_id()
+        name, started_ns = new_group_id(), self.service.now_ns()
         try:
             client = await self.inference.current()
             with self._recording(name) as spans:
@@ -162,7 +162,7 @@ class _Producer:
                     self.sampling,
                     config=self.collect,
                     group=name,
-                    started_ns=self.service.now_ns(),
+                    started_ns=started_ns,
                 )
             group = build_group(
                 draft,
@@ -177,6 +177,7 @@ class _Producer:
             )
             data = self._within_lease(group)
         except InfrastructureError as error:
+            self.service.called(started_ns, 0, failed=True)
             self.service.waits("waiting", f"inference: {error}")
             health.retried += 1
             return None
@@ -228,6 +229,10 @@ class _Producer:
         except InfrastructureError:
             return False
         stored_ns = service.now_ns()
+        plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
+            len(message.content.encode()) for conversation in group.messages for message in conversation
+        )
+        service.called(group.started_ns, len(group.sequences), payload=len(data), plain=plain)
         service.recovered()
         service.health.handled += 1
         service.health.emitted += 1

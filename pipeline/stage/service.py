@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.health import Health
 from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.performance import Call
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
@@ -62,9 +63,17 @@ class Service:
         """Return the time for stamps, Unix ns by the server's clock."""
         return self.tracing.clock.now_ns()
 
+    def called(
+        self, start_ns: int, items: int, *, failed: bool = False, payload: int | None = None, plain: int | None = None
+    ) -> None:
+        """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `Call`."""
+        seconds = (self.now_ns() - start_ns) / 1e9
+        self.tracing.performance.record(Call(time.monotonic(), seconds, items, failed, payload, plain))
+
     async def heartbeat(self) -> None:
         """Broadcast the service's figures now, and export them where telemetry goes."""
         health, sink = self.health, self.tracing.sink
+        metrics = health.metrics | self.tracing.figures()
         beat = Heartbeat(
             run=self.run,
             service=self.name,
@@ -72,7 +81,8 @@ class Service:
             pid=os.getpid(),
             time_ns=time.time_ns(),
             stage=health.report(),
-            metrics={name: value for name, value in health.metrics.items() if math.isfinite(value)},
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            slow=dict(health.slow),
         )
         if sink is not None:
             waits, processes = health.wait_exemplars.newest(), health.process_exemplars.newest()

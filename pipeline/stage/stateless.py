@@ -72,6 +72,7 @@ class _Ready(Generic[Item]):
 
 async def run_stateless(service: Service, stage: StatelessStage[Item]) -> None:
     """Run one replica of `stage` until the service drains."""
+    service.health.slots = stage.concurrency
     replica = _Replica(service, stage, subjects.durable(service.name, service.run, service.revision))
     async with background() as tasks:
         tasks.start_soon(replica.keep_alive)
@@ -137,8 +138,10 @@ class _Replica(Generic[Item]):
                 self.offered.remove(delivery)
                 start_ns = self.service.now_ns()
                 try:
-                    ready = await self._handle(delivery, start_ns)
+                    with self.service.health.working():
+                        ready = await self._handle(delivery, start_ns)
                 except DataError as error:
+                    self.service.called(start_ns, 0, failed=True)
                     await self._bury(delivery, "data", error)
                 except InfrastructureError:  # only once the service drains: until then it is retried
                     await self._give_back(delivery)
@@ -180,6 +183,7 @@ class _Replica(Generic[Item]):
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
         self.service.health.done(stamp, traced=group if sampled else None)
+        self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
         spans = []
         if sampled:
             place = {

@@ -25,6 +25,10 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Share of rollouts traced in full. Slow, failed, redelivered and dead ones are traced besides. Default 0.01."""
     slow_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the run's own p99."""
+    perf_window: Annotated[int, Meta(ge=2)] = 200
+    """Newest calls of a service that its `api_perf/*` figures are over. Default 200."""
+    perf_slow_ms: Annotated[float, Meta(gt=0)] = 5000.0
+    """Milliseconds beyond which a call counts as slow. Default 5000."""
 
     def wanted(self) -> bool:
         """Return whether anything is to be exported at all."""

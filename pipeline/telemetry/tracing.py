@@ -1,4 +1,5 @@
-"""What a service knows of traces: which groups to trace, on which clock, and where finished spans go."""
+"""What a service knows of its telemetry: which groups to trace, on which clock, what its calls cost, and where finished
+spans and figures go."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,6 +9,7 @@ import msgspec
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.performance import Performance
 from lachesis.pipeline.telemetry.sampling import Keeper, is_sampled
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, rebuilt, root_span
 from lachesis.schemas.annotations import Stamp
@@ -32,6 +34,7 @@ class Tracing:
     def __init__(self, config: TelemetryConfig | None = None, sink: Sink | None = None) -> None:
         config = config or TelemetryConfig()
         self.clock = Clock()
+        self.performance = Performance(config.perf_window, config.perf_slow_ms)
         self.sink = sink
         self.on = sink is not None and sink.traces
         self._ratio = config.ratio if self.on else 0.0
@@ -45,6 +48,15 @@ class Tracing:
         """Hand finished spans over."""
         if self.sink is not None:
             self.sink.emit(spans)
+
+    def figures(self) -> dict[str, float]:
+        """Return `api_perf/*`, and where traces are exported `trace/*`: the share kept, and spans dropped."""
+        found = self.performance.figures()
+        if self.sink is not None and self.on:
+            found["trace/dropped_spans"] = float(self.sink.dropped)
+            if self.keeper.kept_ratio is not None:
+                found["trace/kept_ratio"] = self.keeper.kept_ratio
+        return found
 
     def end(self, end: RolloutEnd, stamps: Sequence[Stamp], more: Sequence[Span] = ()) -> None:
         """End a rollout: export its root, if its trace is kept, and what its stamps tell if nobody exported that.

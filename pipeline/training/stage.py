@@ -55,6 +55,7 @@ CHECKPOINTS = "checkpoints"
 
 async def run_trainer(service: Service, config: RunConfig) -> None:
     """Train until the service drains or `training.steps` steps are done."""
+    service.health.slots = 1
     torch.set_num_threads(config.training.threads)
     torch.use_deterministic_algorithms(mode=True)
     policy_url = config.role("policy").url
@@ -156,7 +157,8 @@ class _Trainer:
                     batch = await self._next(receive)
                     if batch is None:
                         break
-                    await self._step(batch)
+                    with self.service.health.working(len(batch.batch.groups)):
+                        await self._step(batch)
         if self.learner.steps > self.checkpointed:
             await self._checkpoint()
 
@@ -203,11 +205,12 @@ class _Trainer:
                 await self.publish_policy()
         ended_ns = self.service.now_ns()
         trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
+        self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
         figures |= {"train/time": ended_ns / 1e9} | latencies(
             batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
         )
         self.service.health.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
-        self._show(figures)
+        self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
             await self._checkpoint()
