@@ -54,7 +54,7 @@ def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
 
 
 class _Client(Client):  # type: ignore[misc]  # untyped
-    """The client, but it never speaks to a server without TLS where TLS was asked for.
+    """The client, but it never speaks to a server without TLS where TLS was asked for, and no message ends it.
 
     The stock one follows the server, even from `tls://`: whoever can answer in the server's place gets the token.
     """
@@ -66,6 +66,25 @@ class _Client(Client):  # type: ignore[misc]  # untyped
             raise nats.errors.SecureConnWantedError
         command: bytes = super()._connect_command()
         return command
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        """Headers need not be headers, which the stock client takes as badly. Without them no message is a rollout."""
+        try:
+            parsed: dict[str, str] | None = await super()._process_headers(headers)
+        except (IndexError, UnicodeDecodeError):
+            return None
+        return parsed
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Any:
+        """Subjects need not be UTF-8, though the stock client ends its connection over one that is not, for ever."""
+        return super()._build_message(sid, _text(subject), _text(reply), data, headers)
+
+
+def _text(raw: bytes) -> bytes:
+    """Return the bytes with what is no UTF-8 replaced."""
+    return raw if raw.isascii() else raw.decode("utf-8", "replace").encode()
 
 
 async def connect(

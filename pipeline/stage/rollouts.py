@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import SchemaError
@@ -10,6 +11,8 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["Rollout", "read_rollout"]
+
+_LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,9 @@ def read_rollout(message: Stored) -> Rollout:
     Raises `SchemaError` when it cannot be read, or when subject, planning header and body do not tell of the same
     group: others plan by the header alone, and what a stage derives is stored under the body's names.
     """
+    broken = message.headers.get(BROKEN_HEADER)
+    if broken is not None:  # the data is the head of a large message that could not be put together
+        raise SchemaError(broken[:_LONGEST_TEXT])
     group = decode(RolloutGroup, message.data)
     if message.subject != subjects.rollout(group.run, group.env):
         raise SchemaError(f"run, env: {group.run[:40]!r} and {group.env[:40]!r} are not those of {message.subject}")

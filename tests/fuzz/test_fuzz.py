@@ -1,4 +1,4 @@
-"""A short, seeded part of `make fuzz`: each edge that takes bytes accepts what holds together, or refuses it by name."""
+"""A short, seeded part of `make fuzz`: what an edge is given, it takes whole or refuses by name."""
 
 import logging
 import random
