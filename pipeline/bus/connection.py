@@ -157,7 +157,7 @@ async def _attempt(
             allow_reconnect=False,  # for this attempt: its failure must come to us
             max_reconnect_attempts=1,
             reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
-            ping_interval=5,
+            ping_interval=3,
             max_outstanding_pings=2,
             pending_size=_PENDING_BYTES,
             inbox_prefix=config.inbox_prefix,

@@ -52,7 +52,7 @@ async def test_a_frozen_server_bounds_what_waits(fresh_server: EmbeddedServer, s
 async def test_frozen_until_the_connection_is_given_up(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
-    """Longer than the pings allow (15 s): the client lets go, connects again and goes on."""
+    """Longer than the pings allow (9 s): the client lets go, connects again and goes on."""
     async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
         await bus.ensure_streams(streams_config)
         async with bus.read(ROLLOUTS, [ALL]) as reader, bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -91,10 +92,24 @@ class Cluster:
                 preexec_fn=_die_with_parent(),  # noqa: PLW1509 - it makes one system call
             )
 
-    def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
+    async def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         """End a node and wait until it is gone."""
         self.processes[name].send_signal(how)
-        self.processes[name].wait()
+        await anyio.to_thread.run_sync(self.processes[name].wait)
+
+    async def strike(self, name: str, how: signal.Signals) -> None:
+        """End a node, or freeze it (SIGSTOP): it keeps its connections and believes that it still leads."""
+        if how == signal.SIGSTOP:
+            self.processes[name].send_signal(how)
+        else:
+            await self.end(name, how)
+
+    def mend(self, name: str) -> None:
+        """Start or thaw a node that was struck."""
+        if self.processes[name].poll() is None:
+            self.processes[name].send_signal(signal.SIGCONT)
+        else:
+            self.start(name)
 
     def connect(self, name: str, **config: Any) -> Any:
         """Return what `await`s to a bus on whichever node answers."""

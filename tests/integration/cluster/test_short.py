@@ -41,7 +41,7 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
                 writers.start_soon(load.commit, bus)
                 leader = await leader_of(bus, ROLLOUTS)
                 await grown(load, 100)
-                cluster.end(leader, signal.SIGTERM)
+                await cluster.end(leader, signal.SIGTERM)
                 await grown(load, 100)
                 load.stop = True
                 with anyio.fail_after(20):
