@@ -10,6 +10,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.rollout import is_word
 from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
@@ -51,6 +52,9 @@ class LeaseRequest(Event, frozen=True, kw_only=True):
             raise SchemaError("acquire: sequences and bytes must be positive")
         if self.op != "acquire" and not self.lease:
             raise SchemaError(f"{self.op}: names no lease")
+        for name, text in (("producer", self.producer), ("env", self.env), ("lease", self.lease)):
+            if text is not None and not is_word(text):  # the governor remembers them, so they must be short
+                raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
 
 
 class LeaseReply(Event, frozen=True, kw_only=True):

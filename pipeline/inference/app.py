@@ -44,6 +44,7 @@ from lachesis.pipeline.weights.files import read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.values import check_plain
 
 __all__ = ["build_app"]
 
@@ -220,6 +221,7 @@ class _Server:
 
 
 def _chat_tokens(tokenizer: Any, body: TokenizeRequest) -> list[int]:
+    check_plain("messages", body.messages)  # templates walk them recursively
     try:
         tokens: list[int] = tokenizer.apply_chat_template(
             body.messages,

@@ -33,7 +33,23 @@ _SAMPLING = {
     "n": 2, "temperature": 0.7, "top_p": 0.9, "max_tokens": 3, "seed": 7, "stop_token_ids": [2], "ignore_eos": True,
     "logprobs": 3, "prompt_logprobs": 2,
 }  # fmt: skip
-_REFUSED = "refused"
+_GENERATED = {
+    "choices": [
+        {
+            "index": 0, "token_ids": [5, 6], "finish_reason": "stop", "text": "ab", "stop_reason": 2,
+            "logprobs": {"content": [{"logprob": -0.5, "token": "a"}, {"logprob": -0.5, "token": "b"}]},
+            "weight_versions": [{"version": "0-a-b", "start": 0, "end": 2}],
+        }
+    ],
+    "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}],
+}  # fmt: skip
+_PROBED = {**_GENERATED, "prompt_logprobs": [None, *({str(t): {"logprob": -1.0}} for t in (5, 5, 6))]}
+_GOOD = {
+    "generate": msgspec.json.encode(_GENERATED),
+    "probe": msgspec.json.encode(_PROBED),
+    "tokens": msgspec.json.encode({"count": 2, "max_model_len": 64, "tokens": [4, 5]}),
+    "models": msgspec.json.encode({"data": [{"id": "m", "max_model_len": 64, "tokenizer_hash": "t"}]}),
+}
 
 
 def targets(things: ExitStack) -> list[Target]:
@@ -41,31 +57,17 @@ def targets(things: ExitStack) -> list[Target]:
     folder = Path(things.enter_context(tempfile.TemporaryDirectory()))
     runner = things.enter_context(asyncio.Runner())
     server = _Server(folder, runner, things)
-    answers = {
-        "generate": {
-            "choices": [
-                {
-                    "index": 0, "token_ids": [5, 6], "finish_reason": "stop", "text": "ab", "stop_reason": 2,
-                    "logprobs": {"content": [{"logprob": -0.5, "token": "a"}, {"logprob": -0.5, "token": "b"}]},
-                    "weight_versions": [{"version": "0-a-b", "start": 0, "end": 2}],
-                }
-            ],
-            "prompt_logprobs": [None, {"5": {"logprob": -1.0, "rank": 1}}],
-        },
-        "tokens": {"count": 2, "max_model_len": 64, "tokens": [4, 5]},
-        "models": {"data": [{"id": "m", "max_model_len": 64, "tokenizer_hash": "t"}]},
-    }  # fmt: skip
     return [
         Target("http.server", server.seeds(), _mutate_request, server.feed, (), weight=3),
         *(
             Target(
                 f"http.client.{name}",
-                [msgspec.json.encode(answer)],
+                [_GOOD[name]],
                 mutate_json,
                 lambda data, name=name: runner.run(_take(name, data)),
                 (DataError, InfrastructureError, StartupError),
             )
-            for name, answer in answers.items()
+            for name in ("generate", "tokens", "models")
         ),
     ]
 
@@ -153,7 +155,9 @@ def _mutate_request(rng: random.Random, good: bytes) -> bytes:
 async def _take(name: str, answer: bytes) -> None:
     """Ask a server that gives this answer, and use what came."""
 
-    def respond(_: httpx.Request) -> httpx.Response:
+    def respond(request: httpx.Request) -> httpx.Response:
+        if name == "models" and request.url.path != "/v1/models":  # what a probe asks after
+            return httpx.Response(200, content=_GOOD["tokens" if request.url.path == "/tokenize" else "probe"])
         return httpx.Response(200, content=answer)
 
     async with InferenceClient(ClientConfig(url="http://s"), transport=httpx.MockTransport(respond)) as client:

@@ -338,6 +338,7 @@ def test_client_needs_no_torch():
         ("/tokenize", b'{"prompt": "\xff"}'),
         ("/tokenize", b'{"prompt": ' + b"[" * 100_000),
         ("/tokenize", b'{"messages": [{"role": "user", "content": {"deep": [1]}}]}'),
+        ("/tokenize", b'{"messages": [{"role": "user", "content": ' + b"[" * 900 + b"]" * 900 + b"}]}"),
         ("/detokenize", b'{"tokens": [9223372036854775808]}'),
         ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"seed": ' + b"9" * 4000 + b"}}"),
         ("/inference/v1/generate", b'{"token_ids": [1], "sampling_params": {"temperature": 1e999}}'),

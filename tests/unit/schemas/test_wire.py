@@ -348,6 +348,15 @@ def test_counts_are_no_negative_numbers_and_fit_into_64_bits(value: int) -> None
             decode(type(event), encode(event))
 
 
+@pytest.mark.parametrize("field", ["producer", "env", "lease"])
+@pytest.mark.parametrize("text", ["", "-", "a b", "x" * 129, "\u00e9", "x\n"])
+def test_names_that_the_governor_remembers_are_short_words(field: str, text: str) -> None:
+    request = LeaseRequest(op="acquire", producer="p", env="e", sequences=1, bytes=1, lease="l")
+    decode(LeaseRequest, encode(request))
+    with pytest.raises(SchemaError, match=field):
+        decode(LeaseRequest, encode(request.replace(**{field: text})))
+
+
 def test_free_form_data_is_what_every_reader_can_walk() -> None:
     deep: Any = 1
     for _ in range(40):
