@@ -149,7 +149,9 @@ class Governor:
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
         parts = name.rsplit(".", 2)
         if now_s < self._grants_from_s and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
-            return self._begin(name, request.env, int(parts[1]), int(parts[2]), now_s)
+            sequences, size = int(parts[1]), int(parts[2])
+            if self.outstanding + sequences <= self.capacity:  # no earlier life granted more than that
+                return self._begin(name, request.env, sequences, size, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
 

@@ -217,7 +217,7 @@ def test_the_next_life_takes_over_leases_that_are_renewed_while_it_waits() -> No
     assert (after.leased, after.accepted) == (0, 5)
     late = before.ask(acquire(sequences=5), 0.0).lease
     assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=late), 10.0).granted
-    for hostile in ("x", "t.1.-3.5", "t.1.4.x", "t.1.\u0663.5", ".."):
+    for hostile in ("x", "t.1.-3.5", "t.1.4.x", "t.1.\u0663.5", "..", "t.1.999999999999999.1"):
         assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=hostile), 3.0).granted
 
 
