@@ -8,11 +8,12 @@ from lachesis.pipeline.bus.newest import owned
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError, NotFoundError
+from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
+from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Payload", "fetch_batch", "find_position", "follow_ledger", "newest_entry"]
+__all__ = ["Payload", "check_rollouts", "fetch_batch", "find_position", "follow_ledger", "newest_entry"]
 
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
@@ -95,6 +96,30 @@ async def find_position(bus: Bus, run: str, trainer: str, position: Position) ->
             "the broker's history was replaced: restore its store, or start a new run"
         )
     return seq
+
+
+async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
+    """Raise `HistoryLostError` when the newest rollout that `entry` tells of is another by now.
+
+    ROLLOUTS alone went back then: what came since under old sequences would be taken for settled.
+    """
+    told = {ref.seq: ref.group for ref in entry.batch.groups} if entry.batch else {}
+    told |= {outcome.seq: outcome.group for outcome in entry.outcomes if outcome.group is not None}
+    if not told:
+        return
+    seq = max(told)
+    try:
+        stored = await bus.get(subjects.ROLLOUTS, seq)
+        found = Plan.unpack(stored.headers.get(PLAN_HEADER)).group
+    except NotFoundError:
+        return  # trimmed; a stream that ends before it is refused by whoever reads it
+    except SchemaError:
+        found = "no rollout"
+    if found != told[seq]:
+        raise HistoryLostError(
+            f"sequence {seq} of ROLLOUTS holds {found}, but entry {entry.index} of the ledger says {told[seq]}: the "
+            "broker lost history that it had acknowledged; restore its store, or start a new run"
+        )
 
 
 async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:

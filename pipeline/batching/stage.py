@@ -15,7 +15,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
-from lachesis.pipeline.batching.read import newest_entry
+from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.batching.traces import trace_entry
 from lachesis.pipeline.bus.api import Stored
@@ -116,6 +116,8 @@ class _Batcher:
         async for attempt in service.retrying("read the ledger"):
             with attempt:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
+                if entry is not None:
+                    await check_rollouts(service.bus, entry)
         return cls(service, config.batching, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
 
     def sources(self) -> list[Source]:

@@ -37,12 +37,16 @@ class Site:
     @asynccontextmanager
     async def server(self) -> AsyncIterator[NatsBus]:
         """Run the server on the store; when it stops the store may be copied."""
-        async with EmbeddedServer(self.store, ServerConfig(max_file_bytes=4 << 30)) as server:
-            async with await connect(server.url, name="tests", token=server.token) as bus:
-                await bus.ensure_streams(self._streams)
-                yield bus
+        async with (
+            EmbeddedServer(self.store, ServerConfig(max_file_bytes=4 << 30)) as server,
+            await connect(server.url, name="tests", token=server.token) as bus,
+        ):
+            await bus.ensure_streams(self._streams)
+            yield bus
 
-    def start(self, config: str, *arguments: str, program: tuple[str, ...] = ("-m", "lachesis")) -> subprocess.Popen[bytes]:
+    def start(
+        self, config: str, *arguments: str, program: tuple[str, ...] = ("-m", "lachesis")
+    ) -> subprocess.Popen[bytes]:
         """Start `lachesis run ...` with a configuration; what it says goes to a file of its own."""
         file = self.folder / "run.toml"
         file.write_text(config)
@@ -79,8 +83,10 @@ class Site:
     async def ended(self, *processes: subprocess.Popen[bytes]) -> list[subprocess.Popen[bytes]]:
         """Wait until at least one of them has ended and return those that have."""
         with anyio.fail_after(60):
-            while not (found := [process for process in processes if process.poll() is not None]):
-                await anyio.sleep(0.02)  # processes that are no children of the loop: there is nothing to wait for
+            found: list[subprocess.Popen[bytes]] = []
+            while not found:
+                await anyio.sleep(0.02)
+                found = [process for process in processes if process.poll() is not None]
         return found
 
     def stop(self) -> None:
