@@ -43,7 +43,7 @@ from lachesis.schemas.rollout import (
     VersionSpan,
 )
 
-__all__ = ["EXAMPLES", "floats", "group"]
+__all__ = ["EXAMPLES", "GROUP", "floats", "group"]
 
 GROUP = "0199" + "0" * 28
 POLICY = "3-first-abcdef012345"
