@@ -48,7 +48,7 @@ class StatelessStage(Generic[Item]):
     """A stage: `handle` makes an item of a rollout, `stamp` puts the times into it, `event` makes a message of several.
 
     `event` gets the environment and the items. One replica handles `concurrency` groups at once and answers the broker
-    within `ack_wait_s` seconds.
+    within `ack_wait_s` seconds: so long, what a killed replica held waits for another, and whatever needs it waits too.
     """
 
     kind: subjects.Kind
@@ -56,7 +56,7 @@ class StatelessStage(Generic[Item]):
     event: Callable[[str, list[Item]], Event]
     stamp: Callable[[Item, Stamp], Item]
     concurrency: int = 16
-    ack_wait_s: float = 30.0
+    ack_wait_s: float = 5.0
     max_attempts: int = 5
 
 
