@@ -15,7 +15,7 @@ __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up` and `dead requeue`: reads everything, makes the streams, puts messages back."""
 OBSERVER: Final = "observer"
-"""The identity of `lachesis status`, `tail`, `dead` and `doctor`: reads everything, writes nothing."""
+"""The identity of `lachesis status`, `top`, `trace`, `tail`, `dead` and `doctor`: reads everything, writes nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
@@ -181,6 +181,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         hears=("rl.>",),
         reads=everything,
         gets=everything,
+        inspects=tuple(durables.values()),
         others=tuple(durables.values()),
         measures=everything,
     )
@@ -191,6 +192,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         hears=looks.hears,
         reads=everything,
         gets=everything,
+        inspects=looks.inspects,
         others=looks.others,
         measures=everything,
         makes=everything,

@@ -142,7 +142,11 @@ class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One stage's figures since it started: counters, and histograms of wait and process time in packed form."""
+    """One stage's figures since it started: counters, and histograms of wait and process time in packed form.
+
+    `slots` is how many things it can work on at once, and `busy_s` the seconds of work done in all of them, what is
+    under way included; over a span of time its load is the growth of `busy_s` / (span * slots).
+    """
 
     state: StageState = "ok"
     handled: Count = 0
@@ -152,13 +156,18 @@ class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     dead: Count = 0
     in_flight: Count = 0
     lag: Count | None = None
+    slots: Count | None = None
+    busy_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     wait: PackedHistogram | None = None
     process: PackedHistogram | None = None
     note: str | None = None
 
 
 class Heartbeat(Event, frozen=True, kw_only=True):
-    """Sent once a second on core NATS by every service. `metrics` are the service's own figures by metric name."""
+    """Sent once a second on core NATS by every service. `metrics` are the service's own figures by metric name.
+
+    `slow` names rollouts that lately ended here and were long under way: group id and seconds from task to end.
+    """
 
     run: str
     service: str
@@ -167,6 +176,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     time_ns: Count
     stage: StageHealth
     metrics: dict[str, Finite] = {}
+    slow: dict[str, Finite] = {}
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

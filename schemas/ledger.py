@@ -24,6 +24,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "ProducerMark",
+    "StepTimes",
     "TrainReport",
     "Void",
 ]
@@ -155,11 +156,19 @@ class Void(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class StepTimes(msgspec.Struct, frozen=True, array_like=True):
+    """When the optimizer step on a batch began and ended, Unix ns."""
+
+    batch: Count
+    start_ns: Count
+    end_ns: Count
+
+
 class TrainReport(Event, frozen=True, kw_only=True):
     """What a trainer has made durable: written to its state subject after its checkpoint is on disk, fenced.
 
     `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights; -1 and
-    `GENESIS` before the first.
+    `GENESIS` before the first. `steps` are those that this life of the trainer took since its last report.
     """
 
     run: str
@@ -174,3 +183,4 @@ class TrainReport(Event, frozen=True, kw_only=True):
     checkpoint: str
     voids: list[Void] = []
     written_ns: Count = 0
+    steps: list[StepTimes] = []

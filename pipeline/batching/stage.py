@@ -8,6 +8,7 @@ start reads its last entry and the streams from where that says.
 
 import time
 from collections.abc import Sequence
+from typing import get_args
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
@@ -28,7 +29,7 @@ from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, S
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
-from lachesis.schemas.ledger import GroupRef, LedgerEntry
+from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_batcher"]
@@ -351,6 +352,8 @@ class _Batcher:
             "batching/open_sequences": self.joiner.open_sequences,
             "batching/ready_groups": len(self.joiner.ready),
             "batching/oversampling": totals.get("sequences", 0) / batched if batched else None,
+            "staleness/bound": self.config.max_staleness,
+            **{f"batching/outcomes/{kind}": totals[kind] for kind in get_args(OutcomeKind) if kind in totals},
         }
         self.service.health.lag = self.joiner.undecided
         self.service.health.metrics.update({name: value for name, value in figures.items() if value is not None})

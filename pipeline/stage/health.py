@@ -1,5 +1,9 @@
 """What a service says of itself: counters, gauges and histograms, read once a second by its heartbeat."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from lachesis.pipeline.telemetry.figures import Exemplar, Exemplars
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
@@ -21,11 +25,35 @@ class Health:
         self.dead = 0
         self.in_flight = 0
         self.lag: int | None = None
+        self.slots: int | None = None
+        """How many things it can work on at once; None for a service that has no work of its own."""
         self.wait = Histogram()
         self.process = Histogram()
         self.wait_exemplars = Exemplars()
         self.process_exemplars = Exemplars()
         self.metrics: dict[str, float] = {}
+        self.slow: dict[str, float] = {}
+        self._busy_s = 0.0
+        self._working = 0
+        self._since_s = time.perf_counter()
+
+    @contextmanager
+    def working(self, groups: int = 0) -> Iterator[None]:
+        """Count the context's time as that of one busy slot, and `groups` as in flight meanwhile."""
+        self._change(1, groups)
+        try:
+            yield
+        finally:
+            self._change(-1, -groups)
+
+    def _change(self, slots: int, groups: int) -> None:
+        self._busy_s = self._busy()
+        self._since_s = time.perf_counter()
+        self._working += slots
+        self.in_flight += groups
+
+    def _busy(self) -> float:
+        return self._busy_s + self._working * (time.perf_counter() - self._since_s)
 
     def done(self, stamp: Stamp, *, traced: str | None = None) -> None:
         """Count one handled group and the times it took; `traced` is its id if its trace is exported."""
@@ -47,6 +75,8 @@ class Health:
             dead=self.dead,
             in_flight=self.in_flight,
             lag=self.lag,
+            slots=self.slots,
+            busy_s=None if self.slots is None else self._busy(),
             wait=self.wait.pack(),
             process=self.process.pack(),
             note=self.note,

@@ -38,11 +38,13 @@ async def open_bursts(
     """Yield an iterator of bursts: whatever the sources have ready, at least one message, and at most `most` messages
     and `max_bytes` bytes; a message larger than that comes alone.
 
+    The time between two bursts counts as work, the wait for one does not.
     Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains: the
     burst in hand is finished, what was read ahead (as much again, and one message a source) is dropped.
     """
     send, receive = anyio.create_memory_object_stream[Stored](most)
     ahead = Window(max_bytes, most)
+    service.health.slots = (service.health.slots or 0) + 1
 
     async def feed(source: Source, out: MemoryObjectSendStream[Stored]) -> None:
         async with (
@@ -80,7 +82,8 @@ async def _bursts(
             ahead.leave(_weight(message))
         if service.draining.is_set():
             return
-        yield burst
+        with service.health.working(len(burst)):
+            yield burst
 
 
 def _weight(message: Stored) -> int:

@@ -58,16 +58,18 @@ class Tracing:
                 found["trace/kept_ratio"] = self.keeper.kept_ratio
         return found
 
-    def end(self, end: RolloutEnd, stamps: Sequence[Stamp], more: Sequence[Span] = ()) -> None:
+    def end(self, end: RolloutEnd, stamps: Sequence[Stamp], more: Sequence[Span] = ()) -> bool:
         """End a rollout: export its root, if its trace is kept, and what its stamps tell if nobody exported that.
 
-        `more` are spans of the caller's own that belong to the trace. `end.kept` is filled in here.
+        Returns whether its trace is kept. `more` are spans of the caller's own that belong to the trace. `end.kept` is
+        filled in here.
         """
         if not self.on:
-            return
+            return False
         e2e_s = (end.ended_ns - end.started_ns) / 1e9
         reason = self.keeper.reason(end.group, stamps, e2e_s, failed=end.outcome == "dead_letter")
         if reason is None:
-            return
+            return False
         end = msgspec.structs.replace(end, kept=reason)
         self.emit([*([root_span(end)] if reason == "ratio" else rebuilt(end, stamps)), *more])
+        return True

@@ -8,7 +8,7 @@ trainers under one name the later one wins and the other is told (`FencedError`)
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from lachesis.schemas.errors import (
     VersionError,
 )
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport, Void
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, StepTimes, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BatchFeed", "FedBatch"]
@@ -169,10 +169,12 @@ class BatchFeed:
         checkpoint: str,
         voids: list[Void],
         next_batch: int | None = None,
+        steps: Sequence[StepTimes] = (),
     ) -> None:
         """Report everything up to the position as trained and durable. Raises `FencedError`.
 
-        `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights.
+        `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights;
+        `steps` says when the steps since the last report were taken.
         """
         self.report = TrainReport(
             run=self._run,
@@ -187,6 +189,7 @@ class BatchFeed:
             checkpoint=checkpoint,
             voids=voids,
             written_ns=time.time_ns(),
+            steps=list(steps),
         )
         self._report_seq = await self._bus.commit(
             self._report_subject,

@@ -8,6 +8,8 @@ different weights never share a policy version. A batch that cannot be trained i
 
 import logging
 import os
+from collections import deque
+from collections.abc import Collection
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -43,7 +45,7 @@ from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError, LedgerError
-from lachesis.schemas.ledger import Void
+from lachesis.schemas.ledger import StepTimes, Void
 
 __all__ = ["run_trainer"]
 
@@ -51,6 +53,9 @@ log = logging.getLogger("lachesis")
 
 CHECKPOINTS = "checkpoints"
 """Where in a run's folder the checkpoints are."""
+_SLOW_STEPS = 20
+_SLOW_SHOWN = 5
+"""Rollouts that the heartbeat names: the slowest over that many steps."""
 
 
 async def run_trainer(service: Service, config: RunConfig) -> None:
@@ -106,6 +111,8 @@ class _Trainer:
         self.feed = feed
         self.lineage = os.urandom(3).hex()
         self.voids: list[Void] = []
+        self.times: list[StepTimes] = []  # of the steps since the last report
+        self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.checkpointed = learner.steps
         self.newest: FedBatch | None = None
@@ -204,7 +211,9 @@ class _Trainer:
             with traced("publish_weights"):
                 await self.publish_policy()
         ended_ns = self.service.now_ns()
-        trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
+        kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
+        self.times.append(StepTimes(number, start_ns, ended_ns))
+        self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
         figures |= {"train/time": ended_ns / 1e9} | latencies(
             batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
@@ -235,6 +244,13 @@ class _Trainer:
     def _show(self, figures: dict[str, float]) -> None:
         self.service.health.metrics = figures
         self.tracking.log(figures)
+
+    def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
+        """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""
+        named = kept if self.service.tracing.on else batch.started_ns
+        took = [((ended_ns - batch.started_ns[group]) / 1e9, group) for group in named]
+        self.slowest.extend([max(took)] if took else [])
+        self.service.health.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_SLOW_SHOWN:]}
 
     async def publish_policy(self) -> None:
         """Write the weights and tell the run about them; inference servers follow."""
@@ -280,9 +296,10 @@ class _Trainer:
             lineage=state.lineage,
             checkpoint=str(path),
             voids=self.voids,
+            steps=self.times,
         )
         await self.service.retrying("report what was trained")(report)
-        self.voids = []
+        self.voids, self.times = [], []
 
 
 async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:

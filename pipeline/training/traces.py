@@ -21,11 +21,15 @@ def step_trace(batch: FedBatch) -> tuple[str, str]:
     return trace, span_id(trace, "train.step")
 
 
-def trace_step(service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None) -> None:
-    """Export a step and end its rollouts. `void` says why nothing was learned, None if something was."""
+def trace_step(service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None) -> list[str]:
+    """Export a step and end its rollouts; return the groups whose traces are kept.
+
+    `void` says why nothing was learned, None if something was.
+    """
     tracing, entry = service.tracing, batch.entry
+    kept: list[str] = []
     if not tracing.on:
-        return
+        return kept
     trace, _ = step_trace(batch)
     step = batch.batch.number + 1
     attributes: dict[str, str | int] = {"rl.run": entry.run, "rl.train.step": step, "rl.batch.id": batch.batch.number}
@@ -49,4 +53,6 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
             staleness=batch.batch.number - ref.policy_step,
         )
         consumed = consume_spans(service.name, ref.group, trace, step, (entry.written_ns, *times))
-        tracing.end(end, entry.stamps.get(ref.group, []), consumed)
+        if tracing.end(end, entry.stamps.get(ref.group, []), consumed):
+            kept.append(ref.group)
+    return kept
