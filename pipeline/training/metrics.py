@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
-from lachesis.schemas.annotations import Stamp, TeacherLogprobs
+from lachesis.pipeline.training.rolling import Trained, durations
+from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -58,23 +59,14 @@ def step_figures(step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRe
     return figures
 
 
-def latencies(
-    stamps: Mapping[str, Sequence[Stamp]], started_ns: Mapping[str, int], trained_ns: int
-) -> dict[str, float]:
-    """Return exact p50, p95, p99 in seconds over the batch's groups: wait and process time by stage, and end to end.
-
-    `started_ns` is when the environment took each group up, `trained_ns` when the step that used them was done.
-    """
-    waits: defaultdict[str, list[float]] = defaultdict(list)
-    for group_stamps in stamps.values():
-        for stamp in group_stamps:
-            waits[f"latency/{stamp.stage}/wait"].append((stamp.start_ns - stamp.stored_ns) / 1e9)
-            waits[f"latency/{stamp.stage}/proc"].append((stamp.end_ns - stamp.start_ns) / 1e9)
-    waits["latency/e2e"].extend((trained_ns - started) / 1e9 for started in started_ns.values())
+def latencies(batch: Trained) -> dict[str, float]:
+    """Return exact p50, p95, p99 in seconds over a batch's groups: wait and process time by stage, and end to end."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for name, seconds in durations(batch):
+        found[name].append(seconds)
     return {
         f"{name}/{label}": float(np.quantile(values, q))
-        for name, values in waits.items()
-        if values
+        for name, values in found.items()
         for label, q in _QUANTILES.items()
     }
 

@@ -38,6 +38,7 @@ from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.rolling import Rolling, Trained
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
@@ -115,6 +116,7 @@ class _Trainer:
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.checkpointed = learner.steps
+        self.rolling = Rolling()
         self.newest: FedBatch | None = None
 
     @classmethod
@@ -215,9 +217,10 @@ class _Trainer:
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
-        figures |= {"train/time": ended_ns / 1e9} | latencies(
-            batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns
-        )
+        weight = batch.batch.sequences, batch.batch.tokens
+        trained = Trained(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
+        self.rolling.add(trained)
+        figures |= {"train/time": ended_ns / 1e9} | latencies(trained) | self.rolling.figures()
         self.service.health.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
         self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every

@@ -1,0 +1,73 @@
+"""Latencies and rates over the newest batches: what one batch alone is too small to tell. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.schemas.annotations import Stamp
+
+__all__ = ["Rolling", "Trained", "durations"]
+
+
+class Trained(NamedTuple):
+    """One batch once it is trained. Stamps and start times are by group; times Unix ns."""
+
+    stamps: Mapping[str, Sequence[Stamp]]
+    started_ns: Mapping[str, int]
+    trained_ns: int
+    sequences: int
+    tokens: int
+
+
+def durations(batch: Trained) -> Iterator[tuple[str, float]]:
+    """Yield (`latency/{stage}/wait`, `latency/{stage}/proc` or `latency/e2e`, seconds) of every group of a batch."""
+    for group_stamps in batch.stamps.values():
+        for stamp in group_stamps:
+            yield f"latency/{stamp.stage}/wait", (stamp.start_ns - stamp.stored_ns) / 1e9
+            yield f"latency/{stamp.stage}/proc", (stamp.end_ns - stamp.start_ns) / 1e9
+    for started in batch.started_ns.values():
+        yield "latency/e2e", (batch.trained_ns - started) / 1e9
+
+
+class Rolling:
+    """The newest `window` batches; a batch that leaves takes its counts along."""
+
+    def __init__(self, window: int = 50) -> None:
+        self._batches: deque[tuple[Trained, dict[str, Histogram]]] = deque(maxlen=window)
+
+    def add(self, batch: Trained) -> None:
+        histograms: defaultdict[str, Histogram] = defaultdict(Histogram)
+        for name, seconds in durations(batch):
+            histograms[name].record(seconds)
+        self._batches.append((batch._replace(stamps={}), dict(histograms)))
+
+    def figures(self) -> dict[str, float]:
+        """Return `latency/**/rolling_p*` within 1.1 %, and `throughput/*` a second between the first and last batch."""
+        merged: defaultdict[str, Histogram] = defaultdict(Histogram)
+        for _, histograms in self._batches:
+            for name, histogram in histograms.items():
+                merged[name].merge(histogram)
+        found = {}
+        for name, histogram in merged.items():
+            for label, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+                value = histogram.quantile(q)
+                if value is not None:
+                    found[f"{name}/rolling_{label}"] = value
+        later = list(self._batches)[1:]
+        if not later:
+            return found
+        seconds = (later[-1][0].trained_ns - self._batches[0][0].trained_ns) / 1e9
+        if seconds <= 0:
+            return found
+        found["throughput/groups_per_s"] = sum(len(batch.started_ns) for batch, _ in later) / seconds
+        found["throughput/sequences_per_s"] = sum(batch.sequences for batch, _ in later) / seconds
+        found["throughput/tokens_per_s"] = sum(batch.tokens for batch, _ in later) / seconds
+        handled: defaultdict[str, int] = defaultdict(int)
+        for _, histograms in later:
+            for name, histogram in histograms.items():
+                if name.endswith("/proc"):
+                    handled[name.split("/")[1]] += histogram.count
+        return found | {f"throughput/{stage}/items_per_s": count / seconds for stage, count in handled.items()}
