@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test slow chaos fuzz lint audit clean
+.PHONY: demo test slow chaos mutations fuzz lint audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -20,6 +20,9 @@ fuzz: $(VENV)/.dev
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/campaign.py $(ARGS)
+
+mutations: $(VENV)/.dev
+	$(BIN)/python tests/chaos/caught.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ each round as it ends, then the report; the result so far is in `--out` after ea
 
 import argparse
 import json
+import logging
 import shutil
 import sys
 import tempfile
@@ -148,6 +149,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, default=None, help="play this round alone, counted from 0")
     parser.add_argument("--out", type=Path, default=None, help="JSON file of the result; default runs/chaos-SEED.json")
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # what the audit reads warns in its own words; the checks say what is wrong
     if arguments.out is None:
         arguments.out = Path("runs") / f"chaos-{arguments.seed}.json"
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -44,6 +44,7 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
             bus,
             RewardEvent,
             lambda event: event.commit,
+            stage="normalizer",
             subject=subjects.event("reward", history.run, subjects.LIVE, env),
             state_subject=subjects.state(history.run, "normalizer", subjects.LIVE, env),
         )
@@ -127,6 +128,7 @@ async def curriculum(bus: Bus, history: History, config: RunConfig, env: str) ->
             bus,
             CurriculumEvent,
             lambda event: event.commit,
+            stage="curriculum",
             subject=subjects.event("curriculum", history.run, subjects.LIVE, env),
             state_subject=subjects.state(history.run, "curriculum", subjects.LIVE, env),
         )
@@ -158,10 +160,10 @@ def _learn(strategy: Strategy, history: History, env: str, start: int) -> None:
 
 
 async def _restored(
-    bus: Bus, kind: type[E], commit_of: Callable[[E], Commit], *, subject: str, state_subject: str
+    bus: Bus, kind: type[E], commit_of: Callable[[E], Commit], *, stage: str, subject: str, state_subject: str
 ) -> Restored:
     """Return what a restart of the stage would find. Raises what it would raise."""
     opened = await CommitLog.open(
-        bus, kind, commit_of, subject=subject, state_subject=state_subject, stage="audit", term="audit"
+        bus, kind, commit_of, subject=subject, state_subject=state_subject, stage=stage, term="audit"
     )
     return opened[1]

@@ -3,14 +3,14 @@
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 from chaos import ledger_checks, leftovers
-from chaos.history import read_history
+from chaos.history import History, read_history
 from chaos.judge import Verdict, judge
 from chaos.recovery import Observer, observe
 from chaos.schedule import SERVER, SUPERVISOR, Strike, schedule
@@ -18,6 +18,7 @@ from chaos.strikes import Striker, Tally
 from integration.harness import RUN, Run
 from integration.servers import Servers, Standalone, Supervised
 
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import leaves
 from lachesis.services.supervisor import plan
 
@@ -31,7 +32,6 @@ _SETS = {
     **{f"streams.{name}_bytes": 1 << 28 for name in ("rollouts", "events", "replay", "teacher", "ledger")},
     "streams.bucket_bytes": 16 << 20,
 }
-_SETTLE_S = 60.0
 
 
 @dataclass
@@ -43,10 +43,14 @@ class Round:
     pause_s: float = 0.8
     standalone: bool = False
     """Whether the server is one beside the run, with connections that can be cut, or the supervisor's own."""
-    mutation: str | None = None
-    sets: dict[str, object] = field(default_factory=dict)
+    patches: Sequence[str] = ()
+    """Names of `mutations.PATCHES` that every process of the run is started with."""
+    sets: Mapping[str, object] = field(default_factory=dict)
+    """Settings besides the usual ones."""
     strikes: Sequence[Strike] | None = None
     """What is struck; None: what the seed says."""
+    progress_s: float = 120.0
+    """How long the run may take, once it is left in peace, for its next steps, and then to settle."""
     tally: Tally = field(default_factory=Tally)
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -57,7 +61,7 @@ async def play(this: Round, folder: Path) -> None:
     environ = {
         "PYTHONPATH": os.pathsep.join([str(_TESTS / "chaos" / "child"), str(_TESTS)]),
         "CHAOS_WITNESS": str(witness),
-        **({"CHAOS_MUTATION": this.mutation} if this.mutation else {}),
+        "CHAOS_PATCHES": ",".join(this.patches),
     }
     async with _servers(this, folder) as servers:
         run = Run(folder, 1_000_000, servers, sets={**_SETS, **this.sets}, environ=environ)
@@ -105,8 +109,8 @@ async def _struck(this: Round, run: Run) -> None:
             await anyio.sleep(strike.after_s)
             await striker.strike(strike)
         await striker.recovered()
-        await run.wait_for_step(run.step() + 3)
-        this.verdict.blame("leases", await _settle(run, observer))
+        await run.wait_for_step(run.step() + 3, this.progress_s)
+        this.verdict.blame("leases", await _settle(run, observer, this.progress_s))
     assert run.process is not None
     run.process.terminate()
     code = await run.wait(60)
@@ -114,14 +118,14 @@ async def _struck(this: Round, run: Run) -> None:
         this.verdict.blame("ends", [f"the supervisor ended with code {code}:\n{run.tail()}"])
 
 
-async def _settle(run: Run, observer: Observer) -> list[str]:
+async def _settle(run: Run, observer: Observer, seconds: float) -> list[str]:
     """Stop the environments as if they had died silently; wait until their leases ran out and nothing is under way."""
     config = run.load_config()
     stopped = [pid for name, pid in run.pids().items() if name.startswith("environment-")]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    with anyio.move_on_after(_SETTLE_S):
-        while ledger_checks.outcomes(await read_history(observer.bus, RUN), config.batching):  # noqa: ASYNC110
+    with anyio.move_on_after(seconds):
+        while _is_busy(await read_history(observer.bus, RUN), config):  # noqa: ASYNC110
             await anyio.sleep(0.5)  # the streams say when they are quiet only to whoever reads them
     observer.governor = None
     with anyio.move_on_after(3 * config.flow.lease_s):
@@ -131,6 +135,11 @@ async def _settle(run: Run, observer: Observer) -> list[str]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     return found
+
+
+def _is_busy(history: History, config: RunConfig) -> bool:
+    """Whether something is still to come: an outcome, or the deletion of what a dead producer had begun to store."""
+    return bool(ledger_checks.outcomes(history, config.batching) or leftovers.chunks(history))
 
 
 def _end(run: Run, folder: Path) -> None:

@@ -2,13 +2,13 @@
 
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 import psutil
@@ -146,10 +146,10 @@ class Striker:
         proxy = self.run.servers.proxies[int(strike.choice * len(self.run.servers.proxies))]
         before = self._struck[CONNECTION]
         if strike.action == "silence":
-            rng = random.Random(strike.choice)
+            answers_only, cut = strike.choice < 0.5, strike.choice * 2 % 1 < 0.5
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(lambda: proxy.silence(strike.seconds, answers_only=rng.random() < 0.5))
-                if rng.random() < 0.5:
+                tasks.start_soon(partial(proxy.silence, strike.seconds, answers_only=answers_only))
+                if cut:
                     await anyio.sleep(strike.seconds * 0.9)
                     proxy.cut()
         else:

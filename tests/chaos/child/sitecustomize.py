@@ -1,5 +1,5 @@
-"""Imported by every Python process of a campaign before anything else: what it acknowledges is noted, and where the
-campaign asks for it, it is broken on purpose."""
+"""Imported by every Python process of a campaign before anything else: what it is told is acknowledged is noted, and
+where the campaign asks for it, it works under harder conditions or is broken on purpose."""
 
 import os
 
@@ -7,7 +7,8 @@ if "CHAOS_WITNESS" in os.environ:
     from chaos.witness import bear_witness
 
     bear_witness(os.environ["CHAOS_WITNESS"])
-if "CHAOS_MUTATION" in os.environ:
-    from chaos.mutations import MUTATIONS
+if os.environ.get("CHAOS_PATCHES"):
+    from chaos.mutations import PATCHES
 
-    MUTATIONS[os.environ["CHAOS_MUTATION"]].apply()
+    for name in os.environ["CHAOS_PATCHES"].split(","):
+        PATCHES[name]()
