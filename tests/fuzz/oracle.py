@@ -59,7 +59,15 @@ class _HangError(BaseException):
 
 
 def judge(target: Target, data: bytes) -> tuple[str, Finding | None, int]:
-    """Return the outcome's name, the finding if it is one, and the peak of memory, bytes."""
+    """Return the outcome's name, the finding if it is one, and the peak of memory, bytes.
+
+    Memory counts if it is taken twice: the first time may have loaded a module.
+    """
+    judged = _judge(target, data)
+    return _judge(target, data) if judged[0] == "memory" else judged
+
+
+def _judge(target: Target, data: bytes) -> tuple[str, Finding | None, int]:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.reset_peak()
     started = time.perf_counter()
