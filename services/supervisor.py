@@ -34,7 +34,7 @@ from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import REFUSED, STARTUP
 from lachesis.services.registry import SERVICES
 
-__all__ = ["Planned", "Supervisor", "plan"]
+__all__ = ["Planned", "Supervisor", "plan", "planned_services"]
 
 log = logging.getLogger("lachesis")
 
@@ -78,6 +78,11 @@ def plan(config: RunConfig) -> list[Planned]:
             name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
             planned.append(Planned(name, service, part, SERVICES[service].phase, replica + 1, ends))
     return sorted(planned, key=lambda process: process.phase)
+
+
+def planned_services(config: RunConfig) -> set[str]:
+    """Return the names under which the services of a run send heartbeats."""
+    return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
 
 
 @dataclass(slots=True)

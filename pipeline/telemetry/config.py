@@ -29,6 +29,9 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Newest calls of a service that its `api_perf/*` figures are over. Default 200."""
     perf_slow_ms: Annotated[float, Meta(gt=0)] = 5000.0
     """Milliseconds beyond which a call counts as slow. Default 5000."""
+    jaeger_url: str | None = None
+    """Base URL of Jaeger's own pages and API, http://localhost:16686 say, for `lachesis top` and `lachesis trace`.
+    Default None: slow rollouts are named without a link, and followed in the streams."""
 
     def wanted(self) -> bool:
         """Return whether anything is to be exported at all."""

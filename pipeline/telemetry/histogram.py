@@ -75,6 +75,21 @@ class Histogram:
         self.zeros += other.zeros
         self.negatives += other.negatives
 
+    def since(self, earlier: "Histogram") -> "Histogram":
+        """Return what was counted after `earlier`, a histogram of the same values up to some moment.
+
+        Its lowest and highest value are known as far as their buckets tell.
+        """
+        found = Histogram()
+        grown = {index: count - earlier.buckets.get(index, 0) for index, count in self.buckets.items()}
+        found.buckets = {index: count for index, count in grown.items() if count > 0}
+        found.zeros = self.zeros - earlier.zeros
+        found.count = found.zeros + sum(found.buckets.values())
+        found.total = self.total - earlier.total
+        found.negatives = self.negatives - earlier.negatives
+        found.low, found.high = self.low, self.high
+        return found
+
     def pack(self) -> PackedHistogram:
         """Return the histogram as it travels in a heartbeat."""
         indexes = sorted(self.buckets)

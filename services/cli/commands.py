@@ -12,7 +12,8 @@ __all__ = ["app"]
 
 _HELP = """Event-driven rollout pipeline for reinforcement learning of language models.
 
-`lachesis up` runs everything; `lachesis run NAME` runs one service; `status`, `tail` and `doctor` look at it."""
+`lachesis up` runs everything; `lachesis run NAME` runs one service; `top`, `trace`, `status`, `tail` and
+`doctor` look at it."""
 
 app = typer.Typer(
     name="lachesis", help=_HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
@@ -147,6 +148,21 @@ def status(options: Options, as_json: Json = False) -> None:
     from lachesis.services.cli.status import run_status
 
     run_status(options, as_json=as_json)
+
+
+@app.command()
+@with_options
+def top(
+    options: Options,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Look once, print what was seen, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Look once and print JSON.")] = False,
+    window: Annotated[float, typer.Option(min=2, help="Seconds that rates and percentiles are over.")] = 15.0,
+) -> None:
+    """Watch the run: each stage's lag, rate and times, and which of them is the bottleneck. Ends with Ctrl-C."""
+    from lachesis.services.cli.top import run_top
+
+    run_top(options, once=once, as_json=as_json, window_s=window)
 
 
 @app.command()

@@ -5,8 +5,7 @@ What goes in: the bus and the run's configuration. What comes out: a `Snapshot`,
 """
 
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import anyio
 import msgspec
@@ -16,17 +15,15 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat, PackedHistogram, PolicyRecord
+from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.services.supervisor import plan
+from lachesis.services.live.services import ServiceStatus, merge
+from lachesis.services.supervisor import planned_services
 
-__all__ = ["Quantiles", "ServiceStatus", "Snapshot", "StreamStatus", "merge", "server_version", "take"]
-
-_WORST_FIRST = ("waiting", "backpressure", "draining", "starting", "ok")
+__all__ = ["Snapshot", "StreamStatus", "server_version", "take"]
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,36 +36,6 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     last: int
     replicas: int
-
-
-class Quantiles(msgspec.Struct, frozen=True):
-    """Of a time in seconds, over everything since the replicas started; None: nothing was counted."""
-
-    p50: float | None
-    p99: float | None
-
-
-class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One service, its replicas taken together: counts added up, `lag` the largest reported, `state` the worst.
-
-    `state` is `silent` when the run should have the service and no heartbeat came; then nothing else is known.
-    """
-
-    service: str
-    state: str
-    instances: list[str] = []
-    pids: list[int] = []
-    handled: int | None = None
-    emitted: int | None = None
-    redelivered: int | None = None
-    retried: int | None = None
-    dead: int | None = None
-    in_flight: int | None = None
-    lag: int | None = None
-    wait: Quantiles = Quantiles(None, None)
-    process: Quantiles = Quantiles(None, None)
-    notes: list[str] = []
-    metrics: dict[str, float] = {}
 
 
 class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,14 +88,13 @@ async def take(bus: NatsBus, config: RunConfig, *, listen_s: float) -> Snapshot:
             await _collect(messages, beats)
     streams = await bus.describe_streams()
     names = {stream.name for stream in streams}
-    planned = {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
     url = bus.client.connected_url
     return Snapshot(
         run=config.run,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
         streams=[_stream(stream) for stream in streams],
-        services=merge(list(beats.values()), planned),
+        services=merge(beats.values(), planned_services(config)),
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
         trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
@@ -141,16 +107,6 @@ def server_version(bus: NatsBus) -> str:
     return f"{version.major}.{version.minor}.{version.patch}"
 
 
-def merge(beats: Sequence[Heartbeat], planned: set[str]) -> list[ServiceStatus]:
-    """Return one row for each service that spoke (its newest heartbeat by instance) or should have."""
-    by_service: dict[str, list[Heartbeat]] = defaultdict(list)
-    for beat in beats:
-        by_service[beat.service].append(beat)
-    rows = [_service(name, replicas) for name, replicas in by_service.items()]
-    rows += [ServiceStatus(service=name, state="silent") for name in planned - by_service.keys()]
-    return sorted(rows, key=lambda row: row.service)
-
-
 async def _collect(messages: AsyncIterator[Stored], beats: dict[str, Heartbeat]) -> None:
     async for message in messages:
         try:
@@ -158,37 +114,6 @@ async def _collect(messages: AsyncIterator[Stored], beats: dict[str, Heartbeat])
         except SchemaError:
             continue  # whoever sent it, it is none of ours
         beats[beat.instance] = beat
-
-
-def _service(name: str, beats: list[Heartbeat]) -> ServiceStatus:
-    beats = sorted(beats, key=lambda beat: beat.instance)
-    stages = [beat.stage for beat in beats]
-    lags = [stage.lag for stage in stages if stage.lag is not None]
-    return ServiceStatus(
-        service=name,
-        state=min((stage.state for stage in stages), key=_WORST_FIRST.index),
-        instances=[beat.instance for beat in beats],
-        pids=[beat.pid for beat in beats],
-        handled=sum(stage.handled for stage in stages),
-        emitted=sum(stage.emitted for stage in stages),
-        redelivered=sum(stage.redelivered for stage in stages),
-        retried=sum(stage.retried for stage in stages),
-        dead=sum(stage.dead for stage in stages),
-        in_flight=sum(stage.in_flight for stage in stages),
-        lag=max(lags, default=None),
-        wait=_quantiles([stage.wait for stage in stages]),
-        process=_quantiles([stage.process for stage in stages]),
-        notes=sorted({stage.note for stage in stages if stage.note}),
-        metrics={key: value for beat in beats for key, value in beat.metrics.items()},
-    )
-
-
-def _quantiles(packed: list[PackedHistogram | None]) -> Quantiles:
-    total = Histogram()
-    for histogram in packed:
-        if histogram is not None:
-            total.merge(Histogram.unpack(histogram))
-    return Quantiles(total.quantile(0.5), total.quantile(0.99))
 
 
 def _stream(stream: StreamDescription) -> StreamStatus:

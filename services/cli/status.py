@@ -7,8 +7,10 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
-from lachesis.services.cli.snapshot import Quantiles, Snapshot, take
+from lachesis.services.cli.snapshot import Snapshot, take
 from lachesis.services.connect import connect_run
+from lachesis.services.live.overview import barren
+from lachesis.services.live.services import Quantiles
 
 __all__ = ["run_status"]
 
@@ -36,7 +38,10 @@ def _print(snapshot: Snapshot) -> None:
     print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
-    print(f"ledger   {_ledger(snapshot)}\n")
+    print(f"ledger   {_ledger(snapshot)}")
+    for warning in barren(snapshot.ledger.outcomes if snapshot.ledger else {}):
+        print(f"warning  {warning}")
+    print()
     services = (
         (
             row.service,
@@ -47,14 +52,15 @@ def _print(snapshot: Snapshot) -> None:
             row.handled,
             row.redelivered,
             row.dead,
-            _pair(row.wait),
-            _pair(row.process),
+            _times(row.wait),
+            _times(row.process),
             "; ".join(row.notes),
         )
         for row in snapshot.services
     )
     header = (
-        "service", "state", "replicas", "lag", "held", "handled", "again", "dead", "wait p50/p99", "process p50/p99", ""
+        "service", "state", "replicas", "lag", "held", "handled", "again", "dead",
+        "wait p50/p95/p99", "process p50/p95/p99", "",
     )  # fmt: skip
     print_table(header, services)
     print()
@@ -91,8 +97,10 @@ def _ledger(snapshot: Snapshot) -> str:
     )
 
 
-def _pair(times: Quantiles) -> str | None:
-    return f"{human_seconds(times.p50)} / {human_seconds(times.p99)}" if times.p50 is not None else None
+def _times(times: Quantiles) -> str | None:
+    if times.p50 is None:
+        return None
+    return " / ".join(human_seconds(value) or "-" for value in (times.p50, times.p95, times.p99))
 
 
 def _share(part: int, whole: int) -> str | None:

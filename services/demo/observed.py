@@ -5,39 +5,26 @@ summary show. Guarantees that a message seen twice (a stream read again after th
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat, PackedHistogram
+from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.registry import SERVICES
+from lachesis.services.live.services import Quantiles, merged, place
 from lachesis.services.supervisor import plan
 
-__all__ = ["BatchSeen", "Drawn", "Observed", "Quantiles", "StageFigures"]
+__all__ = ["BatchSeen", "Drawn", "Observed", "StageFigures"]
 
 _RATE_WINDOW_NS = 10_000_000_000
-
-
-class Quantiles(msgspec.Struct, frozen=True):
-    """Seconds; None: nothing was measured."""
-
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-    @classmethod
-    def of(cls, histogram: Histogram) -> "Quantiles":
-        return cls(histogram.quantile(0.5), histogram.quantile(0.95), histogram.quantile(0.99))
 
 
 class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,8 +132,7 @@ class Observed:
         found: dict[str, list[Heartbeat]] = {}
         for beat in self.beats.values():
             found.setdefault(beat.service, []).append(beat)
-        order = list(SERVICES)
-        names = sorted(found, key=lambda name: (_place(name, order), name))
+        names = sorted(found, key=place)
         planned = Counter("-".join(filter(None, (row.service, row.part))) for row in plan(self.config))
         return {name: _figures(found[name], planned[name], self.cpu_s) for name in names}
 
@@ -162,34 +148,21 @@ class Observed:
         return sum(len(batch.groups) for batch in recent) / seconds, sum(batch.tokens for batch in recent) / seconds
 
 
-def _place(name: str, order: list[str]) -> int:
-    service = name.partition("-")[0]
-    return order.index(service) if service in order else len(order)
-
-
 def _figures(beats: list[Heartbeat], planned: int, cpu_s: Mapping[int, float]) -> StageFigures:
-    stages = [beat.stage for beat in beats]
+    """Return a service's figures. State and lag are those of the newest heartbeat: other processes may have ended."""
+    status = merged(beats[0].service, beats)
     newest = max(beats, key=lambda beat: beat.time_ns).stage
-    lags = [stage.lag for stage in stages if stage.lag is not None]
     return StageFigures(
-        pids=sorted({beat.pid for beat in beats}),
+        pids=status.pids,
         restarts=max(0, len(beats) - planned),
         state=newest.state,
-        handled=sum(stage.handled for stage in stages),
-        emitted=sum(stage.emitted for stage in stages),
-        redelivered=sum(stage.redelivered for stage in stages),
-        retried=sum(stage.retried for stage in stages),
-        dead=sum(stage.dead for stage in stages),
-        cpu_s=sum(cpu_s.get(pid, 0.0) for pid in {beat.pid for beat in beats}),
-        lag=newest.lag if lags else None,
-        wait=_merged(stage.wait for stage in stages),
-        process=_merged(stage.process for stage in stages),
+        handled=status.handled or 0,
+        emitted=status.emitted or 0,
+        redelivered=status.redelivered or 0,
+        retried=status.retried or 0,
+        dead=status.dead or 0,
+        cpu_s=sum(cpu_s.get(pid, 0.0) for pid in status.pids),
+        lag=newest.lag,
+        wait=status.wait,
+        process=status.process,
     )
-
-
-def _merged(packed: Iterable[PackedHistogram | None]) -> Quantiles:
-    merged = Histogram()
-    for histogram in packed:
-        if histogram is not None:
-            merged.merge(Histogram.unpack(histogram))
-    return Quantiles.of(merged)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from lachesis.services.cli.output import human_bytes, human_seconds
-from lachesis.services.demo.observed import Quantiles
 from lachesis.services.demo.summary import Gate, Summary
+from lachesis.services.live.services import Quantiles
 
 __all__ = ["render"]
 

@@ -135,10 +135,10 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     scorer = next(row for row in status["services"] if row["service"] == "scorer")
     assert (scorer["state"], scorer["handled"], scorer["lag"]) == ("ok", 12, 5)
     assert scorer["wait"]["p50"] == pytest.approx(0.25, rel=0.011)
-    assert scorer["process"] == {"p50": None, "p99": None}
+    assert scorer["process"] == {"p50": None, "p95": None, "p99": None}
     assert {row["name"] for row in status["streams"]} >= {*subjects.STREAMS}
     assert "2 batched, 1 stale" in text
-    assert "250 ms / 250 ms" in text
+    assert "250 ms / 250 ms / 250 ms" in text
     assert "\x1b" not in text
 
 

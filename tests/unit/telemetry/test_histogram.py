@@ -53,3 +53,16 @@ def test_a_packed_histogram_comes_back_the_same() -> None:
 
 def test_an_empty_histogram_survives_packing() -> None:
     assert math.isinf(Histogram.unpack(Histogram().pack()).low)
+
+
+def test_what_was_counted_since_an_earlier_look() -> None:
+    whole = Histogram.of([4.0, 0.0, -1.0, 0.5])
+    earlier = Histogram.unpack(whole.pack())
+    for value in (0.01, 0.01, 0.0, 4.0):
+        whole.record(value)
+    later = whole.since(earlier)
+    assert (later.count, later.zeros, later.negatives, later.total) == (4, 1, 0, pytest.approx(4.02))
+    assert later.quantile(0.5) == pytest.approx(0.01, rel=0.011)
+    assert later.quantile(0.25) == 0.0
+    assert later.quantile(1.0) == pytest.approx(4.0, rel=0.011)
+    assert whole.since(whole).quantile(0.5) is None

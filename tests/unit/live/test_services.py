@@ -2,8 +2,8 @@ from typing import get_args
 
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, StageHealth, StageState
-from lachesis.services.cli import snapshot
-from lachesis.services.cli.snapshot import merge
+from lachesis.services.live import services
+from lachesis.services.live.services import merge
 
 
 def beat(instance: str, **health: object) -> Heartbeat:
@@ -12,7 +12,7 @@ def beat(instance: str, **health: object) -> Heartbeat:
 
 
 def test_every_state_has_its_place() -> None:
-    assert set(snapshot._WORST_FIRST) == set(get_args(StageState))
+    assert set(services._WORST_FIRST) == set(get_args(StageState))
 
 
 def test_replicas_are_taken_together() -> None:

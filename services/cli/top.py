@@ -1,0 +1,205 @@
+"""`lachesis top`: a run as it goes, redrawn once a second, or one look at it as text or JSON.
+
+What goes in: heartbeats, and what the server says of the durable consumers; nothing else is read and nothing written.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import anyio
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import human_seconds, print_json, printable
+from lachesis.services.connect import connect_run
+from lachesis.services.live.overview import Overview, Rewards, look
+from lachesis.services.live.services import Quantiles
+from lachesis.services.live.window import Recent, StageRow
+from lachesis.services.supervisor import planned_services
+
+__all__ = ["render", "run_top"]
+
+_REDRAW_S = 1.0
+_PLAIN_WIDTH = 200
+_STYLES = {"ok": "green", "backpressure": "yellow", "waiting": "red", "stale": "red", "silent": "red"}
+_BARS = "▁▂▃▄▅▆▇█"
+_TREND = 0.2
+"""Messages a second from which a lag counts as growing or shrinking."""
+
+
+def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> None:
+    """Show the run until interrupted; with `once` look for `window_s` seconds and print what was seen."""
+    config = options.config()
+    try:
+        overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window_s)
+    except KeyboardInterrupt:
+        return
+    if as_json:
+        print_json(overview)
+    else:
+        terminal = sys.stdout.isatty()
+        Console(width=None if terminal else _PLAIN_WIDTH, highlight=False).print(render(overview))
+
+
+async def _top(config: RunConfig, once: bool, window_s: float) -> Overview:
+    watch = _Watch(config, window_s)
+    async with await connect_run(config, f"{config.run}.top", OBSERVER) as bus, anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.follow_heartbeats, bus)
+        tasks.start_soon(watch.follow_consumers, bus)
+        if once:
+            await anyio.sleep(window_s)
+        else:
+            await watch.draw()
+        tasks.cancel_scope.cancel()
+    return watch.look()
+
+
+class _Watch:
+    def __init__(self, config: RunConfig, window_s: float) -> None:
+        self.config = config
+        self.recent = Recent(window_s, planned_services(config))
+        self.rewards = Rewards()
+
+    def look(self) -> Overview:
+        url = self.config.telemetry.jaeger_url
+        return look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
+
+    async def draw(self) -> None:
+        """Redraw for ever, on a screen of its own."""
+        with Live(screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(render(self.look()), refresh=True)
+                await anyio.sleep(_REDRAW_S)
+
+    async def follow_heartbeats(self, bus: Bus) -> None:
+        async with bus.listen(subjects.heartbeat(self.config.run)) as messages:
+            async for message in messages:
+                try:
+                    beat = decode(Heartbeat, message.data)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                self.recent.heartbeat(beat, time.monotonic())
+                self.rewards.add(beat.metrics)
+
+    async def follow_consumers(self, bus: Bus) -> None:
+        """Ask once a second how far the competing consumers are. One that is unknown has nobody yet."""
+        while True:
+            for stage in ("scorer", "teacher"):
+                durable = subjects.durable(stage, self.config.run, self.config.revision)
+                try:
+                    lag = await bus.lag(subjects.ROLLOUTS, durable)
+                except (NotFoundError, InfrastructureError):
+                    continue
+                self.recent.consumer(stage, lag, time.monotonic())
+            await anyio.sleep(1.0)
+
+
+def render(overview: Overview) -> RenderableType:
+    """Return what is shown of a run."""
+    return Group(*_header(overview), Text(), _stages(overview), Text(), *_footer(overview))
+
+
+def _header(overview: Overview) -> Iterator[Text]:
+    yield Text.assemble(
+        (f"run {overview.run}", "bold"),
+        f"   step {_count(overview.step)}   {_number(overview.s_per_step)} s/step   ",
+        f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max of "
+        f"{_number(overview.staleness_bound)}   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
+    )
+    trend = "" if overview.reward_trend is None else f" {overview.reward_trend:+.2g} a step"
+    yield Text(
+        f"{_number(overview.groups_per_s)} groups/s   {_number(overview.tokens_per_s)} tokens/s   "
+        f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   "
+        f"reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
+    )
+    for warning in overview.warnings:
+        yield Text(f"warning: {warning}", style="yellow")
+
+
+def _stages(overview: Overview) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    right = ("load", "lag", "trend", "held", "unacked", "in/s", "out/s")
+    for name in ("", "stage", "state", *right):
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    for name in ("wait p50/p95/p99", "process p50/p95/p99", "again", "dead", "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    slowest = overview.bottleneck.service if overview.bottleneck else None
+    for row in overview.stages:
+        marked = row.service == slowest
+        table.add_row(
+            Text(">" if marked else " "),
+            Text(printable(row.service)),
+            Text(row.state, style=_STYLES.get(row.state, "")),
+            *map(Text, _cells(row)),
+            style="bold reverse" if marked else "",
+        )
+    return table
+
+
+def _cells(row: StageRow) -> list[str]:
+    return [
+        "-" if row.load is None else f"{100 * row.load:.0f} %",
+        _count(row.lag),
+        _trend(row.lag_per_s),
+        _count(row.in_flight),
+        _count(row.unacked),
+        _number(row.in_per_s),
+        _number(row.out_per_s),
+        _times(row.wait),
+        _times(row.process),
+        _count(row.redelivered),
+        _count(row.dead),
+        str(row.instances),
+    ]
+
+
+def _footer(overview: Overview) -> Iterator[Text]:
+    found = overview.bottleneck
+    if found is None:
+        yield Text("bottleneck  none: nothing is under way", style="bold")
+    else:
+        yield Text(f"bottleneck  {found.service} {printable(found.reason)}", style="bold")
+    for row in overview.stages:
+        if row.notes and row.state != "ok":
+            yield Text(f"{row.service}: {printable(row.notes[0])}", style="dim")
+    if overview.slow:
+        yield Text("slowest rollouts of the last steps (lachesis trace ID shows where the time went)")
+    for rollout in overview.slow:
+        yield Text(f"  {rollout.group}  {human_seconds(rollout.seconds)}  {rollout.url or ''}")
+    yield Text(f"over the last {overview.window_s:g} s; held: groups at the stage; again: redelivered", style="dim")
+
+
+def _times(times: Quantiles) -> str:
+    return "/".join(human_seconds(value) or "-" for value in (times.p50, times.p95, times.p99))
+
+
+def _trend(per_s: float | None) -> str:
+    if per_s is None:
+        return "-"
+    return f"{per_s:+.1f}/s" if abs(per_s) >= _TREND else "="
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _sparkline(values: list[float], width: int = 24) -> str:
+    values = values[-width:]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[int((value - low) * scale)] for value in values)
