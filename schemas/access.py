@@ -13,9 +13,11 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up` and `dead requeue`: reads everything, makes the streams, puts messages back."""
+"""The identity of `lachesis init`, `up`, `dead requeue` and `resume`: reads everything, makes the streams, puts
+messages back, lets environments go on."""
 OBSERVER: Final = "observer"
-"""The identity of `lachesis status`, `top`, `trace`, `tail`, `dead` and `doctor`: reads everything, writes nothing."""
+"""The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `dead` and `doctor`: reads everything, writes
+nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
@@ -140,6 +142,11 @@ def access_table(scope: Scope) -> dict[str, Access]:
             reads=(EVENTS, LEDGER),
             sets=((BUCKETS["curriculum"], f"{run}.{revision}.*"),),
         ),
+        "health": row(
+            "health",
+            writes=(subjects.event("alert", run, revision), state("health")),
+            reads=(EVENTS, LEDGER, BUCKETS["resume"]),
+        ),
         "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead)),
         "teacher": row(
             "teacher",
@@ -194,6 +201,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         gets=everything,
         inspects=looks.inspects,
         others=looks.others,
+        sets=((BUCKETS["resume"], f"{run}.*"),),
         measures=everything,
         makes=everything,
     )

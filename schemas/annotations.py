@@ -26,6 +26,7 @@ __all__ = [
     "EvalEvent",
     "GroupReward",
     "GroupScore",
+    "GroupSignals",
     "RewardEvent",
     "ScoreEvent",
     "Stamp",
@@ -82,6 +83,22 @@ class _TaskItem(_Item, frozen=True, kw_only=True, omit_defaults=True):
     skill: str | None = None
 
 
+class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a group's generated tokens look like, for health checks. Lists have one entry per sample.
+
+    `logprobs`: mean logprob of its tokens (None: it has none). `texts`: CRC-32 of its tokens. `truncated`: samples cut
+    off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
+    drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
+    """
+
+    logprobs: list[Finite | None]
+    texts: list[Count]
+    truncated: Count = 0
+    zeros: Count = 0
+    unlikely: list[Count] = []
+    sure_run: Count = 0
+
+
 class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Ratings of one group. Lists have one entry per sample; a missing rating is None and its status says why.
 
@@ -96,6 +113,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     statuses: dict[str, list[str]] = {}
     disagreement: tuple[Finite, Finite] | None = None
     success: Finite | None = None
+    signals: GroupSignals | None = None
     stamps: list[Stamp] = []
 
 
@@ -145,6 +163,13 @@ def _check_items(items: "list[GroupScore] | list[GroupReward] | list[TeacherPoin
             raise SchemaError(f"groups: {item.group[:40]!r} at sequence {item.seq} is no stored group")
 
 
+def _check_signals(group: str, signals: GroupSignals, n: int) -> None:
+    if len(signals.logprobs) != n or len(signals.texts) != n or len(signals.unlikely) not in {0, n}:
+        raise SchemaError(f"group {group}: signals of another number of samples than {n}")
+    if not all(value is None or math.isfinite(value) for value in signals.logprobs):
+        raise SchemaError(f"group {group}: a mean logprob is NaN or infinite; a missing one is None")
+
+
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):
     """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation."""
 
@@ -161,6 +186,8 @@ class ScoreEvent(_Annotation, frozen=True, kw_only=True):
             told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
             if not all(value is None or math.isfinite(value) for values in told for value in values):
                 raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
+            if item.signals is not None:
+                _check_signals(item.group, item.signals, n)
 
 
 class RewardEvent(_Annotation, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from lachesis.schemas import subjects
+from lachesis.schemas.alerts import AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import (
     CurriculumEvent,
     DeadLetter,
@@ -75,7 +76,7 @@ _ANNOTATIONS = (
     _annotation("teacher", (TeacherEvent,), "Where a teacher's logprobs of groups are stored.", "teacher"),
     _annotation("dead", (DeadLetter,), "Messages that cannot be handled, with the reason.", "any stage"),
     _annotation("eval", (EvalEvent,), "Results of evaluations of named policy versions.", "evaluator"),
-    _annotation("alert", (), "Reserved for findings of health checks; nothing is written here yet.", "nobody"),
+    _annotation("alert", (AlertEvent,), "What the health checks found, and where that leaves the env.", "health"),
 )
 
 CHANNELS: tuple[Channel, ...] = (
@@ -157,7 +158,13 @@ CHANNELS: tuple[Channel, ...] = (
 )
 
 BUCKET_EVENTS: Mapping[str, type[Event]] = MappingProxyType(
-    {"runs": RunRecord, "policy": PolicyRecord, "curriculum": CurriculumSnapshot, "retention": Retention}
+    {
+        "runs": RunRecord,
+        "policy": PolicyRecord,
+        "curriculum": CurriculumSnapshot,
+        "retention": Retention,
+        "resume": ResumeRequest,
+    }
 )
 """What the values of a key-value bucket hold, by its name in `subjects.BUCKETS`; the other buckets hold plain text."""
 

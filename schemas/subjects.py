@@ -72,6 +72,7 @@ BUCKETS: Final = {
     "attempts": "lachesis_attempts",
     "inference": "lachesis_inference",
     "retention": "lachesis_retention",
+    "resume": "lachesis_resume",
 }
 """Key-value buckets by what they hold."""
 

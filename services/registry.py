@@ -36,6 +36,7 @@ SERVICES = {
         ServiceSpec("batcher", "batcher", 1, "joins annotations, forms batches and writes the ledger"),
         ServiceSpec("normalizer", "normalizer", 1, "turns scores into normalized rewards and advantages"),
         ServiceSpec("curriculum", "curriculum", 1, "learns from outcomes which tasks to draw next"),
+        ServiceSpec("health", "health", 1, "judges the run by its events; quarantines and halts environments"),
         ServiceSpec("scorer", "scorer", 1, "rates rollouts with an ensemble of raters"),
         ServiceSpec("teacher", "teacher", 1, "adds a second model's logprobs"),
         ServiceSpec("inference", "inference", 1, "serves a model (policy, teacher or eval)", "train"),

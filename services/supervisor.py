@@ -63,6 +63,7 @@ def plan(config: RunConfig) -> list[Planned]:
     finite = train and config.training.steps is not None
     rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]
     rows += [("normalizer", "", 1, False), ("curriculum", "", 1, False)]
+    rows += [("health", "", 1, False)] * config.health.enabled
     rows += [("scorer", "", config.services.scorers, False)]
     if config.teacher.enabled:
         rows += [("teacher", "", config.services.teachers, False)]

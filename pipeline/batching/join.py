@@ -84,6 +84,7 @@ class Joiner:
         self._deadlines: list[tuple[int, int, Wanted]] = []
         self._outcomes: deque[Member] = deque()
         self._batch = 0
+        self._quarantines: dict[str, tuple[int, str]] = {}
         self.frontier = self._recorded.watermark
         self.ready: dict[int, GroupRef] = {}
 
@@ -135,7 +136,7 @@ class Joiner:
         elif plan.policy_step > self._batch:  # a policy of step n has been trained on n batches; this would never age
             reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"
             self._settle(member, "dead", reason)
-        elif not self._judge(member):
+        elif not self._judge(member) and not self._divert(member):
             deadlines: dict[Wanted, float | None] = {
                 "score": config.score_deadline_s,
                 "teacher": self._teacher_deadline(),
@@ -300,6 +301,25 @@ class Joiner:
             return False
         staleness = self._batch - member.plan.policy_step
         self._settle(member, "stale", f"{staleness} steps old in batch {self._batch}, where {most} are allowed")
+        return True
+
+    # quarantine
+
+    def quarantine(self, env: str, start: int | None, reason: str) -> None:
+        """Settle every rollout of `env` from sequence `start` of ROLLOUTS on, now and from now on; None: no longer."""
+        if start is None:
+            self._quarantines.pop(env, None)
+            return
+        self._quarantines[env] = (start, reason)
+        for member in self._open.values():
+            if member.outcome is None:
+                self._divert(member)
+
+    def _divert(self, member: Member) -> bool:
+        start, reason = self._quarantines.get(member.env, (None, ""))
+        if start is None or member.seq < start:
+            return False
+        self._settle(member, "quarantined", reason)
         return True
 
     def _settle(self, member: Member, kind: OutcomeKind, reason: str | None) -> None:

@@ -21,6 +21,7 @@ from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.batching.traces import trace_entry
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
@@ -102,6 +103,7 @@ class _Batcher:
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
         self.joiner.judge(self.chain.next_batch)
+        self.standings = Standings()
         self.entry_seq = entry_seq
         self.seq = seq
         self.letters: anyio.abc.ObjectSendStream[DeadLetter]
@@ -119,7 +121,13 @@ class _Batcher:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
-        return cls(service, config.batching, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
+        batcher = cls(service, config.batching, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
+        async for attempt in service.retrying("read the alerts"):
+            with attempt:
+                await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
+        for env in batcher.standings.environments:
+            batcher._quarantine(env)
+        return batcher
 
     def sources(self) -> list[Source]:
         rollouts = [subjects.rollout(self.service.run)]
@@ -130,7 +138,7 @@ class _Batcher:
 
     def _events(self) -> list[str]:
         run, revision = self.service.run, self.service.revision
-        kinds: list[subjects.Kind] = ["reward", "dead"]
+        kinds: list[subjects.Kind] = ["reward", "dead", "alert"]
         if self.config.teacher != "off":
             kinds.append("teacher")
         return [subjects.event(kind, run, revision) for kind in kinds]
@@ -155,6 +163,11 @@ class _Batcher:
             self._take_member(message)
             return
         self._next_event = max(self._next_event, message.seq + 1)
+        if message.subject.startswith("rl.alert."):
+            env = self.standings.take(message)
+            if env is not None:
+                self._quarantine(env)
+            return
         try:
             items = _annotations(message)
         except VersionError:
@@ -167,6 +180,11 @@ class _Batcher:
             if not self._offer(message, item):
                 await self._see_all_members()
                 self._offer(message, item)
+
+    def _quarantine(self, env: str) -> None:
+        standing = self.standings.of(env)
+        reason = f"the environment is quarantined by the health check {standing.cause}"
+        self.joiner.quarantine(env, standing.quarantined_from, reason)
 
     def _take_member(self, message: Stored) -> None:
         env = message.subject.rsplit(".", 1)[-1]

@@ -11,6 +11,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -193,6 +194,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Batch formation and the ledger."""
     flow: FlowConfig = FlowConfig()
     """Leases."""
+    health: HealthConfig = HealthConfig()
+    """Health checks."""
     inference: dict[str, InferenceConfig] = {}
     """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, model,
     port, threads and engine. Default empty: `lachesis up` starts the reference server for each role it needs."""

@@ -14,6 +14,7 @@ from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.logic.groups import fault_of
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
 from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.stage.commitlog import CommitLog
@@ -215,6 +216,9 @@ class _EnvWriter:
             success=score.success,
             stamps=[*score.stamps, stamp],
         )
+        fault = fault_of(score)
+        if fault is not None:
+            return msgspec.structs.replace(reward, reason=fault)
         try:
             result = group_advantage(rewards, self.config.advantage, score.lengths)
         except DataError as error:

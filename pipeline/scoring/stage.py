@@ -16,6 +16,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
+from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.stage.service import Service
@@ -111,6 +112,7 @@ class EnvironmentScorer:
             statuses=scores.statuses,
             disagreement=scores.disagreement,
             success=self._success(scores),
+            signals=signals_of(group.sequences),
         )
 
     def _tell_failures(self, ratings: Mapping[str, list[Rating]]) -> None:

@@ -82,7 +82,7 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(
     up = await start(folder, *arguments)
     said = await ready(up)
     running = pids(folder)
-    names = {"governor", "batcher", "normalizer", "curriculum", "scorer", "environment-words", "supervisor"}
+    names = {"governor", "batcher", "normalizer", "curriculum", "health", "scorer", "environment-words", "supervisor"}
     assert running.keys() == names | (set() if external else {"nats-server"})
     assert len(set(running.values())) == len(running)
     assert all(f"ready: {name}, pid {running[name]}" in said for name in names - {"supervisor"})

@@ -21,7 +21,8 @@ EVENTS = {
 STATES = {
     stage: f"rl.state.one.{stage}.live.{partition}"
     for stage, partition in (
-        ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("trainer", "main"), ("batcher", "0")
+        ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("health", "words"), ("trainer", "main"),
+        ("batcher", "0"),
     )
 }  # fmt: skip
 OTHERS = {
@@ -42,6 +43,7 @@ KEYS = {
     "teacher's attempts": "$KV.lachesis_attempts.teacher=one=live.7",
     "runs": "$KV.lachesis_runs.one",
     "retention": "$KV.lachesis_retention.one",
+    "resume": "$KV.lachesis_resume.one.words",
 }
 SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.items()}, **OTHERS, **KEYS}
 
@@ -50,13 +52,15 @@ WRITES = {
     "batcher": {"ledger", "dead"},
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
+    "health": {"alert", "health state"},
     "scorer": {"score", "dead", "scorer's attempts"},
     "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts"},
     "inference": {"inference"},
     "trainer": {"trainer state", "policy"},
     "evaluator": {"eval"},
     "environment": {"rollout", "rollout chunk", "lease"},
-    OPERATOR: {"rollout", "rollout chunk", "lease", "score", "teacher", "eval"},  # to put dead letters back
+    # to put dead letters back, and to let environments go on
+    OPERATOR: {"rollout", "rollout chunk", "lease", "score", "teacher", "eval", "resume"},
     OBSERVER: set(),
 }
 """By identity, what it may publish of SUBJECTS."""
@@ -66,6 +70,7 @@ READS = {
     "batcher": {"ROLLOUTS", "EVENTS", "LEDGER"},
     "normalizer": {"ROLLOUTS", "EVENTS", "LEDGER"},
     "curriculum": {"EVENTS", "LEDGER"},
+    "health": {"EVENTS", "LEDGER", "resume"},
     "scorer": set(),
     "teacher": {"inference"},
     "inference": {"policy", "inference"},

@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["scorer", "environment", "governor", "batcher", "normalizer", "curriculum", "teacher"]
+    "name", ["scorer", "environment", "governor", "batcher", "normalizer", "curriculum", "health", "teacher"]
 )
 def test_a_service_that_does_not_train_imports_nothing_heavy(name: str) -> None:
     code = f"import lachesis.services.cli.run\nfrom lachesis.services.registry import *\nload_main(find({name!r}))"

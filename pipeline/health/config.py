@@ -1,0 +1,30 @@
+"""Configuration of the health checks."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["HealthConfig"]
+
+
+class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which checks judge the event streams, and what may follow. The thresholds stand with each check."""
+
+    enabled: bool = True
+    """Whether the run has a health service. Default true."""
+    window: Annotated[int, Meta(ge=16, le=4096)] = 64
+    """Groups of one environment that are judged together. Default 64."""
+    act: Literal["warn", "quarantine", "halt"] = "halt"
+    """The worst that a check may do by itself; warn: nothing but alerts. Default halt."""
+    off: list[str] = []
+    """Checks that do not judge, by name (`lachesis health` shows them). Default none."""
+    score_low: float = 0.0
+    """The lowest score there is, for the saturation check. Default 0."""
+    score_high: float = 1.0
+    """The highest score there is. Default 1."""
+
+    def __post_init__(self) -> None:
+        if not self.score_low < self.score_high:
+            raise ConfigError(f"health.score_low is {self.score_low}; it must be below score_high, {self.score_high}")

@@ -1,0 +1,1 @@
+"""Pure logic of the health checks: one small class a check, and the monitor that feeds them window by window."""

@@ -1,0 +1,56 @@
+"""The check of advantages: inside a complete group they have a mean and a bound, and beyond those there is a bug."""
+
+import math
+
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded, mean
+from lachesis.schemas.annotations import GroupReward
+
+__all__ = ["Advantages"]
+
+_ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl"}
+_WITHIN_RANGE = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "opo"}
+
+
+class Advantages(Check):
+    """A group whose mean is beyond 1e-6 of its largest advantage, where the estimator centres, or with one beyond the
+    estimator's bound ((n-1)/sqrt(n) of grpo with a deviation of n-1; the range of rewards where there is no divisor)
+    halts. Skewness of all advantages, |m3 / m2^1.5| > 3, warns."""
+
+    name = "advantages"
+
+    def judge(self, window: Window) -> Finding:
+        trained = [reward for reward in window.rewards if reward.verdict == "trainable"]
+        values = [value for reward in trained for value in finite(reward.advantages)]
+        if not values:
+            return Finding("idle", reason="no advantages")
+        broken = [reward.group for reward in trained if not _holds(reward, window.estimator)]
+        if broken:
+            reason = (
+                f"advantages of {len(broken)} groups break the bounds of {window.estimator}: a bug, whatever the data"
+            )
+            return Finding("halt", float(len(broken)), 0.0, reason, broken[:EXAMPLES])
+        skew = _skewness(values)
+        severity, threshold = graded(abs(skew), [(3.0, "warn")])
+        reason = "" if severity == "ok" else f"few samples carry the gradient: skewness {skew:.1f}"
+        examples = sorted(trained, key=lambda reward: -max(map(abs, finite(reward.advantages)), default=0.0))[:EXAMPLES]
+        return Finding(severity, abs(skew), threshold, reason, [reward.group for reward in examples] if reason else ())
+
+
+def _holds(reward: GroupReward, estimator: str) -> bool:
+    values = list(finite(reward.advantages))
+    if len(values) != sum(value is not None for value in reward.advantages):
+        return False
+    most, n = max(map(abs, values), default=0.0), len(values)
+    if estimator in _ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
+        return False
+    rewards = list(finite(reward.rewards))
+    if estimator in _WITHIN_RANGE and rewards:
+        return most <= (max(rewards) - min(rewards)) * (1 + 1e-6)
+    return estimator != "grpo" or most <= (n - 1) / math.sqrt(n) * (1 + 1e-6)
+
+
+def _skewness(values: list[float]) -> float:
+    centre = math.fsum(values) / len(values)
+    second = math.fsum((value - centre) ** 2 for value in values) / len(values)
+    third = math.fsum((value - centre) ** 3 for value in values) / len(values)
+    return third / second**1.5 if second > 1e-24 else 0.0

@@ -1,0 +1,99 @@
+"""What every health check is: a class that judges one window of one environment, with a little state between windows.
+
+A window holds what was stored since the one before, in the order of the stream, so a check is a function of the stream
+alone. Guarantees that a value that is missing, NaN or infinite never counts as healthy: it is left out, and a check
+with nothing left to judge by says `idle`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from lachesis.schemas.alerts import Severity
+from lachesis.schemas.annotations import GroupReward, GroupScore
+
+__all__ = ["EXAMPLES", "LADDER", "Check", "Finding", "Window", "finite", "graded", "mean"]
+
+LADDER: tuple[Severity, ...] = ("idle", "ok", "inform", "warn", "quarantine", "halt")
+"""Severities, the least first."""
+EXAMPLES = 4
+"""Groups that an alert names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`value` beyond `threshold` is what the check warns of. `grows`: when it lasts, it becomes a quarantine.
+
+    Warnings that learning itself can cause, a drifting reward say, do not grow.
+    """
+
+    severity: Severity
+    value: float | None = None
+    threshold: float | None = None
+    reason: str = ""
+    examples: Sequence[str] = ()
+    grows: bool = False
+
+
+@dataclass(slots=True)
+class Window:
+    """Scores and rewards of one environment's groups, `dead` groups without any, and `before`: the mean scores of the
+    groups of the four windows before. `estimator` is the one of the advantages.
+    """
+
+    scores: list[GroupScore] = field(default_factory=list)
+    rewards: list[GroupReward] = field(default_factory=list)
+    dead: list[str] = field(default_factory=list)
+    before: Sequence[float] = ()
+    estimator: str = ""
+
+    @property
+    def groups(self) -> int:
+        return len(self.scores) + len(self.dead)
+
+    def means(self) -> list[float]:
+        """Return the mean score of each group that has any."""
+        return [value for score in self.scores if (value := mean(score.scores)) is not None]
+
+
+class Check(ABC):
+    """One check. `name` is what alerts and the configuration call it."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def judge(self, window: Window) -> Finding:
+        """Judge one window; called once for each, in order."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the check remembers between windows, msgpack-able."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo `state_dict`. Without a state there is nothing to do."""
+        return
+
+
+def finite(values: Iterable[float | None]) -> Iterator[float]:
+    """Yield the values that are numbers."""
+    return (value for value in values if value is not None and math.isfinite(value))
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are numbers, None without any."""
+    kept = list(finite(values))
+    return math.fsum(kept) / len(kept) if kept else None
+
+
+def graded(value: float, steps: Sequence[tuple[float, Severity]]) -> tuple[Severity, float]:
+    """Return the severity of the highest threshold that `value` exceeds, and that threshold; ok with the lowest one.
+
+    `steps` are (threshold, severity), rising.
+    """
+    found: tuple[Severity, float] = ("ok", steps[0][0])
+    for threshold, severity in steps:
+        if value > threshold:
+            found = (severity, threshold)
+    return found

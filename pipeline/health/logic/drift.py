@@ -1,0 +1,170 @@
+"""Checks of change: has the distribution of scores moved, jumped or crept away?
+
+A policy that learns moves them too, so these warn and never do more. All of them judge mean scores of groups: samples
+of one prompt are not independent, groups nearly are. Thresholds with sources stand at each check.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
+
+__all__ = ["BLOCK", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
+
+BLOCK = 16
+"""Groups whose mean score is one observation of a sequential check: about an optimizer step."""
+_CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877)
+"""The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
+_ENOUGH = 128
+"""Groups before the window, without which there is nothing to compare it with."""
+_REFERENCE = 16
+"""Blocks from which mean and deviation are learned."""
+
+
+def blocks(values: Sequence[float]) -> list[float]:
+    """Return the means of as many whole blocks as there are."""
+    return [fmean(values[end - BLOCK : end]) for end in range(BLOCK, len(values) + 1, BLOCK)]
+
+
+class RewardDrift(Check):
+    """Population stability index against the four windows before: PSI = sum (q-p) ln(q/p), counts smoothed by .5.
+
+    Edges are deciles, frozen at the start. The usual .1 and .25 fire by chance on small samples (71 % of windows of 64
+    against 512), so that they are raised to c (1/n + 1/m), c the .999 quantile of chi-squared with bins - 1 degrees:
+    PSI is near chi-squared times (1/n + 1/m) (Yurdakul 2018).
+    """
+
+    name = "reward_drift"
+
+    def __init__(self) -> None:
+        self._edges: list[float] = []
+
+    def judge(self, window: Window) -> Finding:
+        now, before = window.means(), window.before
+        if not now or len(before) < _ENOUGH:
+            return Finding("idle", reason="no scores" if not now else "too few windows yet")
+        if not self._edges:
+            ranked = sorted(before)
+            self._edges = sorted({ranked[len(ranked) * i // 10] for i in range(1, 10)})
+        bins = len(self._edges) + 1
+        p, q = self._shares(before, bins), self._shares(now, bins)
+        value = sum((b - a) * math.log(b / a) for a, b in zip(p, q, strict=True))
+        chance = _CHI2_999[bins - 2] * (1 / len(now) + 1 / len(before))
+        severity, threshold = graded(value, [(max(0.1, chance), "inform"), (max(0.25, chance), "warn")])
+        reason = "" if severity == "ok" else f"mean scores moved from {fmean(before):.3f} to {fmean(now):.3f}"
+        return Finding(severity, value, threshold, reason, _examples(window) if reason else ())
+
+    def _shares(self, values: Sequence[float], bins: int) -> list[float]:
+        counts = [0.5] * bins
+        for value in values:
+            counts[bisect_right(self._edges, value)] += 1
+        total = sum(counts)
+        return [count / total for count in counts]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"edges": self._edges}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._edges = [float(edge) for edge in state["edges"]]
+
+
+class ScoreShift(Check):
+    """Two-sample Kolmogorov-Smirnov against the four windows before: sup |F-G| > 1.95 sqrt((n+m)/(n m)) warns
+    (alpha = .001). For continuous scores alone: with fewer than 20 different ones it is idle."""
+
+    name = "score_shift"
+
+    def judge(self, window: Window) -> Finding:
+        now, before = sorted(window.means()), sorted(window.before)
+        if not now or len(before) < _ENOUGH:
+            return Finding("idle", reason="no scores" if not now else "too few windows yet")
+        points = sorted({*now, *before})
+        if len(points) < 20:
+            return Finding("idle", reason="scores are not continuous")
+        n, m = len(now), len(before)
+        value = max(abs(bisect_right(now, x) / n - bisect_right(before, x) / m) for x in points)
+        severity, threshold = graded(value, [(1.95 * math.sqrt((n + m) / (n * m)), "warn")])
+        reason = (
+            ""
+            if severity == "ok"
+            else f"the distribution of scores changed, mean {fmean(before):.3f} -> {fmean(now):.3f}"
+        )
+        return Finding(severity, value, threshold, reason, _examples(window) if reason else ())
+
+
+class _Sequential(Check):
+    """What the two sequential checks share: block means as z, by the mean and deviation of the first sixteen blocks."""
+
+    def __init__(self) -> None:
+        self._reference: list[float] = []
+        self._left: list[float] = []
+        self._sums: list[float] = [0.0] * 6
+
+    def judge(self, window: Window) -> Finding:
+        values = [*self._left, *window.means()]
+        whole = blocks(values)
+        self._left = values[len(whole) * BLOCK :]
+        if not window.means():
+            return Finding("idle", reason="no scores")
+        worst: Finding | None = None
+        for value in whole:
+            if len(self._reference) < _REFERENCE:
+                self._reference.append(value)
+                continue
+            finding = self._step((value - fmean(self._reference)) / max(stdev(self._reference), 1e-3))
+            if finding.severity != "ok":  # what comes after is judged by what it is like now
+                self._reference, self._sums = [], [0.0] * 6
+                return Finding(finding.severity, finding.value, finding.threshold, finding.reason, _examples(window))
+            worst = finding
+        return worst or Finding("idle", reason="too few windows yet")
+
+    def _step(self, z: float) -> Finding:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reference": self._reference, "left": self._left, "sums": self._sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._reference, self._left, self._sums = (
+            [float(value) for value in state[name]] for name in ("reference", "left", "sums")
+        )
+
+
+class StepChange(_Sequential):
+    """Two-sided CUSUM of block means (Page 1954): S = max(0, S +- z - k), k = .5, alarm above h = 8: about 8,000 blocks
+    between false alarms, 17 to see a step of one deviation, when mean and deviation are known."""
+
+    name = "step_change"
+
+    def _step(self, z: float) -> Finding:
+        up, down = max(0.0, self._sums[0] + z - 0.5), max(0.0, self._sums[1] - z - 0.5)
+        self._sums[:2] = [up, down]
+        severity, threshold = graded(max(up, down), [(8.0, "warn")])
+        reason = f"scores stepped {'up' if up > down else 'down'}" if severity != "ok" else ""
+        return Finding(severity, max(up, down), threshold, reason)
+
+
+class SlowDrift(_Sequential):
+    """Two-sided Page-Hinkley of block means: m += z - mean(z) - delta, alarm when m - min m > lambda; delta = .1,
+    lambda = 20 (the defaults of the field; few lines, so no library for them). It informs: learning is such a drift."""
+
+    name = "slow_drift"
+
+    def _step(self, z: float) -> Finding:
+        n, total, up, least, down, most = self._sums
+        n, total = n + 1, total + z
+        deviation = z - total / n
+        up, down = up + deviation - 0.1, down + deviation + 0.1
+        least, most = min(least, up), max(most, down)
+        self._sums = [n, total, up, least, down, most]
+        value = max(up - least, most - down)
+        severity, threshold = graded(value, [(20.0, "inform")])
+        reason = f"scores drift {'up' if up - least > most - down else 'down'}" if severity != "ok" else ""
+        return Finding(severity, value, threshold, reason)
+
+
+def _examples(window: Window) -> list[str]:
+    return [score.group for score in window.scores[-EXAMPLES:]]

@@ -1,0 +1,155 @@
+"""Checks that count: the share of groups or samples that are broken, missing, cut off, alike, or at a bound."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded
+
+__all__ = ["Faulty", "Missing", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
+
+
+class NonFinite(Check):
+    """A rating that is NaN or infinite, or a group that cannot be read: its group is out already (status, dead letter).
+
+    Any warns; more than 1 % of the last eight windows, and at least three groups, halts.
+    """
+
+    name = "nonfinite"
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, int]] = deque(maxlen=8)  # (faulty, all) by window
+
+    def judge(self, window: Window) -> Finding:
+        if not window.groups:
+            return Finding("idle", reason="no groups")
+        bad = [
+            score.group
+            for score in window.scores
+            if any("nonfinite" in column for column in score.statuses.values())
+            or len(list(finite(score.scores))) < sum(value is not None for value in score.scores)
+        ]
+        bad += window.dead
+        self._recent.append((len(bad), window.groups))
+        faulty, groups = (sum(column) for column in zip(*self._recent, strict=True))
+        if faulty >= 3 and faulty > 0.01 * groups:
+            reason = f"{faulty} of the last {groups} groups hold NaN or infinity, or cannot be read"
+            return Finding("halt", faulty / groups, 0.01, reason, bad[:EXAMPLES])
+        if bad:
+            reason = f"{len(bad)} groups hold NaN or infinity, or cannot be read"
+            return Finding("warn", faulty / groups, 0.0, reason, bad[:EXAMPLES], grows=True)
+        return Finding("ok", faulty / groups, 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"recent": list(self._recent)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._recent.extend((int(bad), int(groups)) for bad, groups in state["recent"])
+
+
+class Missing(Check):
+    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
+
+    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters.
+    """
+
+    name = "missing"
+
+    def judge(self, window: Window) -> Finding:
+        total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
+        for score in window.scores:
+            total += len(score.scores)
+            columns = {name: [status not in {"ok", "abstain"} for status in column]
+                       for name, column in score.statuses.items()}  # fmt: skip
+            columns["score"] = [value is None for value in score.scores]
+            for name, flags in columns.items():
+                missing[name] = missing.get(name, 0) + sum(flags)
+                if any(flags):
+                    examples.setdefault(name, []).append(score.group)
+        if not total:
+            return Finding("idle", reason="no scores")
+        worst = max(missing, key=lambda name: missing[name])
+        share = missing[worst] / total
+        severity, threshold = graded(share, [(0.10, "warn")])
+        what = "scores are" if worst == "score" else f"ratings of {worst} are"
+        reason = "" if severity == "ok" else f"{share:.0%} of the {what} missing; drop the rater, or mend it"
+        return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
+
+
+class Saturation(Check):
+    """Samples within 1 % of one and the same bound of the score: > .9 warns, > .98 halts. Nothing is left to learn, or
+    the score has been hacked."""
+
+    name = "saturation"
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+
+    def judge(self, window: Window) -> Finding:
+        values = [value for score in window.scores for value in finite(score.scores)]
+        if not values:
+            return Finding("idle", reason="no scores")
+        margin = 0.01 * (self.high - self.low)
+        shares = {
+            self.low: sum(value <= self.low + margin for value in values) / len(values),
+            self.high: sum(value >= self.high - margin for value in values) / len(values),
+        }
+        bound = max(shares, key=lambda bound: shares[bound])
+        severity, threshold = graded(shares[bound], [(0.9, "warn"), (0.98, "halt")])
+        reason = "" if severity == "ok" else f"{shares[bound]:.0%} of the scores lie within 1 % of {bound:g}"
+        examples = [score.group for score in window.scores[:EXAMPLES]] if severity != "ok" else []
+        return Finding(severity, shares[bound], threshold, reason, examples)
+
+
+class ZeroVariance(Check):
+    """Groups whose rewards do not differ, of those with rewards: > .6 warns, > .9 halts (generating is wasted).
+
+    With success rate p and G samples their share is p^G + (1-p)^G.
+    """
+
+    name = "zero_variance"
+
+    def judge(self, window: Window) -> Finding:
+        judged = [reward for reward in window.rewards if reward.verdict in {"trainable", "zero_variance"}]
+        flat = [reward.group for reward in judged if reward.verdict == "zero_variance"]
+        if not judged:
+            return Finding("idle", reason="no rewards")
+        share = len(flat) / len(judged)
+        severity, threshold = graded(share, [(0.6, "warn"), (0.9, "halt")])
+        reason = "" if severity == "ok" else f"in {share:.0%} of the groups all rewards are alike: nothing to learn"
+        return Finding(severity, share, threshold, reason, flat[:EXAMPLES] if reason else ())
+
+
+class Truncated(Check):
+    """Samples cut off at the token limit: > .2 warns, > .5 halts."""
+
+    name = "truncated"
+
+    def judge(self, window: Window) -> Finding:
+        told = [(score, score.signals) for score in window.scores if score.signals is not None]
+        samples = sum(len(score.scores) for score, _ in told)
+        if not samples:
+            return Finding("idle", reason="no samples")
+        share = sum(signals.truncated for _, signals in told) / samples
+        severity, threshold = graded(share, [(0.2, "warn"), (0.5, "halt")])
+        if severity == "ok":
+            return Finding(severity, share, threshold)
+        worst = sorted(told, key=lambda pair: -pair[1].truncated)[:EXAMPLES]
+        reason = f"{share:.0%} of the samples are cut off; raise max_new_tokens, or look for answers without end"
+        return Finding(severity, share, threshold, reason, [score.group for score, _ in worst], grows=True)
+
+
+class Faulty(Check):
+    """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns."""
+
+    name = "faulty_groups"
+
+    def judge(self, window: Window) -> Finding:
+        if not window.rewards:
+            return Finding("idle", reason="no rewards")
+        bad = [reward for reward in window.rewards if reward.verdict == "quarantined"]
+        share = len(bad) / len(window.rewards)
+        if not bad:
+            return Finding("ok", share, 0.0)
+        reason = f"{len(bad)} groups quarantined, the first for: {(bad[0].reason or '?')[:200]}"
+        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=True)

@@ -1,0 +1,34 @@
+"""What is wrong with a single group, told from its signals; such a group is quarantined before anything reads it.
+
+The normalizer asks when it gives the group its verdict, so the answer is in the log before a batch could take the
+group, and is the same whenever the group is judged.
+"""
+
+from lachesis.schemas.annotations import GroupScore
+
+__all__ = ["fault_of"]
+
+_LONGEST_SURE_RUN = 3000
+_ENOUGH_TOKENS = 32
+
+
+def fault_of(score: GroupScore) -> str | None:
+    """Return why a group must not be trained on, None if nothing is wrong with it.
+
+    Repetition: 3000 tokens in a row with p > .99 (prime-rl). Gibberish: rare tokens drawn against the odds, two or more
+    and over 1 in 1000 of a sample's (prime-rl takes any one; a long sample at temperature 1 draws some by right).
+    Logprobs: 0 for every token of a group, which stands for "not recorded": importance ratios would be of nothing. The
+    other sentinels, positive or missing ones, never get this far (`Sequences.check`).
+    """
+    signals = score.signals
+    if signals is None:
+        return None
+    if signals.sure_run >= _LONGEST_SURE_RUN:
+        return f"repetition: {signals.sure_run} tokens in a row with p > .99"
+    for count, length in zip(signals.unlikely, score.lengths, strict=False):
+        if count >= 2 and count > length / 1000:
+            return f"gibberish: {count} of {length} tokens are rare ones drawn against the odds"
+    total = sum(score.lengths)
+    if total >= _ENOUGH_TOKENS and signals.zeros == total:
+        return f"logprobs: 0 for each of {total} tokens, so none were recorded; ask the inference server for them"
+    return None

@@ -1,0 +1,223 @@
+"""The monitor of one environment: events in, in the order of their stream; every check's result out, window by window.
+
+Guarantees that results and standing are a function of the streams (and of resumptions): no clock, no arrival order. A
+window of groups ends with the message that completes it, one of batches with the entry that does; `state_dict` holds
+what lies before, never a part of a window, so that a restart reads the open windows again and comes to the same.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.logic.advantages import Advantages
+from lachesis.pipeline.health.logic.check import LADDER, Check, Finding, Window
+from lachesis.pipeline.health.logic.drift import RewardDrift, ScoreShift, SlowDrift, StepChange
+from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
+from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, Staleness
+from lachesis.schemas.alerts import Alert, Severity, Standing
+from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.values import shaped
+
+__all__ = ["CHECKS", "SUSTAINED", "Monitor"]
+
+SUSTAINED = 3
+"""Windows in a row after which a warning that can grow becomes a quarantine, and a quarantine a halt: nothing of what
+is generated then is trained."""
+_BATCHES = 8
+"""Batches judged together."""
+_BEFORE = 4
+"""Windows of groups that the next one is compared with."""
+_SEEN = 512
+"""Rollouts remembered as scored: a score that is stored twice, by a redelivery, counts once."""
+
+
+def _checks(config: HealthConfig) -> list[Check]:
+    return [
+        NonFinite(),
+        Missing(),
+        Faulty(),
+        RewardDrift(),
+        ScoreShift(),
+        StepChange(),
+        SlowDrift(),
+        Saturation(config.score_low, config.score_high),
+        ZeroVariance(),
+        Truncated(),
+        LengthHacking(),
+        OverOptimisation(),
+        RaterAtOdds(),
+        Advantages(),
+        Entropy(),
+        ModeCollapse(),
+    ]
+
+
+CHECKS = (*(check.name for check in _checks(HealthConfig())), Staleness.name)
+"""The names of all checks."""
+
+
+class Monitor:
+    """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
+
+    def __init__(self, config: HealthConfig) -> None:
+        for name in config.off:
+            if name not in CHECKS:
+                raise ConfigError(f"health.off: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
+        self._config = config
+        self.resumed = 0
+        self._after = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
+        self._staleness = Staleness()
+        self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
+        self._before: deque[list[float]] = deque(maxlen=_BEFORE)
+        self._seen: deque[int] = deque(maxlen=_SEEN)
+        self._batches: list[GroupRef] = []
+        self._batches_seen = 0
+        self._open = Window()
+        self._scored: set[int] = set()
+        self.groups = 0
+        self.windows = {"groups": 0, "batches": 0}
+        self.standing = Standing()
+
+    # what comes in
+
+    def score(self, score: GroupScore) -> None:
+        """Take in a group's score; of several the first stored counts."""
+        if score.seq > self._after and score.seq not in self._seen and score.seq not in self._scored:
+            self._scored.add(score.seq)
+            self._open.scores.append(score)
+
+    def reward(self, reward: GroupReward, estimator: str) -> None:
+        """Take in a group's reward."""
+        if reward.seq > self._after:
+            self._open.rewards.append(reward)
+            self._open.estimator = estimator
+
+    def dead(self, letter: DeadLetter) -> None:
+        """Take in a dead letter: it counts when a group ends by it for what it holds."""
+        if letter.ends_rollout and letter.kind != "deadline" and letter.seq > self._after:
+            self._open.dead.append(letter.group or f"at sequence {letter.seq}")
+
+    def batch(self, number: int, refs: Sequence[GroupRef]) -> None:
+        """Take in the environment's part of batch `number`."""
+        kept = [ref for ref in refs if ref.seq > self._after]
+        self._batches_seen += bool(kept)
+        self._batches += kept
+        for ref in kept:
+            self._staleness.add(number - ref.policy_step, ref.group)
+
+    # what comes out
+
+    @property
+    def window_full(self) -> bool:
+        """Whether a window of groups is to be judged."""
+        return self._open.groups >= self._config.window
+
+    @property
+    def batches_full(self) -> bool:
+        """Whether enough batches are in to be judged."""
+        return self._batches_seen >= _BATCHES
+
+    def judge(self) -> list[Alert]:
+        """Judge the open window of groups and begin the next."""
+        window = self._open
+        window.before = [value for means in self._before for value in means]
+        results = [self._result(check.name, check.judge(window)) for check in self._checks]
+        seqs = [item.seq for item in (*window.scores, *window.rewards)]
+        self._before.append(window.means())
+        self._seen.extend(score.seq for score in window.scores)
+        self._open, self._scored = Window(), set()
+        self.groups += window.groups
+        self.windows["groups"] += 1
+        self._stand(results, min(seqs, default=None), self.windows["groups"] - 1)
+        return results
+
+    def judge_batches(self) -> list[Alert]:
+        """Judge the batches taken in since the last time."""
+        finding = self._staleness.judge()
+        results = [] if Staleness.name in self._config.off else [self._result(Staleness.name, finding)]
+        first = min((ref.seq for ref in self._batches), default=None)
+        self._batches, self._batches_seen = [], 0
+        self.windows["batches"] += 1
+        self._stand(results, first, self.windows["batches"] - 1)
+        return results
+
+    def resume(self, revision: int, after: int) -> None:
+        """Lift the standing and begin anew with the rollouts after sequence `after`; `revision` numbers requests."""
+        self.resumed, self._after = revision, after
+        self._begin()
+
+    def _result(self, name: str, finding: Finding) -> Alert:
+        severity = finding.severity
+        warned, quarantined = self._streaks.get(name, (0, 0))
+        if severity != "idle":  # a window without anything to judge by neither clears nor confirms
+            warned = warned + 1 if _at_least(severity, "warn") else 0
+            if severity == "warn" and finding.grows and warned >= SUSTAINED:
+                severity = "quarantine"
+            quarantined = quarantined + 1 if _at_least(severity, "quarantine") else 0
+            if severity == "quarantine" and quarantined > SUSTAINED:
+                severity = "halt"
+            self._streaks[name] = (warned, quarantined)
+        return Alert(
+            check=name,
+            severity=severity if _at_least(self._config.act, severity) else self._config.act,
+            value=finding.value,
+            threshold=finding.threshold,
+            reason=finding.reason,
+            windows=warned,
+            examples=list(finding.examples),
+        )
+
+    def _stand(self, results: Sequence[Alert], first: int | None, window: int) -> None:
+        worst = max(results, key=lambda result: LADDER.index(result.severity), default=None)
+        if worst is None or not _at_least(worst.severity, "quarantine"):
+            return
+        standing = self.standing
+        if standing.quarantined_from is None and first is not None:
+            standing = msgspec.structs.replace(standing, quarantined_from=first, cause=worst.check, since=window)
+        if worst.severity == "halt" and not standing.halted:
+            standing = msgspec.structs.replace(standing, halted=True, cause=worst.check, since=window)
+        self.standing = standing
+
+    # what is kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything before the open windows, msgpack-able."""
+        return {
+            "version": 1,
+            "checks": {check.name: check.state_dict() for check in self._checks},
+            "streaks": self._streaks,
+            "before": list(self._before),
+            "seen": list(self._seen),
+            "groups": self.groups,
+            "windows": self.windows,
+            "standing": msgspec.to_builtins(self.standing),
+            "resumed": self.resumed,
+            "after": self._after,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo `state_dict`. A check that was off then begins anew."""
+        self._begin()
+        for check in self._checks:
+            if check.name in state["checks"]:
+                check.load_state_dict(state["checks"][check.name])
+        self._streaks = {name: (warned, worse) for name, (warned, worse) in state["streaks"].items()}
+        self._before.extend([float(value) for value in means] for means in state["before"])
+        self._seen.extend(state["seen"])
+        self.groups, self.windows = state["groups"], dict(state["windows"])
+        self.standing = shaped("health standing", Standing, state["standing"])
+        self.resumed, self._after = state["resumed"], state["after"]
+
+
+def _at_least(severity: Severity, other: Severity) -> bool:
+    return LADDER.index(severity) >= LADDER.index(other)

@@ -1,0 +1,117 @@
+"""Checks of the policy: does it still explore, does it say different things, is what it says new enough?"""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded, mean
+
+__all__ = ["Entropy", "ModeCollapse", "Staleness"]
+
+_START_WINDOWS = 2
+_LONG = 32
+"""Tokens from which on two answers to one task do not come out alike by being right."""
+
+
+class Entropy(Check):
+    """Entropy of the sampled tokens, estimated by -mean logprob, as an average over windows (weight .3), against that
+    of the first two: below .3 of it warns, below .1 halts. The value is 1 - the share, so that more is worse."""
+
+    name = "entropy"
+
+    def __init__(self) -> None:
+        self._start: list[float] = []
+        self._average: float | None = None
+
+    def judge(self, window: Window) -> Finding:
+        now = mean(value for score in window.scores if score.signals for value in score.signals.logprobs)
+        if now is None:
+            return Finding("idle", reason="no logprobs")
+        now = max(0.0, -now)
+        if len(self._start) < _START_WINDOWS:
+            self._start.append(now)
+            return Finding("idle", reason="the first windows are what later ones are judged by")
+        start = sum(self._start) / len(self._start)
+        if start < 1e-3:
+            return Finding("idle", reason="there was no entropy to begin with")
+        self._average = now if self._average is None else 0.7 * self._average + 0.3 * now
+        share = self._average / start
+        severity, threshold = graded(1 - share, [(0.7, "warn"), (0.9, "halt")])
+        reason = "" if severity == "ok" else f"entropy is {share:.0%} of what it was, {self._average:.3g} nats a token"
+        return Finding(severity, 1 - share, threshold, reason, _examples(window) if reason else ())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"start": self._start, "average": self._average}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._start, self._average = [float(value) for value in state["start"]], state["average"]
+
+
+class ModeCollapse(Check):
+    """The same text again: the greater of two shares warns above .5 and quarantines above .9.
+
+    Within groups: (n - distinct) / (n - 1) of answers of 32 tokens or more; short right answers are alike by being
+    right. Between tasks: the share of samples whose text answers another task of the window as well; where that was
+    above a quarter in the first window (yes or no), it is left out. Texts are compared by a CRC-32 of their tokens.
+    """
+
+    name = "mode_collapse"
+
+    def __init__(self) -> None:
+        self._between_at_start: float | None = None
+
+    def judge(self, window: Window) -> Finding:
+        told = [(score, score.signals) for score in window.scores if score.signals and score.signals.texts]
+        if not told:
+            return Finding("idle", reason="no texts")
+        tasks: dict[int, set[str]] = {}
+        for score, signals in told:
+            for text in signals.texts:
+                tasks.setdefault(text, set()).add(score.item)
+        texts = [text for _, signals in told for text in signals.texts]
+        between = sum(len(tasks[text]) > 1 for text in texts) / len(texts)
+        if self._between_at_start is None:
+            self._between_at_start = between
+        within = mean(
+            (len(long) - len(set(long))) / (len(long) - 1)
+            for score, signals in told
+            if len(long := [text for text, n in zip(signals.texts, score.lengths, strict=True) if n >= _LONG]) > 1
+        )
+        value = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
+        severity, threshold = graded(value, [(0.5, "warn"), (0.9, "quarantine")])
+        reason = "" if severity == "ok" else f"{value:.0%} of the answers repeat another one"
+        return Finding(severity, value, threshold, reason, _examples(window) if reason else (), grows=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"between": self._between_at_start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._between_at_start = state["between"]
+
+
+class Staleness:
+    """Batches that a group waited for its optimizer step, the 95th percentile over eight batches: > 4 warns, > 8
+    quarantines. It judges ledger entries: `add` the lags of a batch's groups, then `judge` when eight are in."""
+
+    name = "staleness"
+
+    def __init__(self) -> None:
+        self._lags: deque[tuple[int, str]] = deque(maxlen=4096)
+
+    def add(self, lag: int, group: str) -> None:
+        self._lags.append((lag, group))
+
+    def judge(self) -> Finding:
+        """Judge what was added since the last time, and forget it."""
+        lags = sorted(self._lags)
+        self._lags.clear()
+        if not lags:
+            return Finding("idle", reason="no batches")
+        p95 = float(lags[min(len(lags) - 1, len(lags) * 95 // 100)][0])
+        severity, threshold = graded(p95, [(4.0, "warn"), (8.0, "quarantine")])
+        reason = "" if severity == "ok" else f"a twentieth of the groups are {p95:.0f} steps old or more when trained"
+        return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]] if reason else ())
+
+
+def _examples(window: Window) -> list[str]:
+    return [score.group for score in window.scores[-EXAMPLES:]]

@@ -1,0 +1,33 @@
+"""Statistics of the checks: correlation, Fisher's z, and the t of a slope. Pure functions of lists of floats."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+
+__all__ = ["correlation", "fisher_z", "slope_t"]
+
+_MOST = 1e6
+
+
+def correlation(xy: float, xx: float, yy: float) -> float | None:
+    """Return r from centred sums of products, None where one of the two does not vary."""
+    return None if xx <= 1e-12 or yy <= 1e-12 else max(-1.0, min(1.0, xy / math.sqrt(xx * yy)))
+
+
+def fisher_z(r: float, degrees: float) -> float:
+    """Return atanh(r) sqrt(degrees - 2), near standard normal where there is no correlation; `degrees`: n - 1."""
+    return math.atanh(max(-0.999999, min(0.999999, r))) * math.sqrt(max(0.0, degrees - 2))
+
+
+def slope_t(values: Sequence[float]) -> float | None:
+    """Return the t statistic of the least-squares slope of `values` over 0, 1, ...; None for fewer than 3, or flat."""
+    n = len(values)
+    if n < 3:
+        return None
+    x, y = (n - 1) / 2, fmean(values)
+    xy = sum((i - x) * (value - y) for i, value in enumerate(values))
+    r = correlation(xy, n * (n * n - 1) / 12, sum((value - y) ** 2 for value in values))
+    if r is None:
+        return None
+    left = 1 - r * r
+    return math.copysign(_MOST, r) if left < 1e-12 else r * math.sqrt((n - 2) / left)

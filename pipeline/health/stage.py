@@ -1,0 +1,199 @@
+"""The health service: scores, rewards, dead letters and ledger entries in, alerts out, one fenced commit a window.
+
+One writer an environment. It reads no payload: what a check needs of tokens and logprobs is in the scores' signals. An
+alert event holds what every check found in a window, what follows for the environment, and the whole state, so a
+restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event here too:
+whoever wants to know where an environment stands, reads its newest alert event and nothing else.
+"""
+
+import logging
+from typing import Literal
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.stage.commitlog import CommitLog
+from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
+from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.values import unpack
+
+__all__ = ["run_health"]
+
+log = logging.getLogger("lachesis")
+
+SNAPSHOT_EVERY = 64
+"""Commits between two snapshots of the state; a restart reads at most so many."""
+
+
+async def run_health(service: Service, config: RunConfig) -> None:
+    """Judge every environment of the run until the service drains."""
+    async with anyio.create_task_group() as tasks:
+        for env in config.environments:
+            tasks.start_soon(_run_env, service, config, env)
+
+
+async def _run_env(service: Service, config: RunConfig, env: str) -> None:
+    writer = await _EnvWriter.open(service, config, env)
+    run, revision = service.run, service.revision
+    events = [subjects.event(kind, run, revision, env) for kind in writer.kinds]
+    sources = [
+        Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
+        Source(subjects.LEDGER, [subjects.ledger(run, config.training.name)], writer.cursors[subjects.LEDGER]),
+    ]
+    async with open_bursts(service, sources) as bursts, background() as tasks:
+        tasks.start_soon(writer.watch_requests)
+        service.recovered()
+        async for burst in bursts:
+            try:
+                await writer.take(burst)
+            except InfrastructureError:
+                if service.draining.is_set():
+                    return  # what was not committed is read again
+                raise
+
+
+class _EnvWriter:
+    """The single writer of one environment's alerts.
+
+    `cursors`: first sequence to read again, by stream: what follows the last window of it that was judged.
+    """
+
+    kinds: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
+
+    def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[AlertEvent]) -> None:
+        self.service = service
+        self.env = env
+        self.log = log
+        self.monitor = Monitor(config.health)
+        self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
+        self._next = dict(self.cursors)
+        self._lock = anyio.Lock()
+
+    @classmethod
+    async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
+        """Return the writer with the state its predecessors committed."""
+        log, restored = await CommitLog.open(
+            service.bus,
+            AlertEvent,
+            lambda event: event.commit,
+            subject=subjects.event("alert", service.run, service.revision, env),
+            state_subject=subjects.state(service.run, "health", service.revision, env),
+            stage="health",
+            term=service.instance,
+        )
+        writer = cls(service, config, env, log)
+        state = restored.deltas[-1] if restored.deltas else restored.state
+        if state is not None:
+            writer.monitor.load_state_dict(unpack("health state", state))
+        writer.cursors.update(restored.cursors)
+        writer._next = dict(writer.cursors)
+        return writer
+
+    async def take(self, burst: list[Stored]) -> None:
+        """Feed a burst of input, and commit each window that it completes."""
+        async with self._lock:
+            for message in burst:
+                self._next[message.stream] = message.seq + 1
+                try:
+                    self._feed(message)
+                except VersionError:
+                    raise  # the run's own services wrote it: wait for the upgrade, with the message unread
+                except DataError as error:  # its dead letter is written by the stage that needs it
+                    self.service.health.note = f"left out: {error}"
+                if self.monitor.window_full:
+                    await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
+                if self.monitor.batches_full:
+                    await self._commit("batches", self.monitor.judge_batches(), subjects.LEDGER)
+
+    def _feed(self, message: Stored) -> None:
+        if message.stream == subjects.LEDGER:
+            batch = decode(LedgerEntry, message.data).batch
+            if batch is not None:
+                self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
+            return
+        match message.subject.split(".")[1]:
+            case "score":
+                for score in decode(ScoreEvent, message.data).groups:
+                    self.monitor.score(score)
+                    self.service.health.handled += 1
+            case "reward":
+                event = decode(RewardEvent, message.data)
+                for reward in event.groups:
+                    self.monitor.reward(reward, event.advantage)
+            case _:
+                self.monitor.dead(decode(DeadLetter, message.data))
+
+    async def watch_requests(self) -> None:
+        """Apply each request to resume, once. Runs until cancelled."""
+        key = f"{self.service.run}.{self.env}"
+        async with self.service.bus.watch(subjects.BUCKETS["resume"], key) as requests:
+            async for entry in requests:
+                async with self._lock:
+                    if entry.revision <= self.monitor.resumed:
+                        continue
+                    try:
+                        after = decode(ResumeRequest, entry.value).after
+                    except SchemaError as error:
+                        self.service.health.note = f"a request to resume cannot be read: {error}"
+                        continue
+                    self.monitor.resume(entry.revision, after)
+                    self.cursors = dict(self._next)
+                    log.info("%s goes on, with the rollouts after %d", self.env, after)
+                    try:
+                        await self._commit("resume", [])
+                    except InfrastructureError:
+                        if not self.service.draining.is_set():
+                            raise
+                        return  # the next start reads the request again
+
+    async def _commit(
+        self, source: Literal["groups", "batches", "resume"], results: list[Alert], stream: str | None = None
+    ) -> None:
+        """Write what was found, where that leaves the environment, and the state after the window."""
+        if stream is not None:
+            self.cursors = {**self.cursors, stream: self._next[stream]}
+        monitor = self.monitor
+        state = msgspec.msgpack.encode(monitor.state_dict())
+        event = AlertEvent(
+            run=self.service.run,
+            env=self.env,
+            revision=self.service.revision,
+            commit=self.log.next_commit(self.cursors, state),
+            window=max(0, monitor.windows.get(source, 0) - 1),
+            groups=monitor.groups,
+            source=source,
+            results=results,
+            standing=monitor.standing,
+        )
+        await self.service.retrying("commit alerts")(self.log.append, event)
+        self.service.recovered()
+        self.service.health.emitted += 1
+        self._tell(event)
+        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+            await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
+
+    def _tell(self, event: AlertEvent) -> None:
+        """Put the figures into the heartbeat, and what is wrong into the log."""
+        figures = self.service.health.metrics
+        for result in event.results:
+            if result.value is not None:
+                figures[f"health/{self.env}/{result.check}"] = result.value
+        standing = event.standing
+        figures[f"health/{self.env}/groups"] = event.groups
+        figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
+        figures[f"health/{self.env}/halted"] = float(standing.halted)
+        for alert in event.alerts:
+            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
+            log.warning(
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
+            )

@@ -1,0 +1,86 @@
+"""Alerts: what the health checks found in an environment, and what it means for what goes on there.
+
+One writer (the health service) commits an `AlertEvent` for each window it judged. The newest one of an environment is
+its standing: the governor grants no lease where it says halted, and the batcher diverts groups where it says
+quarantined. A `ResumeRequest` asks that writer to lift both.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from lachesis.schemas.annotations import Commit
+from lachesis.schemas.codec import Event
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import Count, Finite, Seq
+
+__all__ = ["Alert", "AlertEvent", "ResumeRequest", "Severity", "Standing"]
+
+Severity = Literal["idle", "ok", "inform", "warn", "quarantine", "halt"]
+"""From `inform` on it is an alert. idle: the check does not apply, or has nothing to judge by; that is not healthy."""
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one check says of one window. `value` beyond `threshold` is what it warns of; None: there is no value.
+
+    `windows` counts the windows in a row in which it warned or worse; `examples` are group ids, which are trace ids.
+    """
+
+    check: str
+    severity: Severity
+    value: Finite | None = None
+    threshold: Finite | None = None
+    reason: str = ""
+    windows: Count = 0
+    examples: list[str] = []
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What follows from the alerts so far. Rollouts from sequence `quarantined_from` of ROLLOUTS on are not trained.
+
+    `cause` names the check, `since` the window that brought it about.
+    """
+
+    quarantined_from: Seq | None = None
+    halted: bool = False
+    cause: str | None = None
+    since: Count | None = None
+
+
+class AlertEvent(Event, frozen=True, kw_only=True):
+    """A commit of the health service: what every check that judges `source` found in a window of it.
+
+    `groups` counts those judged since the start or the last resumption; with `source` resume it lifts the standing.
+    """
+
+    run: str
+    env: str
+    revision: str
+    commit: Commit
+    window: Count
+    groups: Count
+    source: Literal["groups", "batches", "resume"]
+    results: list[Alert]
+    standing: Standing
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The results that are more than ok."""
+        return [result for result in self.results if result.severity not in {"idle", "ok"}]
+
+    def check(self) -> None:
+        for result in self.results:
+            if any(value is not None and not math.isfinite(value) for value in (result.value, result.threshold)):
+                raise SchemaError(f"{result.check}: a value is NaN or infinite; a missing one is None")
+
+
+class ResumeRequest(Event, frozen=True, kw_only=True):
+    """Asks that an environment go on, under `<run>.<env>` in the resume bucket. The checks begin anew with the rollouts
+    after sequence `after` of ROLLOUTS; what was stored before stays diverted.
+    """
+
+    run: str
+    env: str
+    after: Count
+    asked_ns: Count
