@@ -55,6 +55,7 @@ class Governor:
         self._last_rollout = 0
         self._last_entry = -1
         self._batches: dict[int, int] = {}
+        self._halted: dict[str, str] = {}
         self._next_batch = 0
         self._trained = 0
         self._leases: dict[str, Lease] = {}
@@ -106,6 +107,13 @@ class Governor:
         self._trained = step
         self._wanting = False
         self._batches = {number: size for number, size in self._batches.items() if number >= step}
+
+    def halt(self, env: str, reason: str | None) -> None:
+        """Grant nothing more to `env`, for `reason`; None: do again. Leases that it has may still be used."""
+        if reason is None:
+            self._halted.pop(env, None)
+        else:
+            self._halted[env] = reason
 
     def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
         """What the streams hold, asked for at `now_s`."""
@@ -177,6 +185,8 @@ class Governor:
                 f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
                 "make groups smaller, or batches larger"
             )
+        if request.env in self._halted:
+            return self._halted[request.env]
         if now_s < self._grants_from_s:
             return f"the governor started again and waits {self._grants_from_s - now_s:.1f} s for leases it cannot know"
         if self._budget.is_blind(now_s):

@@ -11,6 +11,7 @@ import anyio
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.logic import Governor
+from lachesis.pipeline.health.standing import Standings, halted_reason
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -47,8 +48,9 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         return encode(reply)
 
     async with anyio.create_task_group() as tasks:
-        for follow in (follower.members, follower.ledger, follower.policy, follower.streams, follower.trim, term.watch):
-            tasks.start_soon(follow)
+        follow = (follower.members, follower.ledger, follower.policy, follower.alerts, follower.streams)
+        for task in (*follow, follower.trim, term.watch):
+            tasks.start_soon(task)
         async with service.bus.serve(subjects.lease(service.run), answer):
             service.recovered()
             await service.draining.wait()
@@ -92,6 +94,8 @@ class _Follower:
         self.ledger_subject = subjects.ledger(service.run, config.training.name)
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
+        self.environments = list(config.environments)
+        self.standings = Standings()
         self.next_entry = 1
 
     async def catch_up(self) -> None:
@@ -103,6 +107,9 @@ class _Follower:
             self.governor.entry(entry)
             self.next_entry = last.seq + 1
             self.next_rollout = entry.watermark + 1
+        await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
+        for env in self.standings.environments:
+            self._heed(env)
         policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
         if policy is not None:
             self._trained(policy.value)
@@ -146,6 +153,18 @@ class _Follower:
             self.service.health.note = f"the policy record cannot be read: {error}"
         else:
             self.governor.trained(step)
+
+    async def alerts(self) -> None:
+        """Follow where the environments stand: nothing is granted to one that is halted."""
+        subject = subjects.event("alert", self.service.run, self.service.revision)
+        async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.frontier + 1) as alerts:
+            async for message in alerts:
+                env = self.standings.take(message)
+                if env is not None:
+                    self._heed(env)
+
+    def _heed(self, env: str) -> None:
+        self.governor.halt(env, halted_reason(env, self.standings.of(env)))
 
     async def streams(self) -> None:
         """Measure the streams and let leases run out, once a second."""
