@@ -24,20 +24,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
-from lachesis.pipeline.training.checkpoint import (
-    POINTER,
-    Checkpoint,
-    TrainerState,
-    known_checkpoints,
-    latest_checkpoint,
-    load_checkpoint,
-    only_writer,
-    save_checkpoint,
-)
+from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.resume import CHECKPOINTS, resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
@@ -45,15 +37,13 @@ from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, ConfigError, DataError, InfrastructureError, LedgerError
+from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
 from lachesis.schemas.ledger import StepTimes, Void
 
 __all__ = ["run_trainer"]
 
 log = logging.getLogger("lachesis")
 
-CHECKPOINTS = "checkpoints"
-"""Where in a run's folder the checkpoints are."""
 _SLOW_STEPS = 20
 _SLOW_SHOWN = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -121,34 +111,12 @@ class _Trainer:
 
     @classmethod
     async def restored(cls, service: Service, config: RunConfig, tracking: Tracking) -> "_Trainer":
-        """Return a trainer at the newest checkpoint, or at the beginning.
+        """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
-        A checkpoint whose report was cut off is reported now. Raises `CheckpointError` when the ledger holds a report
-        of a newer step than the newest checkpoint, or of other weights, and `LedgerError` when the ledger is not the
-        one, or does not go as far as the one, that the checkpoint was trained on.
+        A checkpoint whose report was cut off is reported now.
         """
-        settings = config.training
-        folder = config.path / CHECKPOINTS
-        feed = await BatchFeed.open(service.bus, config.run, settings.name, term=service.instance)
-        path = latest_checkpoint(folder)
-        checkpoint = None
-        if path is not None:
-            checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, settings.learner))
-            policy, learner = checkpoint.policy, checkpoint.learner
-        elif config.model is None:
-            raise ConfigError("model: not set; name a local folder or a Hugging Face id")
-        else:
-            policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
-            learner = Learner(policy.model, settings.learner)
-        if checkpoint is not None:
-            await _check(checkpoint, feed, folder)
-            feed.position = checkpoint.state.position
-            log.info("resumed from %s at step %d", checkpoint.path.name, learner.steps)
-        elif feed.report is not None:
-            raise CheckpointError(
-                f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but "
-                f"there is no checkpoint in {folder}; restore the folder, or start a new run"
-            )
+        feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
+        policy, learner, checkpoint = await resume(config, feed)
         tracking.resume(learner.steps)
         trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking)
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
@@ -303,39 +271,3 @@ class _Trainer:
         )
         await self.service.retrying("report what was trained")(report)
         self.voids, self.times = [], []
-
-
-async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
-    """Compare a checkpoint with the ledger and the last report in it; see `_Trainer.restored`."""
-    state, report = checkpoint.state, feed.report
-    if report is not None and report.step > state.step:
-        raise CheckpointError(
-            f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but the newest "
-            f"checkpoint in {folder} is of step {state.step}; restore the folder, or start a new run"
-        )
-    if report is not None and report.step == state.step and report.policy_version != state.policy_version:
-        raise CheckpointError(
-            f"{checkpoint.path} holds policy {state.policy_version}, but step {report.step} was reported as "
-            f"{report.policy_version}; restore the folder, or start a new run"
-        )
-    try:
-        await feed.knows(state.position)
-    except LedgerError as error:
-        raise LedgerError(
-            f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
-            f"{await _way_back(feed, folder)}; its weights can be kept as `model` of a new run"
-        ) from error
-
-
-async def _way_back(feed: BatchFeed, folder: Path) -> str:
-    """Say which checkpoint the ledger still knows: the steps after it are lost, and nothing else."""
-    for path, state in known_checkpoints(folder):
-        try:
-            await feed.knows(state.position)
-        except LedgerError:
-            continue
-        if feed.report is None or feed.report.step <= state.step:
-            return (
-                f"to go back to step {state.step}, which this ledger knows, write {path.name!r} into {folder / POINTER}"
-            )
-    return f"no checkpoint in {folder} is one that this ledger knows"

@@ -1,0 +1,93 @@
+"""Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported; or at step 0.
+
+Guarantees that a trainer begins only where the three agree. What does not is refused before anything is published, and
+the text says how to mend it: a broker that was rolled back is the usual reason.
+"""
+
+import logging
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.checkpoint import (
+    POINTER,
+    Checkpoint,
+    known_checkpoints,
+    latest_checkpoint,
+    load_checkpoint,
+)
+from lachesis.pipeline.training.feed import BatchFeed
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
+
+__all__ = ["CHECKPOINTS", "resume"]
+
+log = logging.getLogger("lachesis")
+
+CHECKPOINTS = "checkpoints"
+"""Where in a run's folder the checkpoints are."""
+
+
+async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, Checkpoint | None]:
+    """Return what to train, and the checkpoint it is from (None: there is none yet); put the feed behind it.
+
+    Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
+    weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
+    trained on.
+    """
+    folder = config.path / CHECKPOINTS
+    path = latest_checkpoint(folder)
+    if path is not None:
+        checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, config.training.learner))
+        await _check(checkpoint, feed, folder)
+        feed.position = checkpoint.state.position
+        log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
+        return checkpoint.policy, checkpoint.learner, checkpoint
+    if feed.report is not None:
+        raise CheckpointError(
+            f"step {feed.report.step} was reported as trained and checkpointed in {feed.report.checkpoint}, but there "
+            f"is no checkpoint in {folder}; restore the folder, or start a new run"
+        )
+    if config.model is None:
+        raise ConfigError("model: not set; name a local folder or a Hugging Face id")
+    policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
+    return policy, Learner(policy.model, config.training.learner), None
+
+
+async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
+    """Compare a checkpoint with the ledger and the last report in it; see `resume`."""
+    state, report = checkpoint.state, feed.report
+    if report is not None and report.step > state.step:
+        raise CheckpointError(
+            f"step {report.step} was reported as trained and checkpointed in {report.checkpoint}, but the newest "
+            f"checkpoint in {folder} is of step {state.step}; restore the folder, or start a new run"
+        )
+    if report is not None and report.step == state.step and report.policy_version != state.policy_version:
+        raise CheckpointError(
+            f"{checkpoint.path} holds policy {state.policy_version}, but step {report.step} was reported as "
+            f"{report.policy_version}; restore the folder, or start a new run"
+        )
+    try:
+        await feed.knows(state.position)
+    except LedgerError as error:
+        raise LedgerError(
+            f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
+            f"{await _way_back(feed, folder)}; its weights can be kept as `model` of a new run"
+        ) from error
+
+
+async def _way_back(feed: BatchFeed, folder: Path) -> str:
+    """Say which checkpoint the ledger still knows: the steps after it are lost, and nothing else."""
+    for path, state in known_checkpoints(folder):
+        try:
+            await feed.knows(state.position)
+        except LedgerError:
+            continue
+        if feed.report is None or feed.report.step <= state.step:
+            return (
+                f"to go back to step {state.step}, which this ledger knows, write {path.name!r} into {folder / POINTER}"
+            )
+    return f"no checkpoint in {folder} is one that this ledger knows"
