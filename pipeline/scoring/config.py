@@ -13,7 +13,7 @@ Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lc
 
 
 class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One rater of an scoring."""
+    """One rater of an ensemble."""
 
     rater: str
     """A built-in rater's name ("exact_match"), or "module:name" of a rater of your own."""
@@ -33,6 +33,10 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Further attempts after an infrastructure failure; any other failure is final. Default 3."""
     backoff_s: float = 0.1
     """Seconds before the first further attempt, doubled before each one after it. Default 0.1."""
+    breaker_failures: PositiveInt = 10
+    """Calls in a row that infrastructure failed after which the rater is left alone for a while. Default 10."""
+    breaker_s: float = 15.0
+    """Seconds for which it is: its ratings are then missing at once. Default 15."""
 
     def __post_init__(self) -> None:
         where = f"rater {self.name or self.rater!r}"
@@ -42,6 +46,8 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             raise ConfigError(f"{where}: concurrency is {self.concurrency}; it must be at least 1.")
         if self.retries < 0 or not self.backoff_s >= 0:
             raise ConfigError(f"{where}: retries ({self.retries}) and backoff_s ({self.backoff_s}) cannot be negative.")
+        if not 0 < self.breaker_s < float("inf"):
+            raise ConfigError(f"{where}: breaker_s is {self.breaker_s}; give a positive number of seconds.")
         if not 0 < self.weight < float("inf"):
             raise ConfigError(f"{where}: weight is {self.weight}; it must be positive. Leave the rater out instead.")
 

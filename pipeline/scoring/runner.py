@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.scoring.breaker import Breaker
 from lachesis.pipeline.scoring.loader import Member
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, to_rating
 from lachesis.pipeline.telemetry.recorder import traced
@@ -56,6 +57,7 @@ class _MemberCalls:
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
         declared = rater.function if isinstance(rater, FunctionRater) else self._function
         self._on_loop = rater.inline or inspect.iscoroutinefunction(declared)
+        self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
@@ -95,20 +97,28 @@ class _MemberCalls:
         config = self.member.config
         failure = ""
         async with self._slots:
+            if not self._breaker.admits(anyio.current_time()):
+                return Rating(None, "error", "not asked: its last calls all failed")
             with anyio.move_on_after(config.timeout_s):
                 for attempt in range(config.retries + 1):
                     if attempt:
                         await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
                     try:
-                        return judge(await self._call(argument))
+                        answer = await self._call(argument)
+                        self._breaker.succeeded()
+                        return judge(answer)
                     except InfrastructureError as error:
                         failure = f"{type(error).__name__}: {error}"
                     except _HungError as error:
                         return Rating(None, "timeout", str(error))
                     # The rater is foreign code: whatever it raises is its own failure, on this sample alone.
                     except (Exception, SystemExit) as error:  # noqa: BLE001
+                        self._breaker.succeeded()
                         return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
+                self._breaker.failed(anyio.current_time())
                 return Rating(None, "error", f"{failure} (gave up after {config.retries + 1} attempts)"[:500])
+            if failure:  # a rater that is slow on one answer is not down
+                self._breaker.failed(anyio.current_time())
             return Rating(None, "timeout", f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
 
     async def _call(self, argument: Any) -> Any:

@@ -1,24 +1,51 @@
-"""Rates 1 if the answer is JSON with the wanted keys, else 0."""
+"""Rates 1 if the answer is JSON with the wanted keys, or of the wanted JSON Schema, else 0."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.pipeline.scoring.raters.answer import given
+from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["json_valid"]
 
 
 @rater(bounds=(0.0, 1.0))
-def json_valid(sample: Sample, *, pattern: str | None = None, required: Sequence[str] = ()) -> float:
-    """Parse the answer strictly (no NaN or Infinity); with `required`, it must be an object that has these keys."""
+def json_valid(
+    sample: Sample,
+    *,
+    pattern: str | None = None,
+    required: Sequence[str] = (),
+    schema: Mapping[str, Any] | None = None,
+) -> float:
+    """Parse the answer strictly (no NaN or Infinity); with `required`, it must be an object that has these keys.
+
+    `schema` is a JSON Schema (2020-12, unless it says otherwise) without references to other documents.
+    """
     try:
         value = json.loads(given(sample, pattern) or "", parse_constant=_refuse)
     except (ValueError, RecursionError):
         return 0.0
     if required and not (isinstance(value, dict) and all(key in value for key in required)):
         return 0.0
-    return 1.0
+    return 1.0 if schema is None else float(_validator(json.dumps(schema)).is_valid(value))
+
+
+@lru_cache(maxsize=32)
+def _validator(schema: str) -> Any:
+    try:
+        from jsonschema import Draft202012Validator, SchemaError, validators
+    except ModuleNotFoundError as error:
+        raise StartupError("rater json_valid: schema needs jsonschema: pip install 'lachesis-rl[raters]'") from error
+    document = json.loads(schema)
+    kind = validators.validator_for(document, default=Draft202012Validator)
+    try:
+        kind.check_schema(document)
+    except SchemaError as error:
+        raise ConfigError(f"rater json_valid: schema is no JSON Schema: {error.message}") from error
+    return kind(document)
 
 
 def _refuse(name: str) -> None:

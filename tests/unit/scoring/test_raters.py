@@ -22,9 +22,15 @@ def rate(name, completion, answer=None, *, tokens=5, finish="stop", **params):
     return load_member(RaterConfig(rater=name, params=params)).rater.rate(sample)
 
 
+NEEDED = {
+    "llm_judge": {"url": "http://127.0.0.1:9/v1", "model": "m", "rubric": "r", "scale": (0.0, 1.0)},
+    "reward_model": {"url": "http://127.0.0.1:9", "model": "m", "route": "classify"},
+}
+
+
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_every_builtin_loads_with_bounds_and_a_version(name):
-    member = load_member(RaterConfig(rater=name))
+    member = load_member(RaterConfig(rater=name, params=NEEDED.get(name, {})))
     assert member.name == name
     assert member.bounds == (0.0, 1.0)
     assert member.describe().version

@@ -1,0 +1,80 @@
+"""Boxed answers and their comparison in processes that can be killed."""
+
+import time
+
+import anyio
+import pytest
+
+from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.loader import load_member
+from lachesis.pipeline.scoring.rater import Sample
+from lachesis.pipeline.scoring.raters.boxed import boxed
+from lachesis.pipeline.scoring.raters.math_equal import equal
+from lachesis.pipeline.scoring.runner import EnsembleRunner
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"so \boxed{42}.", "42"),
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\fbox{x}", "x"),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        (r"<think>\boxed{1}</think> I do not know", None),
+        (r"<think>\boxed{1}</think> \boxed{2}", "2"),
+        (r"\boxed{1", None),
+        (r"\boxed", None),
+        (r"\boxed and {1}", None),
+        (r"no box", None),
+        (r"\boxed{" + "1" * 512 + "}", "1" * 512),
+        (r"\boxed{" + "1" * 513 + "}", None),
+        (r"\boxed{" + "{" * 64 + "}" * 64 + "}", None),
+        (r"\boxed{" + "{" * 63 + "}" * 63 + "}", "{" * 63 + "}" * 63),
+    ],
+)
+def test_the_last_box_after_thinking_holds_the_answer(text: str, answer: str | None) -> None:
+    assert boxed(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("gold", "given", "same"),
+    [
+        ("0.5", r"\frac{1}{2}", True),
+        ("x^2+1", "1+x^2", True),
+        (r"\{1,2\}", r"\{2,1\}", True),
+        ("7", "8", False),
+        ("7", "3+4", False),
+        ("7", "7.0", True),
+        ("1,000", "1000", True),
+        ("x+1", "x+2", False),
+        ("7", "", False),
+    ],
+)
+def test_equal_answers_are_equal_and_no_sum_passes_for_its_value(gold: str, given: str, same: bool) -> None:
+    assert equal(gold, given) is same
+
+
+def math_runner(timeout_s: float) -> EnsembleRunner:
+    return EnsembleRunner([load_member(RaterConfig(rater="math", timeout_s=timeout_s, params={"workers": 1}))])
+
+
+def sample(given: str, gold: str | None) -> Sample:
+    return Sample(prompt="", completion=given, task={} if gold is None else {"answer": gold})
+
+
+async def test_an_adversarial_answer_is_missing_and_the_next_one_is_rated() -> None:
+    runner = math_runner(20.0)
+    first = await runner.rate_group([sample(r"\boxed{\frac{2}{4}}", "0.5"), sample("none", "1"), sample("x", None)])
+    assert [rating.value for rating in first["math"]] == [1.0, 0.0, None]
+    hard = r"\boxed{9^{9^{9^{9^{9}}}}}"
+    slow = math_runner(1.5)
+    began = time.monotonic()
+    with anyio.fail_after(30):
+        (rating,) = (await slow.rate_group([sample(hard, "x^{9^{9^{9}}}")]))["math"]
+        assert time.monotonic() - began < 10
+        if rating.value is not None:
+            assert rating.value == 0.0
+        (after,) = (await runner.rate_group([sample(r"\boxed{2}", "2")]))["math"]
+    assert after.value == 1.0
