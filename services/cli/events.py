@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.schemas.catalog import BINARY, Channel
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.services.cli.output import printable
 
 __all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
 
@@ -95,13 +96,12 @@ def _short(value: Any) -> str:
     if isinstance(value, dict):
         if value.keys() == {"dtype", "len"}:
             return f"{value['dtype']}[{value['len']}]"
-        return "{" + " ".join(f"{key}={_short(item)}" for key, item in value.items() if _any(item)) + "}"
+        return "{" + " ".join(f"{printable(key)}={_short(item)}" for key, item in value.items() if _any(item)) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(_short(item) for item in value) + "]"
     if isinstance(value, float):
         return f"{value:.4g}"
-    # an event's text is not ours: line breaks and control characters must not reach the terminal
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in str(value))
+    return printable(str(value))
 
 
 @dataclass(frozen=True, slots=True)

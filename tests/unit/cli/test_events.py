@@ -82,9 +82,11 @@ def test_no_bytes_whatsoever_end_a_tail(data: bytes, name: str, full: bool) -> N
 
 
 def test_hostile_text_does_not_reach_the_terminal() -> None:
-    message = stored(subjects.event("score", "r", "live", "words"), SCORES.replace(ensemble="a\x1b[2J\nb\u202e"))
+    hostile = SCORES.replace(ensemble="a\x1b[2J\nb\u202e", raters={"r\x1b[2J": "1"})
+    message = stored(subjects.event("score", "r", "live", "words"), hostile)
     line = text_line(message, shown(message))
     assert "ensemble=a\\x1b[2J\\nb\\u202e" in line
+    assert "r\\x1b[2J=1" in line
     assert line.isprintable()
 
 
