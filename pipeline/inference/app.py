@@ -7,7 +7,7 @@ bind it to loopback, or put it behind something that has.
     GET  /health  /v1/models  /is_paused  /weight_info
     POST /tokenize  /detokenize  /inference/v1/generate
     POST /pause?mode=abort|wait|keep  /resume  /reset_prefix_cache
-    POST /start_weight_update  /update_weights  /finish_weight_update
+    POST /init_weight_transfer_engine  /start_weight_update  /update_weights  /finish_weight_update
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lachesis.pipeline.inference.protocol import (
 from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, unless_disconnected
 from lachesis.pipeline.inference.requests import SampleResult
 from lachesis.pipeline.training.model import Policy
-from lachesis.pipeline.weights.files import read_weights
+from lachesis.pipeline.weights.files import inside, read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -68,6 +68,7 @@ def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder
         "/pause": server.pause,
         "/resume": server.resume,
         "/reset_prefix_cache": server.reset_prefix_cache,
+        "/init_weight_transfer_engine": server.init_weight_transfer_engine,
         "/start_weight_update": server.start_weight_update,
         "/update_weights": server.update_weights,
         "/finish_weight_update": server.finish_weight_update,
@@ -187,6 +188,10 @@ class _Server:
     async def weight_info(self, _: Request) -> dict[str, Any]:
         return {"weight_version": self._engine.weight_version}
 
+    async def init_weight_transfer_engine(self, _: Request) -> dict[str, Any]:
+        self._updating, self._staged = False, None
+        return {"message": "Weight transfer initialized"}
+
     async def start_weight_update(self, _: Request) -> dict[str, Any]:
         self._updating, self._staged = True, None
         return {"message": "Weight update started"}
@@ -199,12 +204,7 @@ class _Server:
         return {"message": "Weights updated"}
 
     def _read_weights(self, info: _UpdateInfo) -> dict[str, torch.Tensor]:
-        try:
-            path = Path(info.path).resolve()
-        except (ValueError, OSError) as error:  # a null byte, a name beyond the system's limits
-            raise DataError(f"path: {error}") from error
-        if not path.is_relative_to(self._weights_folder):
-            raise DataError(f"weights are read from {self._weights_folder} alone, not from {path}.")
+        path = inside(self._weights_folder, info.path)
         return read_weights(path, PolicyVersion.parse(info.version), policy_tensors(self._policy.model))
 
     async def finish_weight_update(self, request: Request) -> dict[str, Any]:

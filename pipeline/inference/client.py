@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
 
+import anyio
 import httpx
 import msgspec
 import numpy as np
@@ -36,7 +37,7 @@ from lachesis.schemas.values import from_json
 __all__ = ["Capabilities", "Generation", "InferenceClient"]
 
 T = TypeVar("T")
-MAX_QUOTED = 300
+MAX_QUOTED = 1000
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str
     """Weights the probe's token came from."""
     tokenizer_hash: str | None
-    """None from servers that do not report it (real vLLM): hash the model's tokenizer files yourself."""
+    """None from servers that do not report it, as a vLLM that was started by hand."""
 
 
 class _Model(msgspec.Struct):
@@ -155,16 +156,36 @@ class InferenceClient:
     async def update_weights(self, path: str, version: str) -> None:
         """Load a weights file that the server can reach, with generation paused meanwhile.
 
-        Samples in flight go on under the new weights, their spans saying so. Generation is resumed whatever happens.
+        Samples in flight go on under the new weights, their spans saying so. Once begun it is done to its end, a
+        cancellation notwithstanding. Raises DataError when the weights are refused: the old ones go on. Generation is
+        resumed but for one case: an exchange that broke off (InfrastructureError) leaves open which weights the server
+        holds, and tokens must not come from them under a wrong name; update again.
         """
-        await self.pause("keep")
+        with anyio.CancelScope(shield=True):
+            await self.pause("keep")
+            torn = False
+            try:
+                await self._begin_update()
+                info = {"path": path, "version": version}
+                await self._request("POST", "/update_weights", json={"update_info": info})
+                try:
+                    await self._request("POST", "/finish_weight_update", json={"weight_version": version})
+                    await self._request("POST", "/reset_prefix_cache")
+                except InfrastructureError:
+                    torn = True
+                    raise
+            finally:
+                if not torn:
+                    await self.resume()
+
+    async def _begin_update(self) -> None:
+        """Open an update, dropping one that somebody else began and did not finish."""
+        await self._request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
         try:
             await self._request("POST", "/start_weight_update")
-            await self._request("POST", "/update_weights", json={"update_info": {"path": path, "version": version}})
-            await self._request("POST", "/finish_weight_update", json={"weight_version": version})
-            await self._request("POST", "/reset_prefix_cache")
-        finally:
-            await self.resume()
+        except InfrastructureError:
+            await self._request("POST", "/finish_weight_update")  # of nothing: it ends the other's session
+            await self._request("POST", "/start_weight_update")
 
     async def probe(self) -> Capabilities:
         """Find out whether the server can serve a trainer, by generating one token.

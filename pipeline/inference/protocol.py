@@ -14,6 +14,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 __all__ = [
+    "REFUSED",
+    "TOKENIZER_HASH",
+    "TRANSFER_BACKEND",
+    "WEIGHTS_FOLDER",
     "Choice",
     "DetokenizeRequest",
     "DetokenizeResponse",
@@ -29,6 +33,15 @@ __all__ = [
     "TokenizeResponse",
     "WeightVersionSpan",
 ]
+
+REFUSED = "weights refused: "
+"""How vLLM's workers begin what they say of weights that they did not take."""
+TRANSFER_BACKEND = "lachesis"
+"""vLLM's weight transfer backend that reads a policy's file (`vllm_worker`)."""
+WEIGHTS_FOLDER = "LACHESIS_VLLM_WEIGHTS"
+"""Environment variable of vLLM's process: the folder that weights may come from."""
+TOKENIZER_HASH = "LACHESIS_VLLM_TOKENIZER_HASH"
+"""Environment variable of vLLM's process: what it says of its tokenizer."""
 
 FinishReason = Literal["stop", "length", "abort"]
 PauseMode = Literal["abort", "wait", "keep"]

@@ -1,4 +1,4 @@
-"""The reference inference server as a service: load the model, serve HTTP, register the URL, follow the policy.
+"""An inference server as a service: the reference server, or vLLM as a child; register its URL, follow the policy.
 
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
@@ -14,12 +14,14 @@ import torch
 import uvicorn
 
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import Policy, load_model, load_tokenizer
+from lachesis.pipeline.training.tokenizer import tokenizer_hash
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -33,6 +35,27 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
     model = settings.model or config.model
     if model is None:
         raise ConfigError(f"inference.{role}.model: not set, and neither is model; name a local folder or a model id")
+    serve = _serve_vllm if settings.kind == "vllm" else _serve_reference
+    await serve(service, config, role, settings, model)
+
+
+async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
+    found = await anyio.to_thread.run_sync(partial(load_tokenizer, model))
+    async with (
+        start_vllm(settings, model, role=role, folder=config.path, tokenizer_hash=tokenizer_hash(found)) as server,
+        Directory(timeout_s=120.0) as own,
+        service.until_drained(),
+    ):
+        await server.ready()
+        await own.use(server.url)
+        async with background() as tasks:
+            tasks.start_soon(server.watch)
+            await _announce(service, role, own, server.url)
+
+
+async def _serve_reference(
+    service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
+) -> None:
     torch.set_num_threads(settings.threads)
     policy: Policy = await anyio.to_thread.run_sync(partial(load_model, model))
     version = policy_version(0, role, policy_tensors(policy.model))

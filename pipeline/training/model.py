@@ -20,7 +20,7 @@ from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log
 
-__all__ = ["Policy", "build_tiny_policy", "load_model", "save_policy"]
+__all__ = ["Policy", "build_tiny_policy", "load_model", "load_tokenizer", "save_policy"]
 
 
 class Policy(NamedTuple):
@@ -86,18 +86,23 @@ def load_model(path_or_hf_id: str | Path) -> Policy:
     end-of-sequence token.
     """
     name = str(path_or_hf_id)
+    tokenizer = load_tokenizer(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
-        absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
-        reason = "there is no such folder" if absent else f"{type(error).__name__}: {error}".rstrip(".")
-        raise ConfigError(
-            f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
-            "causal language model on the Hugging Face hub."
-        ) from error
+        raise _cannot_load(name, error) from error
+    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+
+
+def load_tokenizer(path_or_hf_id: str | Path) -> Any:
+    """Load a model's tokenizer alone. Raises ConfigError as `load_model` does."""
+    name = str(path_or_hf_id)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # as above
+        raise _cannot_load(name, error) from error
     missing = [
         what
         for what, present in (
@@ -109,4 +114,13 @@ def load_model(path_or_hf_id: str | Path) -> Policy:
     ]
     if missing:
         raise ConfigError(f"the tokenizer of model {name!r} lacks {', '.join(missing)}; choose an instruct model.")
-    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+    return tokenizer
+
+
+def _cannot_load(name: str, error: Exception) -> ConfigError:
+    absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
+    reason = "there is no such folder" if absent else f"{type(error).__name__}: {error}".rstrip(".")
+    return ConfigError(
+        f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
+        "causal language model on the Hugging Face hub."
+    )

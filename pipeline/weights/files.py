@@ -19,12 +19,26 @@ from lachesis.pipeline.weights.tensors import check_coverage, weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["prune_weights", "read_weights", "weights_path", "write_weights"]
+__all__ = ["inside", "prune_weights", "read_weights", "weights_path", "write_weights"]
 
 
 def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
     """Return where the weights of `version` lie."""
     return Path(folder) / f"{version}.safetensors"
+
+
+def inside(folder: Path, path: str) -> Path:
+    """Return the path without links or dots. Raises DataError unless it lies in `folder`, which is resolved already.
+
+    Whoever reaches an inference server may name a file to it.
+    """
+    try:
+        found = Path(path).resolve()
+    except (ValueError, OSError) as error:  # a null byte, a name beyond the system's limits
+        raise DataError(f"path: {error}") from error
+    if not found.is_relative_to(folder):
+        raise DataError(f"weights are read from {folder} alone, not from {found}.")
+    return found
 
 
 def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, version: PolicyVersion) -> Path:

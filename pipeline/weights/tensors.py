@@ -1,8 +1,8 @@
 """A policy's named tensors: what belongs to it, its digest, and copying into a model.
 
-Guarantees: `policy_tensors` names every stored tensor exactly once (tied weights under their first name), the digest
-depends on names, dtypes, shapes and bytes alone, and `load_tensors` changes a model only after every name, shape and
-dtype was found to match.
+Guarantees: `policy_tensors` names every stored tensor exactly once (tied weights under the name a checkpoint has), the
+digest depends on names, dtypes, shapes and bytes alone, and `load_tensors` changes a model only after every name, shape
+and dtype was found to match.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ DIGEST_LENGTH = 12
 def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return the parameters and persistent buffers of `model` by name, sorted, without copies.
 
-    Tensors that share storage (tied embeddings) appear once, under the name that sorts first.
+    Tensors that share storage (tied embeddings) appear once, under the name that `save_pretrained` stores them by,
+    which is the one that vLLM looks for; if neither is, under the one that sorts first.
     """
     tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
-    for name, tensor in sorted(model.state_dict(keep_vars=False).items()):
+    tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
+    for name, tensor in sorted(model.state_dict(keep_vars=False).items(), key=lambda item: (item[0] in tied, item[0])):
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if identity in seen and tensor.numel():
             continue
         seen.add(identity)
         tensors[name] = tensor
-    return tensors
+    return dict(sorted(tensors.items()))
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:

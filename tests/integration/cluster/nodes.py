@@ -16,7 +16,7 @@ import msgspec
 
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import _die_with_parent, find_binary
+from lachesis.pipeline.bus.embedded import die_with_parent, find_binary
 from lachesis.pipeline.bus.jetstream import NatsBus
 
 __all__ = ["Cluster", "leader_of", "settled"]
@@ -89,7 +89,7 @@ class Cluster:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),  # noqa: PLW1509 - it makes one system call
+                preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - it makes one system call
             )
 
     async def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:

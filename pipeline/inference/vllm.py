@@ -1,0 +1,162 @@
+"""Real vLLM as a child process: how it is started for a role of the run, when it is ready, how it ends.
+
+Guarantees: it listens on loopback alone (the routes for weights have no authentication), it may read weights from the
+run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
+however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
+installed.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+
+import lachesis
+from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.config.run import InferenceConfig
+from lachesis.pipeline.inference.client import InferenceClient
+from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.inference.protocol import TOKENIZER_HASH, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.schemas.errors import StartupError
+
+__all__ = ["Vllm", "start_vllm"]
+
+log = logging.getLogger("lachesis")
+
+_ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+_LOOK_S = 0.5
+_SILENT_S = 60.0
+"""Unhealthy for so long, it counts as hung."""
+_END_S = 5.0
+"""From SIGTERM to SIGKILL."""
+
+
+class Vllm:
+    """A running server. Its process group is its own, so that its workers end with it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+        self.url = url
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> None:
+        """Wait until the model is loaded. Raises StartupError when the process ends instead."""
+        async with InferenceClient(ClientConfig(url=self.url, timeout=_SILENT_S)) as client:
+            while not await client.ready():
+                self._check_running()
+                await anyio.sleep(_LOOK_S)
+        self._check_running()  # else somebody else answers on its port
+
+    async def watch(self) -> None:
+        """Run until the server ends or hangs, and raise StartupError then."""
+        healthy = anyio.current_time()
+        async with InferenceClient(ClientConfig(url=self.url, timeout=_SILENT_S)) as client:
+            while anyio.current_time() - healthy < _SILENT_S:
+                with anyio.move_on_after(_LOOK_S):
+                    await self._process.wait()
+                self._check_running()
+                if await client.ready():
+                    healthy = anyio.current_time()
+        raise StartupError(f"vLLM (pid {self.pid}) is not healthy for {_SILENT_S:g} s; it is ended")
+
+    async def stop(self) -> None:
+        """End it and everything it has started: first politely."""
+        with anyio.CancelScope(shield=True):
+            self._signal(signal.SIGTERM)
+            with anyio.move_on_after(_END_S):
+                await self._process.wait()
+            self._signal(signal.SIGKILL)  # also what is left of the group
+            await self._process.wait()
+
+    def _check_running(self) -> None:
+        if self._process.returncode is not None:
+            raise StartupError(
+                f"vLLM ended with code {self._process.returncode}; the log above says why. What it was started with: "
+                "`args` and `python` of [inference]"
+            )
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+@asynccontextmanager
+async def start_vllm(
+    settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str
+) -> AsyncIterator[Vllm]:
+    """Start vLLM for `role` and yield it, ready or not; it is stopped at the end. `folder`: the run's.
+
+    Raises StartupError when there is no such interpreter.
+    """
+    port = settings.port or _free_port()
+    python = settings.python or sys.executable
+    command = [python, "-m", _ENTRY, *_arguments(model, role, port), *settings.args]
+    log.info("starting %s", " ".join(command))
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            env=_environment(folder, role, tokenizer_hash),
+            start_new_session=True,
+            preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
+        )
+    except OSError as error:
+        raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error
+    server = Vllm(process, f"http://127.0.0.1:{port}")
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+def _arguments(model: str, role: str, port: int) -> list[str]:
+    """Return what this project needs of vLLM: ids in and out, what was sampled from as logprobs, our weights."""
+    return [
+        *("--model", model, "--served-model-name", role),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--generation-config", "vllm"),  # sampling is what the request says, whatever lies beside the model
+        "--enable-scale-out",
+        *("--logprobs-mode", "processed_logprobs"),
+        *("--worker-extension-cls", "lachesis.pipeline.inference.vllm_worker.WorkerExtension"),
+        *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
+        *("--middleware", "lachesis.pipeline.inference.vllm_http.Answers"),
+        "--disable-uvicorn-access-log",
+    ]
+
+
+def _environment(folder: Path, role: str, tokenizer_hash: str) -> dict[str, str]:
+    """Return vLLM's environment: ours without the run's settings and secrets, and with this package in reach.
+
+    Only this package: the interpreter's own packages must not hide behind ours.
+    """
+    home = folder / "vllm" / role
+    home.mkdir(parents=True, exist_ok=True)
+    link, package = home / "lachesis", Path(lachesis.__file__).parent
+    if not link.is_symlink() or link.readlink() != package:
+        link.unlink(missing_ok=True)
+        link.symlink_to(package)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("LACHESIS_", "NATS_"))}
+    return environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(home), environ.get("PYTHONPATH")])),
+        "VLLM_SERVER_DEV_MODE": "1",  # the routes for weights
+        "VLLM_NO_USAGE_STATS": "1",
+        WEIGHTS_FOLDER: str(folder / "weights"),
+        TOKENIZER_HASH: tokenizer_hash,
+    }
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

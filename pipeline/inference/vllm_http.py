@@ -1,0 +1,78 @@
+"""ASGI middleware of vLLM's server: it answers as the reference server does.
+
+/v1/models also tells the tokenizer's hash; weights that a worker refused are the caller's error (400), where vLLM has
+one status for all that goes wrong in a worker; and after a 500 the connection stays open. Guarantees that everything
+else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.inference.protocol import REFUSED, TOKENIZER_HASH
+
+__all__ = ["Answers"]
+
+log = logging.getLogger("vllm.lachesis")
+
+
+class Answers:
+    """Wraps an ASGI application."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._hash = os.environ[TOKENIZER_HASH]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"] == "/v1/models":
+            await self._models(scope, receive, send)
+        else:
+            await self._explained(scope, receive, send)
+
+    async def _models(self, scope: Any, receive: Any, send: Any) -> None:
+        messages: list[dict[str, Any]] = []
+
+        async def keep(message: dict[str, Any]) -> None:
+            messages.append(message)
+
+        await self._app(scope, receive, keep)
+        status, body = messages[0]["status"], b"".join(message.get("body", b"") for message in messages[1:])
+        if status == 200:
+            models = msgspec.json.decode(body)
+            for model in models["data"]:
+                model["tokenizer_hash"] = self._hash
+            body = msgspec.json.encode(models)
+        await _send_json(send, status, body)
+
+    async def _explained(self, scope: Any, receive: Any, send: Any) -> None:
+        started = False
+
+        async def note(message: dict[str, Any]) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note)
+        except Exception as error:
+            if started:
+                raise
+            refused = REFUSED in str(error)
+            if not refused:
+                log.exception("%s failed", scope["path"])
+            text, kind = str(error), "BadRequestError" if refused else "InternalServerError"
+            status = 400 if refused else 500
+            body = {"error": {"message": text, "type": kind, "param": None, "code": status}}
+            await _send_json(send, status, msgspec.json.encode(body))
+
+
+async def _send_json(send: Any, status: int, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

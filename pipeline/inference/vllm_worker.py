@@ -1,0 +1,150 @@
+"""vLLM's half of a weight update: a transfer backend that loads a policy's file. Runs inside vLLM's own processes.
+
+In: the path and version of a policy record. Out: the model under those weights. Guarantees: a file is taken only from
+the run's weights folder, and only if it has the version's digest and every tensor of the checkpoint that vLLM was
+started with, in its shape and in float32 (vLLM rounds to the dtype it serves); until all of that holds nothing is
+touched; a load that fails half-way ends the process, so half-loaded weights never answer.
+
+vLLM imports this as its worker extension, before the model is loaded, in an environment that holds of this project
+only the source: torch, safetensors and msgspec are all it may need.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm._custom_ops
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.weights.files import inside, read_weights
+from lachesis.schemas.errors import DataError, NotFoundError
+from lachesis.schemas.ids import PolicyVersion
+
+__all__ = ["FileTransfer", "WorkerExtension"]
+
+log = logging.getLogger("vllm.lachesis")
+
+# On a CPU vLLM packs every Linear into a private oneDNN handle, and loading weights does not reach what it computes
+# with: updates would be silently lost.
+vllm._custom_ops._supports_onednn = False  # noqa: SLF001
+
+
+class WorkerExtension:
+    """Adds nothing to vLLM's worker: naming it is what makes every worker import this module in time."""
+
+
+@dataclass
+class _InitInfo:
+    """Nothing is agreed upon beforehand."""
+
+
+@dataclass
+class _UpdateInfo:
+    path: str
+    version: str
+
+
+class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
+    """Reads and checks in `update_weights`, loads in `finish_weight_update`; `init` drops what was read."""
+
+    init_info_cls = _InitInfo
+    update_info_cls = _UpdateInfo
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._folder = Path(os.environ[WEIGHTS_FOLDER]).resolve()
+        self._expected = _published_form(vllm_config)
+        self._staged: dict[str, torch.Tensor] | None = None
+        packed = [name for name, parameter in model.named_parameters() if not parameter.numel()]
+        if packed:
+            raise RuntimeError(
+                f"vLLM has packed {len(packed)} weights ({packed[0]}, ...) into a form that updates do not reach; "
+                "start it with another dtype or without CPU kernels of its own"
+            )
+
+    def init_transfer_engine(self, init_info: _InitInfo) -> None:
+        """Drop what an update that was not finished has left."""
+        self._staged = None
+
+    def start_weight_update(self) -> None:
+        """Do nothing yet: the old weights stay whole until the new ones are known to be."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Read and check the file. Raises ValueError, beginning with `REFUSED`, when it cannot be served."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: _UpdateInfo) -> None:
+        try:
+            path = inside(self._folder, update_info.path)
+            self._staged = read_weights(path, PolicyVersion.parse(update_info.version), self._expected)
+        except (DataError, NotFoundError) as error:
+            raise ValueError(f"{REFUSED}{error}") from error
+
+    def finish_weight_update(self) -> None:
+        """Load what was read; without that, merely end the session."""
+        if self._staged is None:
+            return
+        staged, self._staged = self._staged, None
+        try:
+            initialize_layerwise_reload(self.model)
+            self.model.load_weights(iter(staged.items()))
+            finalize_layerwise_reload(self.model, self.model_config)
+            _synchronize(self.device)
+        except BaseException:
+            log.exception("the weights are loaded in part and must not be served; ending vLLM")
+            logging.shutdown()
+            os._exit(1)
+
+    def shutdown(self) -> None:
+        self._staged = None
+
+
+def _published_form(vllm_config: Any) -> dict[str, torch.Tensor]:
+    """Return name, shape and dtype (as meta tensors) of what a published policy of this model consists of.
+
+    They are the tensors of the checkpoint that vLLM has just loaded, by its headers; floating-point ones come in
+    float32, whatever the checkpoint has. A head that is tied to the embedding is not stored, though some checkpoints
+    do: vLLM itself passes over it.
+    """
+    model = vllm_config.model_config
+    folder = Path(model.model)
+    if not folder.is_dir():
+        cache = vllm_config.load_config.download_dir
+        patterns = ["*.safetensors", "*.json"]
+        folder = Path(
+            snapshot_download(
+                model.model, revision=model.revision, cache_dir=cache, allow_patterns=patterns, local_files_only=True
+            )
+        )
+    index = folder / "model.safetensors.index.json"
+    files = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    form: dict[str, torch.Tensor] = {}
+    for name in files:
+        with safe_open(folder / name, framework="pt") as file:
+            for tensor in file.keys():  # noqa: SIM118 - not a mapping
+                piece = file.get_slice(tensor)
+                floating = piece.get_dtype() in {"F64", "F32", "F16", "BF16"}
+                dtype = torch.float32 if floating else file.get_tensor(tensor).dtype
+                form[tensor] = torch.empty(piece.get_shape(), dtype=dtype, device="meta")
+    if getattr(model.hf_text_config, "tie_word_embeddings", False):
+        form.pop("lm_head.weight", None)
+    return form
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+WeightTransferEngineFactory.register_engine(TRANSFER_BACKEND, FileTransfer)
