@@ -167,6 +167,60 @@ def top(
 
 @app.command()
 @with_options
+def trace(
+    options: Options,
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP_ID]", help="A rollout: its id or its first digits.")
+    ] = None,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show slow, failed and redelivered rollouts as they end.")
+    ] = False,
+    slow: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Seconds from which one is slow; default: the p99 so far.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one object a line.")] = False,
+) -> None:
+    """Show where a rollout's time went, as a waterfall, or follow those that are worth a look as they end."""
+    from lachesis.services.cli.trace import run_follow, run_trace
+
+    if (group is None) is not follow:
+        raise typer.BadParameter("name a rollout, or give --follow")
+    if group is None:
+        run_follow(options, slow_s=slow, as_json=as_json)
+    else:
+        run_trace(options, group, as_json=as_json)
+
+
+@app.command()
+@with_options
+def health(
+    options: Options,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print alerts as they come, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what the health checks found. Exits with 1 if an environment is quarantined, halted, or not judged yet."""
+    from lachesis.services.cli.health import run_health
+
+    run_health(options, follow=follow, as_json=as_json)
+
+
+@app.command()
+@with_options
+def resume(
+    options: Options,
+    env: Annotated[str | None, typer.Argument(help="Environment; none: all that are quarantined or halted.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the health service.")] = 15.0,
+) -> None:
+    """Let an environment go on that a health check has quarantined or halted. The checks begin anew."""
+    from lachesis.services.cli.health import run_resume
+
+    run_resume(options, env, wait_s=wait)
+
+
+@app.command()
+@with_options
 def tail(
     options: Options,
     subject: Annotated[

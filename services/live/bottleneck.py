@@ -40,7 +40,7 @@ def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bott
     if governor is not None and governor.state in {"stale", "silent"}:
         return Bottleneck(service="governor", reason=f"is {governor.state}: without it nothing is generated")
     stages = [row for row in rows if row.service.partition("-")[0] in _NEEDED]
-    found = _down(stages, flow) or _busy(stages) or _fullest(stages)
+    found = _down(stages, flow) or _busy(stages) or _fullest(stages) or _held_back(stages)
     server = by_name.get(_SERVES.get(found.service.partition("-")[0], "")) if found else None
     if found is None or server is None or not (server.in_flight or server.lag):
         return found
@@ -76,6 +76,14 @@ def _busy(stages: Sequence[StageRow]) -> Bottleneck | None:
         return None
     row = max(saturated, key=lambda row: row.held or 0.0)
     return Bottleneck(service=row.service, reason=f"is at work {100 * (row.load or 0):.0f} % of the time")
+
+
+def _held_back(stages: Sequence[StageRow]) -> Bottleneck | None:
+    """With nothing under way, an environment that gets no lease waits for no stage; its note says for what."""
+    for row in stages:
+        if row.service.startswith("environment") and row.state == "backpressure" and row.notes:
+            return Bottleneck(service=row.service, reason=f"is held back: {row.notes[0]}")
+    return None
 
 
 def _fullest(stages: Sequence[StageRow]) -> Bottleneck | None:

@@ -29,8 +29,9 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     (its heartbeats stopped) or silent (none came). instances: replicas that speak. load: share of the time its slots
     were at work, 0 to 1. lag: messages that wait for it or are held by it (trainer: batches), lag_per_s its growth.
     in_flight: groups it holds; unacked: deliveries not acknowledged. in_per_s, out_per_s: groups taken up and stored
-    (trainer: batches). wait: stored to taken up; process: taken up to done. redelivered, retried, dead: since its
-    instances started. held: groups that wait for it or are in it, averaged over the window.
+    (trainer: batches), None for what handles no groups. wait: stored to taken up; process: taken up to done.
+    redelivered, retried, dead: since its instances started. held: groups that wait for it or are in it, averaged over
+    the window.
     """
 
     service: str
@@ -124,6 +125,7 @@ class Recent:
             return StageRow(service=name, state="silent", lag=waiting, unacked=lag.unacked if lag else None)
         beats = list(instances.values())
         status = merged(name, [one.newest for one in beats])
+        works = speaking and any(one.newest.stage.slots is not None for one in beats)
         lags = [(at, float(found.pending + found.unacked)) for at, found in self._lags.get(name, ())] or [
             (at, float(beat.stage.lag)) for at, beat in beats[0].beats if beat.stage.lag is not None
         ]
@@ -136,8 +138,8 @@ class Recent:
             lag_per_s=_slope(lags),
             in_flight=status.in_flight if speaking else None,
             unacked=lag.unacked if lag else None,
-            in_per_s=_sum(one.growth(lambda stage: stage.handled) for one in beats) if speaking else None,
-            out_per_s=_sum(one.growth(lambda stage: stage.emitted) for one in beats) if speaking else None,
+            in_per_s=_sum(one.growth(lambda stage: stage.handled) for one in beats) if works else None,
+            out_per_s=_sum(one.growth(lambda stage: stage.emitted) for one in beats) if works else None,
             wait=_quantiles(beats, lambda stage: stage.wait),
             process=_quantiles(beats, lambda stage: stage.process),
             redelivered=status.redelivered,

@@ -78,3 +78,10 @@ def test_what_a_slow_environment_waits_for_is_told() -> None:
     found = find_bottleneck(rows, FLOW)
     assert found is not None
     assert found.reason == "is at work 100 % of the time; inference-policy has 8 requests running, 24 queued"
+
+
+def test_an_environment_that_gets_no_lease_though_nothing_is_under_way_says_why() -> None:
+    halted = StageRow(service="environment-a", state="backpressure", instances=1, held=0.0, notes=["a is halted"])
+    found = find_bottleneck([halted, stage("scorer", 0.0, 0.0)], {"flow/outstanding": 0.0})
+    assert found is not None
+    assert (found.service, found.reason) == ("environment-a", "is held back: a is halted")

@@ -1,0 +1,212 @@
+"""`lachesis trace`: one rollout as a waterfall, or the slow, failed and redelivered ones as they end.
+
+What goes in: the streams, read by their stamps, so that no Jaeger is needed; with `telemetry.jaeger_url`, `--follow`
+asks Jaeger instead. Nothing is written.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+
+import anyio
+import httpx
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.spans import Span
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import InfrastructureError, SchemaError
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import human_seconds, print_json, printable
+from lachesis.services.connect import connect_run
+from lachesis.services.live.endings import Ended, Endings
+from lachesis.services.live.find import find_rollout
+from lachesis.services.live.jaeger import Jaeger
+from lachesis.services.live.rollout import Timeline
+
+__all__ = ["render", "run_follow", "run_trace"]
+
+_PLAIN_WIDTH = 120
+_BAR = 44
+_POLL_S = 5.0
+_BEHIND = timedelta(minutes=5)
+"""How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
+
+
+def run_trace(options: Options, name: str, *, as_json: bool) -> None:
+    """Print one rollout's timeline. `name`: its id or the beginning of it. Raises `ConfigError`, `NotFoundError`."""
+    timeline = anyio.run(_find, options.config(), name)
+    if as_json:
+        print_json(timeline)
+    else:
+        _console().print(render(timeline))
+
+
+def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None:
+    """Print rollouts worth a look as they end, until interrupted."""
+    config = options.config()
+
+    def show(ended: Ended) -> None:
+        if as_json:
+            sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
+        else:
+            sys.stdout.write(_line(ended) + "\n")
+        sys.stdout.flush()
+
+    follow = _follow_streams if config.telemetry.jaeger_url is None else _follow_jaeger
+    try:
+        anyio.run(follow, config, slow_s, show)
+    except KeyboardInterrupt:
+        return
+
+
+async def _find(config: RunConfig, name: str) -> Timeline:
+    async with await connect_run(config, f"{config.run}.trace", OBSERVER) as bus:
+        rollout = await find_rollout(bus, config, name)
+        return rollout.timeline(config.batching, await bus.server_time_ns())
+
+
+async def _follow_streams(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+    """Read the ledger from its end on, and of ROLLOUTS the headers as far as each entry refers to them."""
+    endings = Endings(config.run, config.telemetry.slow_s if slow_s is None else slow_s)
+    ledger = subjects.ledger(config.run, config.training.name)
+    reports = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+    async with await connect_run(config, f"{config.run}.trace", OBSERVER) as bus:
+        last = await bus.last(subjects.LEDGER, ledger)
+        next_member = decode(LedgerEntry, last.data).watermark + 1 if last else 1
+        start = last.seq + 1 if last else 1
+        async with bus.read(subjects.LEDGER, [ledger, reports], start=start) as messages:
+            async for message in messages:
+                try:
+                    if message.subject == ledger:
+                        entry = decode(LedgerEntry, message.data)
+                        next_member = await _members(bus, config.run, endings, next_member)
+                        found = endings.entry(entry)
+                    else:
+                        found = endings.report(decode(TrainReport, message.data))
+                except SchemaError:
+                    continue  # what cannot be read ends no rollout that could be shown
+                for ended in found:
+                    show(ended)
+
+
+async def _members(bus: Bus, run: str, endings: Endings, start: int) -> int:
+    """Read the headers of ROLLOUTS to its end; return the sequence to go on from."""
+    async with bus.read(
+        subjects.ROLLOUTS, [subjects.rollout(run)], start=start, headers_only=True, follow=False
+    ) as members:
+        async for message in members:
+            start = message.seq + 1
+            try:
+                plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+            except SchemaError:
+                continue  # no rollout
+            endings.member(message.seq, message.subject.rsplit(".", 1)[-1], plan)
+    return start
+
+
+async def _follow_jaeger(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+    """Ask Jaeger every few seconds for the rollouts of the last minutes, and show each once."""
+    limit_s = config.telemetry.slow_s if slow_s is None else slow_s
+    seen: dict[str, float] = {}
+    async with httpx.AsyncClient() as client:
+        jaeger = Jaeger(config.telemetry.jaeger_url or "", client)
+        while True:
+            now = datetime.now(UTC)
+            try:
+                found = await jaeger.rollouts(now - _BEHIND, now, limit_s)
+            except InfrastructureError as error:
+                print(f"lachesis: {error}; asking again", file=sys.stderr)
+                found = []
+            for ended in found:
+                if ended.group not in seen:
+                    show(ended)
+                seen[ended.group] = time.monotonic()
+            forgotten = time.monotonic() - 2 * _BEHIND.total_seconds()
+            seen = {group: at for group, at in seen.items() if at > forgotten}
+            await anyio.sleep(_POLL_S)
+
+
+def _line(ended: Ended) -> str:
+    when = datetime.fromtimestamp(ended.ended_ns / 1e9, UTC).strftime("%H:%M:%S")
+    parts = [when, ended.group, f"{ended.why:11}", f"{human_seconds(ended.seconds):>7}", ended.env, ended.outcome]
+    if ended.longest is not None:
+        parts.append(f"longest: {ended.longest} {human_seconds(ended.longest_s)}")
+    return "  ".join(printable(part) for part in (*parts, *filter(None, (ended.reason, ended.url))))
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+
+
+def render(timeline: Timeline) -> RenderableType:
+    """Return the waterfall: what was done to the rollout, when, and for how long it waited before."""
+    return Group(*_head(timeline), Text(), _waterfall(timeline))
+
+
+def _head(timeline: Timeline) -> Iterator[Text]:
+    yield Text.assemble((f"rollout {timeline.group}", "bold"), f"   {timeline.env}, run {timeline.run}")
+    yield Text(
+        f"{timeline.sequences} sequences, {timeline.tokens} tokens, policy step {timeline.policy_step}, "
+        f"{timeline.producer}, ROLLOUTS:{timeline.seq}"
+    )
+    step = "" if timeline.step is None else f", optimizer step {timeline.step}"
+    so_far = "" if timeline.ended_ns is not None else " so far"
+    yield Text(f"{timeline.state}{step}, {human_seconds(timeline.seconds)}{so_far}", style="bold")
+    if timeline.waits_for is not None:
+        yield Text(f"waits for {timeline.waits_for}", style="yellow")
+    if timeline.reason is not None:
+        yield Text(printable(timeline.reason), style="red")
+    if timeline.state == "trained" and timeline.ended_ns is None:
+        yield Text(
+            "when its step was taken is not known: the report of it was trimmed, or its trainer died", style="dim"
+        )
+
+
+def _waterfall(timeline: Timeline) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, side in (("service", "left"), ("span", "left"), ("at", "right"), ("took", "right"), ("", "left")):
+        table.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+    spans = sorted(timeline.spans, key=lambda span: (span.parent is not None, span.start_ns))
+    end_ns = max([timeline.ended_ns or timeline.now_ns, *(span.end_ns for span in spans)])
+    whole_ns = max(1, end_ns - timeline.started_ns)
+    for span in spans:
+        waits = span.name.startswith("queue.wait")
+        attempt = span.attributes.get("rl.delivery.attempt", 1)
+        again = f" (delivery {attempt})" if attempt != 1 else ""
+        table.add_row(
+            span.service,
+            Text(f"{span.name}{again}", style="dim" if waits else ""),
+            human_seconds((span.start_ns - timeline.started_ns) / 1e9),
+            human_seconds((span.end_ns - span.start_ns) / 1e9),
+            Text(
+                _bar(span, timeline.started_ns, whole_ns, "░" if waits else "█"),
+                style="red" if span.error else "yellow" if waits else "cyan",
+            ),
+        )
+    if timeline.waits_for is not None:
+        since_ns = max([timeline.stored_ns, *(span.end_ns for span in spans)])
+        waiting = msgspec.structs.replace(spans[0], start_ns=since_ns, end_ns=end_ns)
+        table.add_row(
+            "",
+            Text("waiting", style="yellow"),
+            human_seconds((since_ns - timeline.started_ns) / 1e9),
+            human_seconds((end_ns - since_ns) / 1e9),
+            Text(_bar(waiting, timeline.started_ns, whole_ns, "░"), style="yellow"),
+        )
+    return table
+
+
+def _bar(span: Span, start_ns: int, whole_ns: int, mark: str) -> str:
+    begin = min(_BAR - 1, max(0, (span.start_ns - start_ns) * _BAR // whole_ns))
+    end = min(_BAR, -(-(span.end_ns - start_ns) * _BAR // whole_ns))
+    return " " * begin + mark * max(1, end - begin)

@@ -1,0 +1,218 @@
+"""One rollout's way through the pipeline, from what the streams hold of it. Pure: no bus, no clock.
+
+What goes in: its planning header, the annotations, dead letters, ledger entry and train reports that concern it. What
+comes out: its state in words, and its spans, which are those of its trace (`pipeline.telemetry.spans`), so that the
+terminal and Jaeger show the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, batch_trace, consume_spans, generate_span, rebuilt
+from lachesis.schemas.annotations import (
+    DeadLetter,
+    GroupReward,
+    GroupScore,
+    RewardEvent,
+    ScoreEvent,
+    Stamp,
+    TeacherEvent,
+    TeacherPointer,
+)
+from lachesis.schemas.ledger import LedgerEntry, Outcome, TrainReport
+from lachesis.schemas.plan import Plan
+
+__all__ = ["Rollout", "Timeline"]
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout as `lachesis trace` shows it. Times are Unix ns of the server's clock; None: not known or not yet.
+
+    state: under way, batched, trained, dead, or what else became of it (stale, zero_variance, ...). waits_for says what
+    a rollout that has not ended waits for, reason why one was not trained. seconds: from its task to its end, or to
+    `now_ns`. spans: as in its trace.
+    """
+
+    group: str
+    run: str
+    env: str
+    seq: int
+    sequences: int
+    tokens: int
+    policy_step: int
+    producer: str
+    started_ns: int
+    stored_ns: int
+    ended_ns: int | None
+    now_ns: int
+    state: str
+    waits_for: str | None
+    reason: str | None
+    step: int | None
+    seconds: float
+    spans: list[Span]
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Gathers what the streams hold of the rollout at `seq` of ROLLOUTS."""
+
+    run: str
+    env: str
+    seq: int
+    plan: Plan
+    stored_ns: int
+    score: GroupScore | None = None
+    reward: GroupReward | None = None
+    teacher: TeacherPointer | None = None
+    letters: list[DeadLetter] = field(default_factory=list)
+    entry: LedgerEntry | None = None
+    outcome: Outcome | None = None
+    batch: int | None = None
+    trained_ns: tuple[int, int] | None = None
+    reported: bool = False
+    void: str | None = None
+
+    def annotation(self, event: ScoreEvent | RewardEvent | TeacherEvent | DeadLetter) -> None:
+        """Take in an event of EVENTS; the first of each kind counts."""
+        if isinstance(event, DeadLetter):
+            if event.group == self.plan.group or (event.stream == "ROLLOUTS" and event.seq == self.seq):
+                self.letters.append(event)
+            return
+        for item in event.groups:
+            if item.group != self.plan.group:
+                continue
+            match item:
+                case GroupScore():
+                    self.score = self.score or item
+                case GroupReward():
+                    self.reward = self.reward or item
+                case TeacherPointer():
+                    self.teacher = self.teacher or item
+
+    def ledger(self, entry: LedgerEntry) -> None:
+        """Take in an entry of the ledger."""
+        if self.entry is not None:
+            return
+        if entry.batch is not None and any(ref.seq == self.seq for ref in entry.batch.groups):
+            self.entry, self.batch = entry, entry.batch.number
+        for outcome in entry.outcomes:
+            if outcome.seq == self.seq:
+                self.entry, self.outcome = entry, outcome
+
+    def report(self, report: TrainReport) -> None:
+        """Take in a trainer's report."""
+        if self.batch is None or report.next_batch <= self.batch:
+            return
+        self.reported = True
+        self.void = next((void.reason for void in report.voids if void.batch == self.batch), self.void)
+        times = [(step.start_ns, step.end_ns) for step in report.steps if step.batch == self.batch]
+        self.trained_ns = times[-1] if times else self.trained_ns
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be learned from the ledger."""
+        return self.outcome is not None or self.trained_ns is not None
+
+    def stamps(self) -> list[Stamp]:
+        """Return the stamps of every stage that is known to have handled it."""
+        if self.entry is not None and self.entry.stamps.get(self.plan.group):
+            return self.entry.stamps[self.plan.group]
+        items = (self.reward or self.score, self.teacher)
+        return [stamp for item in items if item is not None for stamp in item.stamps]
+
+    def timeline(self, config: BatchingConfig, now_ns: int) -> Timeline:
+        """Return all of it as of `now_ns`. `config` says whether batches wait for a teacher."""
+        plan = self.plan
+        state, waits_for = self._state(config)
+        ended_ns = self._ended_ns()
+        return Timeline(
+            group=plan.group,
+            run=self.run,
+            env=self.env,
+            seq=self.seq,
+            sequences=plan.sequences,
+            tokens=plan.tokens,
+            policy_step=plan.policy_step,
+            producer=plan.producer,
+            started_ns=plan.started_ns,
+            stored_ns=self.stored_ns,
+            ended_ns=ended_ns,
+            now_ns=now_ns,
+            state=state,
+            waits_for=waits_for,
+            reason=self._reason(),
+            step=None if self.batch is None else self.batch + 1,
+            seconds=((ended_ns or now_ns) - plan.started_ns) / 1e9,
+            spans=self._spans(state, now_ns),
+        )
+
+    def _state(self, config: BatchingConfig) -> tuple[str, str | None]:
+        if self.outcome is not None:
+            return self.outcome.kind, None
+        if self.batch is not None:
+            if self.void is not None:
+                return "void", None
+            return ("trained", None) if self.reported else ("batched", f"the trainer: batch {self.batch}")
+        if any(letter.ends_rollout for letter in self.letters):
+            return "dead", "the batcher, to record the outcome"
+        if self.score is None:
+            waits = "the scorer"
+        elif self.reward is None:
+            waits = "the normalizer"
+        elif self.reward.verdict != "trainable":
+            waits = f"the batcher, to record the outcome ({self.reward.verdict})"
+        elif config.teacher != "off" and self.teacher is None:
+            waits = "the teacher"
+        else:
+            waits = "the batcher: a batch that it fits into"
+        return "under way", waits
+
+    def _reason(self) -> str | None:
+        if self.void is not None:
+            return self.void
+        if self.letters:
+            letter = self.letters[0]
+            return f"{letter.stage}, {letter.kind}, attempt {letter.attempts}: {letter.reason} ({letter.place})"
+        if self.outcome is not None and self.outcome.reason:
+            return self.outcome.reason
+        return self.teacher.reason if self.teacher is not None else None
+
+    def _ended_ns(self) -> int | None:
+        if self.trained_ns is not None:
+            return self.trained_ns[1]
+        return self.entry.written_ns if self.entry is not None and self.outcome is not None else None
+
+    def _spans(self, state: str, now_ns: int) -> list[Span]:
+        plan, stamps = self.plan, self.stamps()
+        outcome: Literal["trained", "dropped", "dead_letter"] = "dropped"
+        if state == "trained":
+            outcome = "trained"
+        elif state == "dead":
+            outcome = "dead_letter"
+        ended_ns = self._ended_ns()
+        end = RolloutEnd(
+            group=plan.group,
+            run=self.run,
+            env=self.env,
+            seq=self.seq,
+            sequences=plan.sequences,
+            policy_step=plan.policy_step,
+            started_ns=plan.started_ns,
+            ended_ns=ended_ns or now_ns,
+            outcome=outcome,
+            reason=self._reason(),
+            step=None if self.batch is None else self.batch + 1,
+            staleness=None if self.batch is None else self.batch - plan.policy_step,
+        )
+        *spans, root = rebuilt(end, stamps)
+        if not stamps:
+            spans = [generate_span(plan.group, self.env, (plan.started_ns, self.stored_ns))]
+        if self.entry is not None and self.batch is not None and self.trained_ns is not None:
+            trace = batch_trace(self.run, self.entry.trainer, self.batch)
+            times = (self.entry.written_ns, *self.trained_ns)
+            spans += consume_spans("trainer", plan.group, trace, self.batch + 1, times)
+        return [*([root] if ended_ns is not None else []), *spans]
