@@ -190,6 +190,7 @@ class _Trainer:
         self.rolling.add(trained)
         figures |= {"train/time": ended_ns / 1e9} | latencies(trained) | self.rolling.figures()
         self.service.health.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
+        self.service.health.emitted += 1
         self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
