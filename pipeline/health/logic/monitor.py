@@ -132,7 +132,7 @@ class Monitor:
         window = self._open
         window.before = [value for means in self._before for value in means]
         results = [self._result(check.name, check.judge(window)) for check in self._checks]
-        seqs = [item.seq for item in (*window.scores, *window.rewards)]
+        seqs = [item.seq for item in (window.scores or window.rewards)]
         self._before.append(window.means())
         self._seen.extend(score.seq for score in window.scores)
         self._open, self._scored = Window(), set()

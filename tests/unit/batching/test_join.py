@@ -490,3 +490,25 @@ def test_a_policy_that_cannot_exist_yet_ends_the_rollout_and_one_just_trained_do
     (first, second) = joiner.take_outcomes(10)
     assert [first.outcome.kind, second.outcome.kind] == ["dead", "dead"]  # type: ignore[union-attr]
     assert "policy step 4, which cannot be: 3 batches" in str(first.outcome)
+
+
+# quarantine
+
+
+def test_a_quarantine_settles_what_is_open_and_what_comes_from_a_sequence_on() -> None:
+    joiner = Joiner(CONFIG)
+    for seq in (1, 2, 3):
+        joiner.member(seq, "e", make_plan(seq), 0, 0)
+        joiner.reward(seq, 0, make_reward(seq, seq))
+    joiner.member(4, "other", make_plan(4), 0, 0)
+    joiner.quarantine("e", 2, "hacked")
+    assert sorted(joiner.ready) == [1]
+    joiner.member(5, "e", make_plan(5), 0, 0)
+    joiner.reward(5, 0, make_reward(5, 5))
+    assert outcomes(joiner) == {2: "quarantined", 3: "quarantined", 5: "quarantined"}
+    assert joiner.undecided == 1  # the other environment's
+    joiner.quarantine("e", None, "")
+    joiner.member(6, "e", make_plan(6), 0, 0)
+    joiner.reward(6, 0, make_reward(6, 6))
+    assert sorted(joiner.ready) == [1, 6]
+    assert outcomes(joiner) == {}

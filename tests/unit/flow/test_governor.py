@@ -388,3 +388,15 @@ class Bound(RuleBasedStateMachine):
 
 TestBound = Bound.TestCase
 TestBound.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_a_halted_environment_gets_no_lease_and_the_others_do() -> None:
+    it = governor()
+    assert it.ask(acquire("a"), 0.0).granted
+    it.halt("a", "a is halted")
+    refused = it.ask(acquire("a"), 0.0)
+    assert (refused.granted, refused.reason) == (False, "a is halted")
+    assert it.ask(acquire("b"), 0.0).granted
+    assert not it.blocked  # no batch is cut short for it
+    it.halt("a", None)
+    assert it.ask(acquire("a"), 0.0).granted

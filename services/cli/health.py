@@ -1,0 +1,202 @@
+"""`lachesis health` and `lachesis resume`: what the health checks found, where that leaves each environment, and the
+way on."""
+
+import time
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+import typer
+from rich.text import Text
+
+from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table, printable
+from lachesis.services.cli.tail import first_of_last
+from lachesis.services.connect import connect_run
+
+__all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
+
+_RECENT = 32
+"""Alert events looked at: enough to find the newest result of every check."""
+_STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red", "idle": "dim"}
+
+
+class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment: its standing, the groups judged so far (None: nothing was judged yet), each check's result."""
+
+    env: str
+    standing: Standing
+    groups: int | None
+    results: list[Alert]
+
+    @property
+    def well(self) -> bool:
+        """Whether it was judged, and goes on."""
+        return self.groups is not None and not self.standing.halted and self.standing.quarantined_from is None
+
+
+def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
+    """Print where every environment stands, or alerts as they come. Exits with 1 unless all were judged and go on."""
+    config = options.config()
+    if follow:
+        anyio.run(follow_health, config, as_json)
+        return
+    found = anyio.run(_read, config)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    if not all(health.well for health in found):
+        raise typer.Exit(1)
+
+
+async def _read(config: RunConfig) -> list[EnvHealth]:
+    async with await connect_run(config, f"{config.run}.health-cli", OBSERVER) as bus:
+        return [await read_health(bus, config, env) for env in config.environments]
+
+
+async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
+    """Return where `env` stands by its newest alert events."""
+    subject = subjects.event("alert", config.run, config.revision, env)
+    results: dict[str, Alert] = {}
+    standing, groups = Standing(), None
+    start = await first_of_last(bus, subjects.EVENTS, [subject], _RECENT)
+    async with bus.read(subjects.EVENTS, [subject], start=start, follow=False) as messages:
+        async for message in messages:
+            event = _event(message)
+            if event is None:
+                continue
+            if event.source == "resume":
+                results.clear()
+            results.update({result.check: result for result in event.results})
+            standing, groups = event.standing, event.groups
+    return EnvHealth(env=env, standing=standing, groups=groups, results=list(results.values()))
+
+
+def _print(found: Sequence[EnvHealth]) -> None:
+    for health in found:
+        print(f"{health.env}: {_says(health)}")
+    print()
+    rows = (
+        (
+            health.env,
+            result.check,
+            Text(result.severity, style=_STYLES.get(result.severity, "green")),
+            _number(result.value),
+            _number(result.threshold),
+            result.windows or None,
+            result.reason,
+            " ".join(result.examples[:2]),
+        )
+        for health in found
+        for result in health.results
+    )
+    print_table(("env", "check", "says", "value", "threshold", "windows", "reason", "groups"), rows)
+
+
+def _says(health: EnvHealth) -> str:
+    standing = health.standing
+    if health.groups is None:
+        return "not judged yet: fewer groups than a window, or no health service runs"
+    if standing.halted:
+        return f"HALTED by {standing.cause}: nothing is dispatched; mend it, then `lachesis resume {health.env}`"
+    if standing.quarantined_from is not None:
+        return (
+            f"QUARANTINED by {standing.cause}: rollouts from {standing.quarantined_from} on are not trained; mend it, "
+            f"then `lachesis resume {health.env}`"
+        )
+    worst = [result.check for result in health.results if result.severity == "warn"]
+    return f"{health.groups} groups judged; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
+
+
+def _number(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4g}"
+
+
+async def follow_health(config: RunConfig, as_json: bool) -> None:
+    """Print each alert, and each change of a standing, as it comes; until interrupted."""
+    before: dict[str, Standing] = {}
+    async with await connect_run(config, f"{config.run}.health-cli", OBSERVER) as bus:
+        subject = subjects.event("alert", config.run, config.revision)
+        start = (await bus.usage(subjects.EVENTS)).last + 1
+        async with bus.read(subjects.EVENTS, [subject], start=start) as messages:
+            async for message in messages:
+                event = _event(message)
+                if event is None:
+                    continue
+                changed = event.standing != before.get(event.env, Standing()) or event.source == "resume"
+                before[event.env] = event.standing
+                for line in _lines(event, changed=changed, as_json=as_json):
+                    print(line, flush=True)
+
+
+def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
+    if as_json:
+        told = {"env": event.env, "groups": event.groups, "standing": event.standing}
+        return [msgspec.json.encode({**told, "alert": alert}).decode() for alert in event.alerts] or (
+            [msgspec.json.encode({**told, "alert": None}).decode()] if changed else []
+        )
+    lines = [
+        f"{alert.severity} {event.env} {alert.check}: {printable(alert.reason)} ({' '.join(alert.examples)})"
+        for alert in event.alerts
+    ]
+    if changed:
+        health = EnvHealth(env=event.env, standing=event.standing, groups=event.groups, results=event.results)
+        lines.append(f"{event.env}: {_says(health)}")
+    return lines
+
+
+def run_resume(options: Options, env: str | None, *, wait_s: float) -> None:
+    """Ask that an environment go on, or all that are stopped, and wait until the health service has said so."""
+    config = options.config()
+    if env is not None and env not in config.environments:
+        raise ConfigError(f"there is no environment {env!r}; there are {', '.join(config.environments)}")
+    if not anyio.run(_resume, config, env, wait_s):
+        raise typer.Exit(1)
+
+
+async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
+    done = True
+    async with await connect_run(config, f"{config.run}.resume", OPERATOR) as bus:
+        found = [await read_health(bus, config, name) for name in config.environments]
+        stopped = [health.env for health in found if health.groups is not None and not health.well]
+        wanted = stopped if env is None else [env]
+        if not wanted:
+            print("nothing is quarantined or halted")
+        for name in wanted:
+            if await ask_to_resume(bus, config, name, wait_s=wait_s):
+                print(f"{name}: goes on; the checks begin anew")
+            else:
+                done = False
+                print(f"{name}: asked; the health service did not answer in {wait_s:g} s, and heeds it once it runs")
+    return done
+
+
+async def ask_to_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float) -> bool:
+    """Store the request, and return whether the health service answered it in time."""
+    subject = subjects.event("alert", config.run, config.revision, env)
+    start = (await bus.usage(subjects.EVENTS)).last + 1
+    after = (await bus.usage(subjects.ROLLOUTS)).last
+    request = ResumeRequest(run=config.run, env=env, after=after, asked_ns=time.time_ns())
+    await bus.put(subjects.BUCKETS["resume"], f"{config.run}.{env}", encode(request))
+    with anyio.move_on_after(wait_s):
+        async with bus.read(subjects.EVENTS, [subject], start=start) as messages:
+            async for message in messages:
+                event = _event(message)
+                if event is not None and event.source == "resume":
+                    return True
+    return False
+
+
+def _event(message: Stored) -> AlertEvent | None:
+    try:
+        return decode(AlertEvent, message.data)
+    except SchemaError:
+        return None  # it is no alert of this build; `lachesis tail alert` shows what it is

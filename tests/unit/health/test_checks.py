@@ -1,0 +1,237 @@
+"""Every check against a planted fault: how bad it says it is, and after how many windows at most."""
+
+import math
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.logic.check import Window
+from lachesis.pipeline.health.logic.groups import fault_of
+from lachesis.pipeline.health.logic.monitor import CHECKS, _checks
+from lachesis.schemas.annotations import DeadLetter
+from lachesis.schemas.ledger import GroupRef
+
+WARM_UP = 6
+"""Healthy windows before a fault begins."""
+
+
+def letter(n):
+    return DeadLetter(
+        run="r", env="sums", revision="live", stage="scorer", kind="data", stream="ROLLOUTS", seq=100_000 + n,
+        group=f"{n:032x}", reason="NaN", place="x", time_ns=1,
+    )  # fmt: skip
+
+
+def test_healthy_groups_are_found_healthy(groups, monitor):
+    """Nothing warns, but for a false alarm of the sequential check now and then, and every check judges."""
+    judged = set()
+    for results in groups.windows(monitor, 40):
+        loud = {name for name, result in results.items() if result.severity not in {"idle", "ok", "inform"}}
+        assert loud <= {"step_change", "rater_at_odds"}
+        judged |= {name for name, result in results.items() if result.severity != "idle"}
+    assert judged == set(CHECKS) - {"staleness"}
+    assert monitor.standing.quarantined_from is None
+
+
+def shuffled_rater(groups):
+    """A rater of three that says anything, as from now on."""
+    score = groups.score()
+    noise = [groups.rng.random() for _ in score.scores]
+    return groups.score(ratings={**score.ratings, "judge": noise})
+
+
+def long_is_good(groups, i):
+    score = groups.score()
+    ranked = sorted(range(8), key=lambda k: score.scores[k])
+    lengths = [0] * 8
+    for place, k in enumerate(ranked):
+        lengths[k] = 40 + 10 * place + i // 8
+    return groups.score(ratings=score.ratings, lengths=lengths)
+
+
+def one_text(groups, _):
+    text = groups.rng.randrange(3)
+    return groups.score(signals={"texts": [text] * 8})
+
+
+# check, a group of the fault, the least it must be called, windows until then
+FAULTS = [
+    ("reward_drift", lambda g, i: g.score(level=0.8), "warn", 1),
+    ("score_shift", lambda g, i: g.score(level=0.65), "warn", 1),
+    ("step_change", lambda g, i: g.score(level=0.58), "warn", 2),
+    ("slow_drift", lambda g, i: g.score(level=0.5 + i / 64 * 0.02), "inform", 6),
+    ("saturation", lambda g, i: g.score(level=3.0), "halt", 1),
+    ("zero_variance", lambda g, i: g.score(scores=[0.5] * 8), "halt", 1),
+    ("truncated", lambda g, i: g.score(signals={"truncated": 3}), "warn", 1),
+    ("truncated", lambda g, i: g.score(signals={"truncated": 6}), "halt", 1),
+    ("length_hacking", long_is_good, "warn", 1),
+    ("length_hacking", long_is_good, "quarantine", 4),
+    ("rater_at_odds", lambda g, i: shuffled_rater(g), "warn", 1),
+    ("entropy", lambda g, i: g.score(signals={"logprobs": [-0.1] * 8}), "warn", 6),
+    ("entropy", lambda g, i: g.score(signals={"logprobs": [-0.001] * 8}), "halt", 7),
+    ("mode_collapse", one_text, "quarantine", 1),
+    ("missing", lambda g, i: g.score(statuses={"judge": ["timeout"] + ["ok"] * 7}), "warn", 1),
+    ("missing", lambda g, i: g.score(scores=[None] + [0.5, 0.4] * 3 + [0.2]), "warn", 1),
+    ("missing", lambda g, i: g.score(scores=[None] * 8), "warn", 1),
+    ("nonfinite", lambda g, i: g.score(statuses={"judge": ["nonfinite"] + ["ok"] * 7}), "halt", 1),
+]
+LADDER = ("idle", "ok", "inform", "warn", "quarantine", "halt")
+
+
+@pytest.mark.parametrize("planted", FAULTS, ids=lambda planted: f"{planted[0]}-{planted[2]}")
+@pytest.mark.parametrize("seed", range(3))
+def test_a_planted_fault_is_caught(groups, monitor, planted, seed):
+    check, fault, least, within = planted
+    groups.rng.seed(seed)
+    before = groups.windows(monitor, WARM_UP)
+    assert LADDER.index(before[-1][check].severity) < LADDER.index(least)
+    found = groups.windows(monitor, within, lambda i: fault(groups, i))
+    caught = [results[check] for results in found if LADDER.index(results[check].severity) >= LADDER.index(least)]
+    assert caught, [results[check] for results in found]
+    assert caught[0].examples, "an alert names groups to look at"
+    assert all(len(example) == 32 for example in caught[0].examples)
+    assert caught[0].reason
+
+
+def test_one_unreadable_group_warns_and_a_hundredth_of_them_halts(groups, monitor):
+    groups.windows(monitor, WARM_UP)
+    monitor.dead(letter(1))
+    (results,) = groups.windows(monitor, 1)
+    assert results["nonfinite"].severity == "warn"
+    assert results["nonfinite"].examples == [f"{1:032x}"]
+    assert monitor.standing.quarantined_from is None
+    for n in range(2, 8):
+        monitor.dead(letter(n))
+    (results,) = groups.windows(monitor, 1)
+    assert results["nonfinite"].severity == "halt"
+    assert monitor.standing.halted
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda values: [value + 0.001 for value in values],  # off centre
+        lambda values: [3.0, -3.0] + [0.0] * 6,  # beyond (n-1)/sqrt(n) = 2.47
+    ],
+)
+def test_an_advantage_that_cannot_be_halts(groups, monitor, broken):
+    groups.windows(monitor, 1)
+    scores = []
+    for _ in range(64):
+        score = groups.score()
+        reward = groups.reward(score)
+        if len(scores) == 40:
+            reward = groups.reward(score, advantages=broken(reward.advantages))
+        results = groups.feed(monitor, score, reward)
+        scores.append(score.group)
+    assert results["advantages"].severity == "halt"
+    assert results["advantages"].examples == [scores[40]]
+
+
+def test_advantages_that_few_samples_carry_warn(groups, monitor):
+    lonely = [7 / math.sqrt(8)] + [-1 / math.sqrt(8)] * 7
+
+    def all_lonely(score):
+        return groups.reward(score, advantages=lonely)
+
+    def few_lonely(score):
+        return groups.reward(score, advantages=lonely if score.seq % 8 == 0 else [0.01, -0.01] * 4)
+
+    assert groups.windows(monitor, 1, reward=all_lonely)[0]["advantages"].value == pytest.approx(6 / math.sqrt(7))
+    assert groups.windows(monitor, 1, reward=all_lonely)[0]["advantages"].severity == "ok"
+    assert groups.windows(monitor, 1, reward=few_lonely)[0]["advantages"].severity == "warn"
+
+
+def refs(groups, lag, n):
+    return [
+        GroupRef(group=f"{i:032x}", seq=i + 1, env="sums", sequences=8, tokens=8, policy_step=20 - lag, advantages=[])
+        for i in range(n)
+    ]
+
+
+@pytest.mark.parametrize(("lag", "severity"), [(0, "ok"), (4, "ok"), (5, "warn"), (9, "quarantine")])
+def test_old_batches_are_caught_after_eight(groups, monitor, lag, severity):
+    for _ in range(7):
+        monitor.batch(20, refs(groups, lag, 16))
+        assert not monitor.batches_full
+    monitor.batch(20, refs(groups, lag, 16))
+    assert monitor.batches_full
+    (result,) = monitor.judge_batches()
+    assert (result.severity, result.value) == (severity, lag)
+    assert bool(result.examples) == (severity != "ok")
+
+
+@pytest.mark.parametrize(
+    ("signals", "lengths", "fault"),
+    [
+        ({}, [50] * 8, None),
+        ({"sure_run": 2999}, [4000] * 8, None),
+        ({"sure_run": 3000}, [4000] * 8, "repetition"),
+        ({"unlikely": [0] * 7 + [1]}, [50] * 8, None),
+        ({"unlikely": [0] * 7 + [2]}, [50] * 8, "gibberish"),
+        ({"unlikely": [0] * 7 + [8]}, [8000] * 8, None),
+        ({"zeros": 399}, [50] * 8, None),
+        ({"zeros": 400}, [50] * 8, "logprobs"),
+        ({"zeros": 8}, [1] * 8, None),  # too few tokens to tell
+    ],
+)
+def test_a_group_is_judged_by_its_tokens(groups, signals, lengths, fault):
+    found = fault_of(groups.score(signals=signals, lengths=lengths))
+    assert (found is None) if fault is None else found.startswith(fault)
+
+
+def test_faulty_groups_warn_and_their_reason_is_told(groups, monitor):
+    def quarantined(score):
+        return groups.reward(score, verdict="quarantined", reason="gibberish: x") if score.seq % 10 == 0 else None
+
+    (results,) = groups.windows(monitor, 1, reward=quarantined)
+    assert results["faulty_groups"].severity == "warn"
+    assert "gibberish" in results["faulty_groups"].reason
+
+
+def test_over_optimisation_without_a_falling_rater_only_warns(groups, monitor):
+    """Raters that learn at different speeds part, too."""
+
+    def uneven(i):
+        score = groups.score()
+        base = [value * 0.3 for value in score.ratings["exact"]]
+        faster = [value + i / 2000 for value in base]
+        return groups.score(ratings={"exact": base, "style": base, "judge": faster})
+
+    severities = {results["over_optimisation"].severity for results in groups.windows(monitor, 16, uneven)}
+    assert "warn" in severities
+    assert severities <= {"idle", "ok", "warn"}
+
+
+def test_nothing_to_judge_by_is_never_healthy():
+    for check in _checks(HealthConfig()):
+        assert check.judge(Window()).severity == "idle", check.name
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf])
+def test_missing_and_nan_are_never_healthy(groups, monitor, value):
+    """Windows without one number (which no decoder lets through): what says ok does not judge numbers."""
+    for _ in range(4 * 64):
+        monitor.score(groups.score(scores=[value] * 8, ratings={"a": [value] * 8}, signals={"logprobs": [value] * 8}))
+        if monitor.window_full:
+            results = {result.check: result for result in monitor.judge()}
+    healthy = {name for name, result in results.items() if result.severity == "ok"}
+    assert healthy == {"truncated", "mode_collapse", "nonfinite" if value is None else "missing"}
+    assert LADDER.index(results["missing" if value is None else "nonfinite"].severity) >= LADDER.index("quarantine")
+    assert all(result.value is None or math.isfinite(result.value) for result in results.values())
+
+
+def test_answers_that_are_few_from_the_start_are_no_collapse(groups, monitor):
+    """Yes or no: every answer is that of another task as well."""
+
+    def yes_or_no(_):
+        return groups.score(lengths=[2] * 8, signals={"texts": [groups.rng.randrange(2) for _ in range(8)]})
+
+    assert {results["mode_collapse"].severity for results in groups.windows(monitor, 5, yes_or_no)} == {"ok"}
+
+
+def test_a_group_without_signals_is_judged_by_the_rest(groups, monitor):
+    (results,) = groups.windows(monitor, 1, lambda _: msgspec.structs.replace(groups.score(), signals=None))
+    assert results["entropy"].severity == results["truncated"].severity == results["mode_collapse"].severity == "idle"
+    assert results["saturation"].severity == "ok"

@@ -1,0 +1,111 @@
+"""The monitor: escalation, what may be done, resumption, and that a restart comes to the same."""
+
+import random
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.health.config import HealthConfig
+from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.schemas.errors import ConfigError
+
+
+def cut_off(groups):
+    return lambda _: groups.score(signals={"truncated": 2})  # a quarter: warns
+
+
+def test_a_warning_that_lasts_becomes_a_quarantine_and_then_a_halt(groups, monitor):
+    groups.windows(monitor, 2)
+    found = [results["truncated"] for results in groups.windows(monitor, 6, cut_off(groups))]
+    assert [result.severity for result in found] == ["warn", "warn", *["quarantine"] * 3, "halt"]
+    assert [result.windows for result in found] == [1, 2, 3, 4, 5, 6]
+    assert monitor.standing.quarantined_from == 4 * 64 + 1  # the first group of the window that brought it about
+    assert (monitor.standing.halted, monitor.standing.cause) == (True, "truncated")
+
+
+def test_a_healthy_window_between_ends_the_count(groups, monitor):
+    for _ in range(3):
+        groups.windows(monitor, 2, cut_off(groups))
+        groups.windows(monitor, 1)
+    assert monitor.standing.quarantined_from is None
+
+
+def test_drift_never_grows(groups, monitor):
+    """A policy that learns fast moves its rewards window after window."""
+    found = groups.windows(monitor, 12, lambda i: groups.score(level=0.1 + i / 64 * 0.07))
+    assert sum(results["reward_drift"].severity == "warn" for results in found) >= 3
+    assert max(results["reward_drift"].windows for results in found) >= 3
+    assert monitor.standing.quarantined_from is None
+
+
+@pytest.mark.parametrize(("act", "quarantined", "halted"), [("warn", False, False), ("quarantine", True, False)])
+def test_no_check_does_more_than_it_may(groups, act, quarantined, halted):
+    monitor = Monitor(HealthConfig(act=act))
+    (results,) = groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
+    assert results["zero_variance"].severity == act
+    assert (monitor.standing.quarantined_from is not None, monitor.standing.halted) == (quarantined, halted)
+
+
+def test_a_check_can_be_turned_off_and_an_unknown_one_is_named(groups):
+    monitor = Monitor(HealthConfig(off=["zero_variance", "staleness"]))
+    (results,) = groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
+    assert "zero_variance" not in results
+    with pytest.raises(ConfigError, match="there is no check 'zero'"):
+        Monitor(HealthConfig(off=["zero"]))
+
+
+def test_a_score_that_is_stored_twice_counts_once(groups, monitor):
+    for _ in range(63):
+        score = groups.score()
+        monitor.score(score)
+        monitor.score(score)
+    assert not monitor.window_full
+    monitor.score(groups.score())
+    assert monitor.window_full
+    monitor.judge()
+    for _ in range(64):
+        monitor.score(score)  # of the window before
+    assert not monitor.window_full
+
+
+def test_resumption_begins_anew_after_what_was_stored(groups, monitor):
+    groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
+    assert monitor.standing.halted
+    before = groups.score()
+    monitor.resume(7, groups.seq)
+    assert (monitor.standing.halted, monitor.standing.quarantined_from) == (False, None)
+    assert (monitor.resumed, monitor.groups) == (7, 0)
+    monitor.score(before)  # stored before, scored after: no part of what is judged now
+    assert len(groups.windows(monitor, 1)) == 1
+    assert monitor.groups == 64
+    assert not monitor.standing.halted
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_restart_between_windows_changes_nothing(groups, seed):
+    """Results with a save and load after random windows equal those without, bit for bit."""
+    rng = random.Random(seed)
+    groups.rng.seed(seed)
+    scores = [groups.score(level=0.3 + i / 5000, signals={"truncated": i // 400}) for i in range(1300)]
+
+    def run(restart):
+        monitor, found = Monitor(HealthConfig()), []
+        for score in scores:
+            results = groups.feed(monitor, score)
+            if results is not None:
+                found.append((list(results.values()), monitor.standing))
+                if restart and rng.random() < 0.6:
+                    state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
+                    monitor = Monitor(HealthConfig())
+                    monitor.load_state_dict(state)
+        return found
+
+    calm = run(restart=False)
+    assert len(calm) == 20
+    assert run(restart=True) == calm
+
+
+def test_the_state_stays_small(groups, monitor):
+    groups.windows(monitor, 60)
+    assert len(msgspec.msgpack.encode(monitor.state_dict())) < 24_000
+    assert len(CHECKS) == len(set(CHECKS)) == 17

@@ -1,0 +1,59 @@
+"""Signals: what the health checks learn of a group's tokens and logprobs."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.scoring.logic.signals import longest_run, signals_of
+from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.sequences import Sequences
+
+
+def sequences(rows, **changes):
+    """`rows`: by sequence a list of (token, logprob); logprob None: not generated."""
+    flat = [pair for row in rows for pair in row]
+    fields = {
+        "offsets": as_bytes(np.cumsum([0, *map(len, rows)]), "int32"),
+        "tokens": as_bytes([token for token, _ in flat], "int32"),
+        "loss_mask": pack_mask([lp is not None for _, lp in flat]),
+        "logprobs": as_bytes([lp or 0.0 for _, lp in flat], "float32"),
+        "finish_reasons": ["stop"] * len(rows),
+        "version_spans": [],
+    }
+    return Sequences(**fields | changes)
+
+
+def test_only_generated_tokens_count():
+    rows = [[(7, None), (1, -1.0), (2, -3.0)], [(7, None), (1, 0.0), (2, -0.001)], [(8, None), (1, -1.0), (2, -1.0)]]
+    found = signals_of(sequences(rows, finish_reasons=["stop", "length", "stop"]))
+    assert found.logprobs == pytest.approx([-2.0, -0.0005, -1.0])
+    assert found.texts[0] == found.texts[1] == found.texts[2]  # prompts differ, answers do not
+    assert (found.truncated, found.zeros, found.sure_run, found.unlikely) == (1, 1, 2, [])
+
+
+def test_a_sample_of_several_sequences_is_one():
+    rows = [[(7, None), (1, -1.0)], [(7, None), (2, -3.0)], [(7, None), (1, -2.0)]]
+    found = signals_of(sequences(rows, sample_index=[0, 0, 1], finish_reasons=["length", "stop", "length"]))
+    assert found.logprobs == pytest.approx([-2.0, -2.0])
+    assert found.truncated == 1  # how a sample's last sequence ended
+    assert len(set(found.texts)) == 2
+
+
+def test_a_sample_without_generated_tokens_has_no_logprob():
+    assert signals_of(sequences([[(1, None), (2, None)], [(1, None), (2, -1.0)]])).logprobs == [None, -1.0]
+
+
+def test_rare_tokens_against_the_odds():
+    rows = [
+        [(1, None), (120_000, -20.0), (120_001, -20.0), (5, -20.0)],  # two: the third is no rare one
+        [(1, None), (120_000, -1.0), (5, -1.0)],  # rare, but likely here
+    ]
+    assert signals_of(sequences(rows)).unlikely == [2, 0]
+    assert signals_of(sequences(rows[1:])).unlikely == []
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_the_longest_run(flags):
+    text = "".join("1" if flag else "0" for flag in flags)
+    assert longest_run(np.array(flags, bool)) == max(map(len, text.split("0")))
