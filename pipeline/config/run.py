@@ -86,8 +86,13 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """What is started: the reference server, or vLLM as a process of its own. Default reference."""
     model: str | None = None
     """Local folder or Hugging Face id. Default None: the model the run trains."""
+    host: str = "127.0.0.1"
+    """Address that the server listens on. It asks nobody who they are: leave loopback only inside a network you trust.
+    Default 127.0.0.1."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the server on 127.0.0.1. Default 0: any free one, found through the bus."""
+    """Port of the server. Default 0: any free one, found through the bus."""
+    advertise: str | None = None
+    """URL under which the others reach the server, http://inference:8000 say. Default None: http://host:port."""
     threads: PositiveInt = 1
     """CPU threads of the reference server. Default 1."""
     engine: EngineConfig = EngineConfig()
@@ -96,6 +101,11 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
     args: list[str] = []
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
+
+    @property
+    def near(self) -> str:
+        """Where the machine itself reaches a server that listens on `host`."""
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared, not bound
 
 
 class WandbConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,8 +214,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Health checks."""
     inference: dict[str, InferenceConfig] = {}
     """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, kind,
-    model, port, threads and engine, or python and args for vLLM. Default empty: `lachesis up` starts the reference
-    server for each role it needs."""
+    model, host, port, advertise, threads and engine, or python and args for vLLM. Default empty: `lachesis up` starts
+    the reference server for each role it needs."""
     training: TrainingConfig = TrainingConfig()
     """The trainer."""
     services: ServicesConfig = ServicesConfig()

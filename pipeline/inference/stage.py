@@ -50,7 +50,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         await own.use(server.url)
         async with background() as tasks:
             tasks.start_soon(server.watch)
-            await _announce(service, role, own, server.url)
+            await _announce(service, role, own, settings.advertise or server.url)
 
 
 async def _serve_reference(
@@ -60,7 +60,7 @@ async def _serve_reference(
     policy: Policy = await anyio.to_thread.run_sync(partial(load_model, model))
     version = policy_version(0, role, policy_tensors(policy.model))
     with (
-        _listen(settings.port) as listener,
+        _listen(settings.host, settings.port) as listener,
         Engine(
             policy.model,
             eos_token_id=policy.tokenizer.eos_token_id,
@@ -68,14 +68,14 @@ async def _serve_reference(
             config=settings.engine,
         ) as engine,
     ):
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        url = f"http://{settings.near}:{listener.getsockname()[1]}"
         app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
         server = _HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
         async with Directory(timeout_s=120.0) as own, background() as tasks:
             await own.use(url)
             tasks.start_soon(_stop_on_drain, service, server)
             tasks.start_soon(_count, service, engine)
-            tasks.start_soon(_announce, service, role, own, url)
+            tasks.start_soon(_announce, service, role, own, settings.advertise or url)
             await server.serve([listener])
 
 
@@ -110,14 +110,14 @@ async def _count(service: Service, engine: Engine) -> None:
         await anyio.sleep(1.0)
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("127.0.0.1", port))
+        listener.bind((host, port))
     except OSError as error:
         listener.close()
         raise StartupError(
-            f"port {port} of 127.0.0.1 is taken; set inference.<role>.port to 0 for a free one"
+            f"cannot listen on port {port} of {host} ({error.strerror}); set inference.<role>.port to 0 for a free one"
         ) from error
     return listener

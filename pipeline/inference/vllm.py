@@ -101,7 +101,7 @@ async def start_vllm(
     """
     port = settings.port or _free_port()
     python = settings.python or sys.executable
-    command = [python, "-m", _ENTRY, *_arguments(model, role, port), *settings.args]
+    command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
     log.info("starting %s", " ".join(command))
     try:
         process = await asyncio.create_subprocess_exec(
@@ -113,18 +113,18 @@ async def start_vllm(
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error
-    server = Vllm(process, f"http://127.0.0.1:{port}")
+    server = Vllm(process, f"http://{settings.near}:{port}")
     try:
         yield server
     finally:
         await server.stop()
 
 
-def _arguments(model: str, role: str, port: int) -> list[str]:
+def _arguments(model: str, role: str, host: str, port: int) -> list[str]:
     """Return what this project needs of vLLM: ids in and out, what was sampled from as logprobs, our weights."""
     return [
         *("--model", model, "--served-model-name", role),
-        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--host", host, "--port", str(port)),
         *("--generation-config", "vllm"),  # sampling is what the request says, whatever lies beside the model
         "--enable-scale-out",
         *("--logprobs-mode", "processed_logprobs"),

@@ -184,3 +184,11 @@ def _threads():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
+
+
+async def test_others_are_told_the_url_under_which_they_reach_a_server_that_listens_everywhere(lab, config):
+    settings = InferenceConfig(host="0.0.0.0", advertise="http://inference:8000")  # noqa: S104 - as in a container
+    config = RunConfig(run="r", folder=str(config.path), model=config.model, inference={"teacher": settings})
+    async with lab.running(lambda service: run_inference(service, config, "teacher")):
+        await lab.until(is_registered(lab, "teacher"))
+        assert await registered(lab, "teacher") == "http://inference:8000"
