@@ -234,7 +234,7 @@ def tail(
         list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Only such events, e.g. groups.item=7.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Columns with their values, not their lengths.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Columns with their values, stamps, digests.")] = False,
 ) -> None:
     """Follow events as they are stored, decoded."""
     from lachesis.services.cli.tail import Span, run_tail

@@ -23,6 +23,8 @@ from lachesis.services.cli.output import printable
 __all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
 
 _IN_SUBJECT = {"v", "run", "env", "revision"}
+_MACHINERY = {"stamps", "previous", "resolved", "producers", "term", "chain", "commit", "tokenizer_hash"}
+"""Fields that serve the pipeline or `lachesis trace`, and not whoever reads along."""
 _ENVELOPE = ("stream", "subject", "seq", "time_ns")
 
 
@@ -81,11 +83,21 @@ def json_line(message: Stored, event: dict[str, Any]) -> bytes:
     return msgspec.json.encode({**{name: getattr(message, name) for name in _ENVELOPE}, "event": event}) + b"\n"
 
 
-def text_line(message: Stored, event: dict[str, Any]) -> str:
-    """Return one line for a person: time (UTC), subject, sequence, and what the event says beyond its subject."""
+def text_line(message: Stored, event: dict[str, Any], *, full: bool = False) -> str:
+    """Return one line for a person: time (UTC), subject, sequence, and what the event says beyond its subject.
+
+    Stamps, digests and positions are shown in full lines alone.
+    """
     when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
-    what = " ".join(f"{key}={_short(value)}" for key, value in event.items() if key not in _IN_SUBJECT and _any(value))
+    told = event if full else _without_machinery(event)
+    what = " ".join(f"{key}={_short(value)}" for key, value in told.items() if key not in _IN_SUBJECT and _any(value))
     return f"{when} {message.subject} {message.seq} {what}"
+
+
+def _without_machinery(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_machinery(item) for key, item in value.items() if key not in _MACHINERY}
+    return [_without_machinery(item) for item in value] if isinstance(value, list) else value
 
 
 def _any(value: Any) -> bool:

@@ -64,7 +64,7 @@ class Printer:
         if self.as_json:
             sys.stdout.buffer.write(json_line(message, event))
         else:
-            line = text_line(message, event)
+            line = text_line(message, event, full=self.full)
             if sys.stdout.isatty() and not self.full:
                 line = line[: shutil.get_terminal_size().columns]
             sys.stdout.buffer.write(line.encode(errors="replace") + b"\n")

@@ -171,7 +171,7 @@ def _footer(overview: Overview) -> Iterator[Text]:
     else:
         yield Text(f"bottleneck  {found.service} {printable(found.reason)}", style="bold")
     for row in overview.stages:
-        if row.notes and row.state != "ok":
+        if row.notes and row.state in {"waiting", "stale"}:  # what holds back a lease is a consequence, not a cause
             yield Text(f"{row.service}: {printable(row.notes[0])}", style="dim")
     if overview.slow:
         yield Text("slowest rollouts of the last steps (lachesis trace ID shows where the time went)")

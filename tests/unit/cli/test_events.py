@@ -81,6 +81,13 @@ def test_no_bytes_whatsoever_end_a_tail(data: bytes, name: str, full: bool) -> N
     assert "\n" not in text_line(message, event)
 
 
+def test_stamps_and_digests_are_shown_in_full_lines_alone() -> None:
+    event = shown(SCORE_MESSAGE)
+    assert "stamps" not in text_line(SCORE_MESSAGE, event)
+    assert "item=3" in text_line(SCORE_MESSAGE, event)
+    assert "stamps=[{stage=scorer" in text_line(SCORE_MESSAGE, event, full=True)
+
+
 def test_hostile_text_does_not_reach_the_terminal() -> None:
     hostile = SCORES.replace(ensemble="a\x1b[2J\nb\u202e", raters={"r\x1b[2J": "1"})
     message = stored(subjects.event("score", "r", "live", "words"), hostile)
