@@ -19,7 +19,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.scoring.stage import EnvironmentScorer, samples_of
+from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import anyio
 import msgspec
 
-from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.logic.groups import fault_of
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
+from lachesis.pipeline.normalization.logic.reward import KEY, group_reward
 from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
@@ -33,7 +32,6 @@ __all__ = ["run_normalizer"]
 
 SNAPSHOT_EVERY = 64
 """Commits between two snapshots of the state; a restart reads at most so many."""
-_KEY = "score"
 
 
 async def run_normalizer(service: Service, config: RunConfig) -> None:
@@ -134,7 +132,7 @@ class _EnvWriter:
 
     async def _take_score(self, score: GroupScore, message: Stored) -> None:
         try:
-            self.normalizer.outcome(score.group, score.seq, {_KEY: score.scores}, source=message.seq)
+            self.normalizer.outcome(score.group, score.seq, {KEY: score.scores}, source=message.seq)
         except DataError as error:  # the group is dead, not the message: its letter comes back and closes its window
             letter = dead_letter(self.service, message, "data", error)
             await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
@@ -194,41 +192,6 @@ class _EnvWriter:
 
     def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
-        rewards = ready.snapshot.normalize(_KEY, ready.values[_KEY]).values
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         self.service.health.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
-        reward = GroupReward(
-            group=ready.group,
-            seq=ready.seq,
-            item=score.item,
-            policy_step=score.policy_step,
-            verdict="quarantined",
-            scores=score.scores,
-            rewards=rewards,
-            advantages=[None] * len(rewards),
-            snapshot=ready.snapshot.id,
-            mean=None,
-            std=None,
-            range=None,
-            n_valid=0,
-            index=score.index,
-            skill=score.skill,
-            success=score.success,
-            stamps=[*score.stamps, stamp],
-        )
-        fault = fault_of(score)
-        if fault is not None:
-            return msgspec.structs.replace(reward, reason=fault)
-        try:
-            result = group_advantage(rewards, self.config.advantage, score.lengths)
-        except DataError as error:
-            return msgspec.structs.replace(reward, reason=str(error))
-        return msgspec.structs.replace(
-            reward,
-            verdict=result.verdict,
-            advantages=list(result.advantages),
-            mean=result.mean,
-            std=result.std,
-            range=result.range,
-            n_valid=result.n_valid,
-        )
+        return group_reward(ready, score, self.config.advantage, stamp)

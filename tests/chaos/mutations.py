@@ -23,7 +23,7 @@ __all__ = ["MUTATIONS", "PATCHES", "Mutation"]
 
 def slow_scorer() -> None:
     """A group takes a second to be scored."""
-    from lachesis.pipeline.scoring.stage import EnvironmentScorer
+    from lachesis.pipeline.scoring.judge import EnvironmentScorer
 
     score = EnvironmentScorer.score
 

@@ -14,7 +14,7 @@ from fuzz.oracle import Target
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.scoring.stage import samples_of
+from lachesis.pipeline.scoring.judge import samples_of
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.sequences import training_sequences

@@ -4,7 +4,8 @@ import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.scoring.stage import EnvironmentScorer, run_scorer, samples_of
+from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
+from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.rollout import Message

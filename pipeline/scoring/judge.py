@@ -1,0 +1,157 @@
+"""Judging the groups of one environment: its raters and their ensemble, or the rewards that the environment gave.
+
+In: a group as stored. Out: its `GroupScore`. Knows no bus: the scorer, a replay of history and `lachesis dev` all
+score with this, so the same group, ensemble and answers of the raters give the same bits everywhere.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.scoring.loader import load_members
+from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
+from lachesis.pipeline.scoring.logic.signals import signals_of
+from lachesis.pipeline.scoring.rater import Rating, Sample
+from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.schemas.annotations import GroupScore
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.plan import Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["EnvironmentScorer", "samples_of"]
+
+log = logging.getLogger("lachesis")
+
+_MOST_REASONS = 64
+"""Different reasons for missing ratings that one scorer logs."""
+_OWN_REWARDS = "environment"
+"""Ensemble id of groups that their environment scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    runner: EnsembleRunner
+    ensemble: Ensemble
+
+
+class EnvironmentScorer:
+    """Scores the groups of one environment. `settings` None: success is read from the score itself."""
+
+    def __init__(self, scoring: ScoringConfig, settings: EnvironmentConfig | None) -> None:
+        members = load_members(scoring.raters)
+        self._judges = None
+        if members:
+            described = [member.describe() for member in members]
+            self._judges = _Judges(EnsembleRunner(members), Ensemble(described, scoring))
+        self._success_rater = settings.success_rater if settings else None
+        self._success_threshold = settings.success_threshold if settings else 1.0
+        self._told: set[str] = set()
+        self.digest = self._judges.ensemble.digest if self._judges else _OWN_REWARDS
+        self.versions = self._judges.ensemble.versions if self._judges else {}
+
+    async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
+        """Return the scores of `group`, stored at `seq`. Raises `DataError` when nothing can score it."""
+        if self._judges is not None:
+            samples = samples_of(group)
+            ratings = await self._judges.runner.rate_group(samples)
+            self._tell_failures(ratings)
+            scores = self._judges.ensemble.score(ratings)
+        else:
+            scores = _own_rewards(group)
+        return GroupScore(
+            group=group.id,
+            seq=seq,
+            item=group.item,
+            policy_step=Plan.of(group).policy_step,
+            scores=scores.scores,
+            ratings=scores.ratings,
+            lengths=_lengths(group),
+            index=group.dispatch.index if group.dispatch else None,
+            skill=group.skill,
+            statuses=scores.statuses,
+            disagreement=scores.disagreement,
+            success=self._success(scores),
+            signals=signals_of(group.sequences),
+        )
+
+    def _tell_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
+        """Log why ratings are missing, each reason once: the events carry the status alone."""
+        for name, column in ratings.items():
+            for rating in column:
+                reason = f"{name}: {rating.status}, {rating.detail[:200]}"
+                if (
+                    rating.status not in {"ok", "abstain"}
+                    and reason not in self._told
+                    and len(self._told) < _MOST_REASONS
+                ):
+                    self._told.add(reason)
+                    log.warning("rater %s", reason)
+
+    def _success(self, scores: Scores) -> float | None:
+        """Return the share of samples that succeeded, among those with the rating that tells; None without any."""
+        told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
+        values = [value >= self._success_threshold for value in told or [] if value is not None]
+        return float(np.mean(values)) if values else None
+
+
+def samples_of(group: RolloutGroup) -> list[Sample]:
+    """Return what raters see of each sample: the last assistant message as completion, all before it as prompt."""
+    lengths, reasons = _lengths(group), _finish_reasons(group)
+    samples = []
+    for i, conversation in enumerate(group.messages):
+        last = max((k for k, message in enumerate(conversation) if message.role == "assistant"), default=None)
+        if last is None:
+            raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
+        samples.append(
+            Sample(
+                prompt="\n".join(message.content for message in conversation[:last]),
+                completion=conversation[last].content,
+                messages=[msgspec.to_builtins(message) for message in conversation],
+                task=group.task,
+                token_count=lengths[i],
+                finish_reason=reasons[i],
+                item=group.item,
+                env=group.env,
+            )
+        )
+    if not samples:
+        raise DataError("messages: empty, so raters have nothing to read")
+    return samples
+
+
+def _lengths(group: RolloutGroup) -> list[int]:
+    """Generated tokens by sample."""
+    totals = [0] * group.sequences.n_samples
+    for sequence, sample in zip(group.sequences, _sample_index(group), strict=True):
+        totals[sample] += int(sequence.loss_mask.sum())
+    return totals
+
+
+def _finish_reasons(group: RolloutGroup) -> dict[int, str]:
+    """Why each sample's last sequence ended."""
+    return dict(zip(_sample_index(group), group.sequences.finish_reasons, strict=True))
+
+
+def _sample_index(group: RolloutGroup) -> list[int]:
+    return group.sequences.sample_index or list(range(len(group.sequences)))
+
+
+def _own_rewards(group: RolloutGroup) -> Scores:
+    components: Mapping[str, list[float | None]] = group.sequences.rewards
+    if not components:
+        raise DataError(f"env {group.env} gave no rewards and no raters are configured; set scoring.raters")
+    scores: list[float | None] = []
+    for values in zip(*components.values(), strict=True):
+        present = [value for value in values if value is not None]
+        score = sum(present) if len(present) == len(values) else None
+        if score is not None and not math.isfinite(score):
+            raise DataError(f"rewards: {', '.join(components)} add up to {score}")
+        scores.append(score)
+    unscorable = [i for i, score in enumerate(scores) if score is None]
+    return Scores(scores, dict(components), {}, None, unscorable)
