@@ -1,18 +1,23 @@
-"""`lachesis up`: the supervisor in the foreground, and what it started, in plain lines."""
+"""`lachesis up`: the supervisor in the foreground, what it started and how far it is, in plain lines."""
 
 import logging
+import shlex
 import signal
 import sys
 
 import anyio
+import anyio.to_thread
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Options
+from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
 from lachesis.services.supervisor import Supervisor
 
 __all__ = ["run_up", "stop_on_signals"]
 
 log = logging.getLogger("lachesis")
+
+_PROGRESS_S = 10.0
 
 
 def run_up(options: Options) -> None:
@@ -25,12 +30,28 @@ def run_up(options: Options) -> None:
 async def _up(config: RunConfig, arguments: list[str]) -> None:
     supervisor = Supervisor(config, arguments)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
+    print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)
+        tasks.start_soon(_tell_progress, config)
         for row in supervisor.running:
             tasks.start_soon(_announce, supervisor, row.planned.name)
         await supervisor.run()
         tasks.cancel_scope.cancel()
+    checkpoint = newest_checkpoint(config.path)
+    if checkpoint is not None:
+        print(f"the trained model: {checkpoint}", flush=True)
+
+
+async def _tell_progress(config: RunConfig) -> None:
+    """Print a line every few seconds while steps are taken."""
+    told = newest_figures(config.path)
+    while True:
+        await anyio.sleep(_PROGRESS_S)
+        figures = await anyio.to_thread.run_sync(newest_figures, config.path)
+        if figures != told and "train/step" in figures:
+            told = figures
+            print(progress_line(figures, config.training.steps), flush=True)
 
 
 async def _announce(supervisor: Supervisor, name: str) -> None:

@@ -28,6 +28,7 @@ from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
 from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
+from lachesis.services.live.progress import newest_checkpoint
 
 __all__ = ["run_demo"]
 
@@ -151,9 +152,7 @@ def _conclude(demo: _Demo, prepared: Prepared, *, gate: bool) -> Summary:
         "model": path / "checkpoints",
         "config": demo.file,
     }
-    latest = path / "checkpoints" / "latest"
-    if latest.is_file():
-        places["model"] = latest.with_name(latest.read_text().strip())
+    places["model"] = newest_checkpoint(path) or places["model"]
     summary = summarize(
         config,
         demo.observed,
