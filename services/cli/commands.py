@@ -318,6 +318,21 @@ def config_show(options: Options, as_json: Json = False) -> None:
 
 @app.command()
 @with_options
+def verify(
+    options: Options,
+    groups: Annotated[int, typer.Option(min=1, help="Newest recorded groups to verify with.")] = 32,
+    runs: Annotated[int, typer.Option(min=2, help="Times that each sample is rated.")] = 3,
+    atol: Annotated[float, typer.Option(min=0.0, help="Difference between two ratings that is none.")] = 1e-6,
+    as_json: Json = False,
+) -> None:
+    """Check on recorded rollouts that raters, advantages and the loss are numerically sound; exit with 1 if not."""
+    from lachesis.services.cli.verify import verify_run
+
+    verify_run(options, groups=groups, runs=runs, atol=atol, as_json=as_json)
+
+
+@app.command()
+@with_options
 def doctor(options: Options, as_json: Json = False) -> None:
     """Check this machine and the server, and say how to mend what is wrong. Exits with 1 if something is."""
     from lachesis.services.cli.doctor import run_doctor

@@ -1,0 +1,30 @@
+"""The loss of recorded sequences in float32 and bfloat16, on one model."""
+
+import torch
+
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import token_logprobs
+from lachesis.pipeline.training.loss import grpo_loss, loss_denominator
+from lachesis.pipeline.training.model import Policy
+
+__all__ = ["losses"]
+
+
+def losses(policy: Policy, batch: PackedBatch, config: LearnerConfig) -> tuple[dict[str, float], dict[str, float]]:
+    """Return loss and gradient norm of `batch` by dtype. The model is left in float32, without gradients."""
+    found: dict[str, float] = {}
+    norms: dict[str, float] = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        model = policy.model.float()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+            logprobs_BT, entropy_BT = token_logprobs(model, batch.tokens_BT, config.temperature)
+        output = grpo_loss(
+            logprobs_BT, entropy_BT, batch, config.loss, denominator=loss_denominator(batch, config.loss)
+        )
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        found[name] = float(output.loss.item())
+        norms[name] = float(torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item())
+        model.zero_grad(set_to_none=True)
+    return found, norms

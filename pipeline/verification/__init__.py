@@ -1,0 +1,1 @@
+"""Numerical verification of what judges and trains: raters, advantages, the loss."""

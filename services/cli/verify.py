@@ -1,0 +1,129 @@
+"""`lachesis verify`: are raters, advantages and the loss numerically sound, on rollouts that were recorded?"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.scoring.judge import samples_of
+from lachesis.pipeline.scoring.loader import load_members
+from lachesis.pipeline.scoring.logic.aggregate import Ensemble
+from lachesis.pipeline.scoring.rater import Rating, Sample
+from lachesis.pipeline.scoring.runner import EnsembleRunner
+from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.pipeline.verification.checks import Finding, advantage_stability, determinism, distribution
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.rollout import RolloutGroup
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.connect import connect_run
+
+__all__ = ["verify_run"]
+
+
+def verify_run(options: Options, *, groups: int, runs: int, atol: float, as_json: bool) -> None:
+    """Check the newest `groups` recorded groups, rating each `runs` times, and exit with 1 if anything failed."""
+    config = options.config()
+    recorded = anyio.run(_recorded, config, groups)
+    if not recorded:
+        raise ConfigError(f"run {config.run} has no rollouts to verify with; start it, or name another with --run")
+    findings: list[Finding] = []
+    by_env: defaultdict[str, list[RolloutGroup]] = defaultdict(list)
+    for group in recorded:
+        by_env[group.env].append(group)
+    for env, of_env in by_env.items():
+        settings = config.environments.get(env)
+        scoring = (settings.scoring if settings else None) or config.scoring
+        if scoring.raters:
+            findings += anyio.run(_raters, config, scoring, of_env, runs, atol)
+    findings += _loss(config, recorded)
+    if as_json:
+        print_json(findings)
+    else:
+        rows = ((finding.verdict, finding.check, finding.subject, finding.text) for finding in findings)
+        print_table(("verdict", "check", "of", "measured"), rows)
+    sys.exit(any(finding.verdict == "fail" for finding in findings))
+
+
+async def _recorded(config: RunConfig, count: int) -> list[RolloutGroup]:
+    async with await connect_run(config, f"{config.run}.verify", OBSERVER) as bus:
+        return await _newest(bus, config.run, count)
+
+
+async def _newest(bus: Bus, run: str, count: int) -> list[RolloutGroup]:
+    seqs = []
+    async with bus.read(subjects.ROLLOUTS, [subjects.rollout(run)], headers_only=True, follow=False) as messages:
+        async for message in messages:
+            seqs.append(message.seq)
+            del seqs[:-count]
+    found = []
+    async for message in bus.fetch(subjects.ROLLOUTS, seqs):
+        try:
+            found.append(read_rollout(message).group)
+        except DataError:
+            continue  # a stage has dead-lettered it
+    return found
+
+
+async def _raters(
+    config: RunConfig, scoring: ScoringConfig, groups: list[RolloutGroup], runs: int, atol: float
+) -> list[Finding]:
+    members = load_members(scoring.raters)
+    runner = EnsembleRunner(members)
+    samples: list[list[Sample]] = [samples_of(group) for group in groups]
+    passes = []
+    scores: list[list[float | None]] = []
+    ensemble = Ensemble([member.describe() for member in members], scoring)
+    for i in range(runs):
+        columns: defaultdict[str, list[float | None]] = defaultdict(list)
+        for of_group in samples:
+            ratings: Mapping[str, list[Rating]] = await runner.rate_group(of_group)
+            for rater, column in ratings.items():
+                columns[rater] += [rating.value for rating in column]
+            if i == 0:
+                scores.append(list(ensemble.score(ratings).scores))
+        passes.append(dict(columns))
+    lengths = [[sample.token_count for sample in of_group] for of_group in samples]
+    return [
+        *determinism(passes, atol=atol),
+        *distribution(passes[0], {member.name: member.bounds for member in members}),
+        advantage_stability(scores, config.advantage, lengths),
+    ]
+
+
+def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
+    """Compare the loss in float32 and bfloat16, where there are torch and a model."""
+    if config.model is None:
+        return [Finding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
+    try:
+        from lachesis.pipeline.training.agreement import losses
+        from lachesis.pipeline.training.batch import pack
+        from lachesis.pipeline.training.model import load_model
+        from lachesis.pipeline.training.sequences import training_sequences
+        from lachesis.pipeline.verification.checks import loss_agreement
+    except ModuleNotFoundError as error:
+        text = f"not checked: needs {error.name}; pip install 'lachesis-rl[train]'"
+        return [Finding(check="loss", subject="-", verdict="warn", text=text)]
+    policy = load_model(config.model)
+    sequences = []
+    for group in groups[-8:]:
+        n = group.sequences.n_samples
+        ref = GroupRef(
+            group=group.id,
+            seq=1,
+            env=group.env,
+            sequences=len(group.sequences),
+            tokens=group.sequences.n_tokens,
+            policy_step=0,
+            advantages=[1.0 if i % 2 else -1.0 for i in range(n)],  # what they are does not matter here
+        )
+        sequences += training_sequences(ref, group, None, tokenizer_hash=policy.tokenizer_hash)
+    batch = pack(sequences, pad_id=policy.tokenizer.pad_token_id or 0)
+    return [loss_agreement(*losses(policy, batch, config.training.learner))]
