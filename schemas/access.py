@@ -166,6 +166,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
+            hears=(subjects.heartbeat(run, "health"),),
             reads=(LEDGER, BUCKETS["policy"]),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),

@@ -21,6 +21,7 @@ __all__ = [
     "Batch",
     "GroupRef",
     "LedgerEntry",
+    "Mismatch",
     "Outcome",
     "OutcomeKind",
     "ProducerMark",
@@ -164,11 +165,25 @@ class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     end_ns: Count
 
 
+class Mismatch(msgspec.Struct, frozen=True, array_like=True):
+    """How the trainer's logprobs differ from the rollouts', over all trained tokens of a step; None: not a number.
+
+    With w = p_train / p_rollout: `k1` = -mean(ln w), `k3` = mean(w - 1 - ln w), `ratio` = mean(w), `ess` = the
+    effective sample size (sum w)^2 / sum w^2 as a share of the tokens.
+    """
+
+    k1: Finite | None
+    k3: Finite | None
+    ratio: Finite | None
+    ess: Finite | None
+
+
 class TrainReport(Event, frozen=True, kw_only=True):
     """What a trainer has made durable: written to its state subject after its checkpoint is on disk, fenced.
 
     `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights; -1 and
-    `GENESIS` before the first. `steps` are those that this life of the trainer took since its last report.
+    `GENESIS` before the first. `steps` are those that this life of the trainer took since its last report, and
+    `mismatches` what those of them found that were no void.
     """
 
     run: str
@@ -184,3 +199,4 @@ class TrainReport(Event, frozen=True, kw_only=True):
     voids: list[Void] = []
     written_ns: Count = 0
     steps: list[StepTimes] = []
+    mismatches: list[Mismatch] = []

@@ -1,9 +1,10 @@
-"""The health service: scores, rewards, dead letters and ledger entries in, alerts out, one fenced commit a window.
+"""The health service: what the event streams say in, alerts out, one fenced commit a window.
 
-One writer an environment. It reads no payload: what a check needs of tokens and logprobs is in the scores' signals. An
-alert event holds what every check found in a window, what follows for the environment, and the whole state, so a
-restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event here too:
-whoever wants to know where an environment stands, reads its newest alert event and nothing else.
+One writer an environment. It reads scores, rewards, dead letters, ledger entries and the trainer's reports, and no
+payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what every check
+found in a window, what follows for the environment, and the whole state, so a restart reads the open windows again and
+judges them alike. A request to resume (key-value) becomes an event here too: whoever wants to know where an environment
+stands, reads its newest alert event and nothing else.
 """
 
 import logging
@@ -24,7 +25,7 @@ from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
-from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.values import unpack
 
 __all__ = ["run_health"]
@@ -48,7 +49,7 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
     events = [subjects.event(kind, run, revision, env) for kind in writer.kinds]
     sources = [
         Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
-        Source(subjects.LEDGER, [subjects.ledger(run, config.training.name)], writer.cursors[subjects.LEDGER]),
+        Source(subjects.LEDGER, writer.ledger, writer.cursors[subjects.LEDGER]),
     ]
     async with open_bursts(service, sources) as bursts, background() as tasks:
         tasks.start_soon(writer.watch_requests)
@@ -75,6 +76,11 @@ class _EnvWriter:
         self.env = env
         self.log = log
         self.monitor = Monitor(config.health)
+        trainer = config.training.name
+        self.ledger = [
+            subjects.ledger(service.run, trainer),
+            subjects.state(service.run, "trainer", subjects.LIVE, trainer),
+        ]
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
@@ -116,6 +122,9 @@ class _EnvWriter:
                     await self._commit("batches", self.monitor.judge_batches(), subjects.LEDGER)
 
     def _feed(self, message: Stored) -> None:
+        if message.subject.startswith("rl.state."):
+            self.monitor.trained(decode(TrainReport, message.data).mismatches)
+            return
         if message.stream == subjects.LEDGER:
             batch = decode(LedgerEntry, message.data).batch
             if batch is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -11,10 +12,10 @@ from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling import Trained, durations
 from lachesis.schemas.annotations import TeacherLogprobs
-from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["latencies", "sample_rows", "step_figures"]
+__all__ = ["latencies", "mismatch_of", "sample_rows", "step_figures"]
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -57,6 +58,12 @@ def step_figures(step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRe
     if step.teacher_kl_k1 is not None:
         figures["teacher/kl"] = step.teacher_kl_k1
     return figures
+
+
+def mismatch_of(step: StepMetrics) -> Mismatch:
+    """Return how the logprobs of rollout and training differ, for the report."""
+    values = (step.kl_k1, step.kl, step.ratio_mean, step.effective_sample_size)
+    return Mismatch(*(value if value is not None and math.isfinite(value) else None for value in values))
 
 
 def latencies(batch: Trained) -> dict[str, float]:

@@ -27,8 +27,9 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.metrics import latencies, sample_rows, step_figures
+from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.overheard import HealthFigures
 from lachesis.pipeline.training.resume import CHECKPOINTS, resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
 from lachesis.pipeline.training.traces import step_trace, trace_step
@@ -38,7 +39,7 @@ from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
-from lachesis.schemas.ledger import StepTimes, Void
+from lachesis.schemas.ledger import Mismatch, StepTimes, Void
 
 __all__ = ["run_trainer"]
 
@@ -63,6 +64,7 @@ async def run_trainer(service: Service, config: RunConfig) -> None:
                     tasks.start_soon(_push_weights, service, config, policy_url)
                 await trainer.publish_policy()
                 tasks.start_soon(_tell_drain, service, config)
+                tasks.start_soon(trainer.overheard.listen, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
@@ -103,8 +105,10 @@ class _Trainer:
         self.lineage = os.urandom(3).hex()
         self.voids: list[Void] = []
         self.times: list[StepTimes] = []  # of the steps since the last report
+        self.mismatches: list[Mismatch] = []
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
+        self.overheard = HealthFigures()
         self.checkpointed = learner.steps
         self.rolling = Rolling()
         self.newest: FedBatch | None = None
@@ -211,11 +215,12 @@ class _Trainer:
             self.voids.append(Void(number, str(error)))
             self.learner.steps = number + 1
             return {}, str(error)
+        self.mismatches.append(mismatch_of(metrics))
         return step_figures(metrics, packed, batch.batch.groups, number), None
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.health.metrics = figures
-        self.tracking.log(figures)
+        self.tracking.log(figures | self.overheard.newest)
 
     def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
         """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""
@@ -269,6 +274,7 @@ class _Trainer:
             checkpoint=str(path),
             voids=self.voids,
             steps=self.times,
+            mismatches=self.mismatches,
         )
         await self.service.retrying("report what was trained")(report)
-        self.voids, self.times = [], []
+        self.voids, self.times, self.mismatches = [], [], []

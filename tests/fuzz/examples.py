@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
 from lachesis.schemas.annotations import (
     Commit,
     CurriculumEvent,
@@ -198,6 +199,12 @@ EXAMPLES: list[Event] = [
         outcomes=[Outcome(3, GROUP, "stale", 2, "old")], producers={"p@1": ProducerMark(1, [0, 1, 3, 4])},
         totals={"batched": 1}, next_batch=1, term="1-ab", written_ns=1, stamps={GROUP: [_STAMP]},
     ),
+    AlertEvent(
+        run="r", env="sums", revision="live", commit=_COMMIT, window=0, groups=64, source="groups",
+        results=[Alert(check="truncated", severity="warn", value=0.3, threshold=0.2, windows=1, examples=[GROUP])],
+        standing=Standing(quarantined_from=1, cause="truncated", since=0),
+    ),
+    ResumeRequest(run="r", env="sums", after=1, asked_ns=1),
     TrainReport(
         run="r", trainer="main", lineage="first", term="1-ab", step=3, ledger_index=1, chain=GENESIS, next_batch=3,
         policy_version=POLICY, checkpoint="/c/step-3", voids=[Void(1, "why")], written_ns=1,

@@ -13,15 +13,15 @@ import msgspec
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
-from lachesis.pipeline.health.logic.check import LADDER, Check, Finding, Window
+from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, Window
 from lachesis.pipeline.health.logic.drift import RewardDrift, ScoreShift, SlowDrift, StepChange
 from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
-from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, Staleness
+from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.values import shaped
 
 __all__ = ["CHECKS", "SUSTAINED", "Monitor"]
@@ -58,7 +58,7 @@ def _checks(config: HealthConfig) -> list[Check]:
     ]
 
 
-CHECKS = (*(check.name for check in _checks(HealthConfig())), Staleness.name)
+CHECKS = (*(check.name for check in _checks(HealthConfig())), Staleness.name, RolloutTraining.name)
 """The names of all checks."""
 
 
@@ -77,6 +77,7 @@ class Monitor:
     def _begin(self) -> None:
         self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
         self._staleness = Staleness()
+        self._mismatch = RolloutTraining()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._before: deque[list[float]] = deque(maxlen=_BEFORE)
         self._seen: deque[int] = deque(maxlen=_SEEN)
@@ -115,6 +116,10 @@ class Monitor:
         for ref in kept:
             self._staleness.add(number - ref.policy_step, ref.group)
 
+    def trained(self, steps: Sequence[Mismatch]) -> None:
+        """Take in what the trainer found in the steps of a report."""
+        self._mismatch.add(steps)
+
     # what comes out
 
     @property
@@ -143,8 +148,9 @@ class Monitor:
 
     def judge_batches(self) -> list[Alert]:
         """Judge the batches taken in since the last time."""
-        finding = self._staleness.judge()
-        results = [] if Staleness.name in self._config.off else [self._result(Staleness.name, finding)]
+        examples = [ref.group for ref in self._batches[-EXAMPLES:]]
+        found = {Staleness.name: self._staleness.judge(), RolloutTraining.name: self._mismatch.judge(examples)}
+        results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
         self._batches, self._batches_seen = [], 0
         self.windows["batches"] += 1

@@ -1,12 +1,15 @@
 """Checks of the policy: does it still explore, does it say different things, is what it says new enough?"""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded, mean
+import msgspec
 
-__all__ = ["Entropy", "ModeCollapse", "Staleness"]
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded, mean
+from lachesis.schemas.ledger import Mismatch
+
+__all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "Staleness"]
 
 _START_WINDOWS = 2
 _LONG = 32
@@ -111,6 +114,38 @@ class Staleness:
         severity, threshold = graded(p95, [(4.0, "warn"), (8.0, "quarantine")])
         reason = "" if severity == "ok" else f"a twentieth of the groups are {p95:.0f} steps old or more when trained"
         return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]] if reason else ())
+
+
+class RolloutTraining:
+    """What the inference server and the trainer make of the same tokens, as the trainer reports it with a checkpoint:
+    |k1| > .1, an effective sample size < .3 or a mean ratio outside [.5, 2] warn, k3 > 1 halts (see `Mismatch`). It is
+    judged with the staleness, which widens it; the value is k3, of the worst step."""
+
+    name = "rollout_training"
+
+    def __init__(self) -> None:
+        self._steps: list[Mismatch] = []
+
+    def add(self, steps: Sequence[Mismatch]) -> None:
+        self._steps += steps
+
+    def judge(self, examples: Sequence[str]) -> Finding:
+        """Judge what was added since the last time, and forget it. `examples` are groups that were trained."""
+        steps, self._steps = self._steps, []
+        if not steps:
+            return Finding("idle", reason="no report")
+        if any(None in msgspec.structs.astuple(step) for step in steps):
+            return Finding("warn", reason="not a number: ratios of the two cannot be judged", examples=examples)
+        worst = max(k3 for step in steps if (k3 := step.k3) is not None)
+        if worst > 1:
+            return Finding("halt", worst, 1.0, "rollout and training are of different policies", examples)
+        k1, ess = max(abs(step.k1 or 0.0) for step in steps), min(step.ess or 0.0 for step in steps)
+        ratios = [step.ratio or 0.0 for step in steps]
+        if k1 > 0.1 or ess < 0.3 or not all(0.5 <= ratio <= 2 for ratio in ratios):
+            spread = f"{min(ratios):.2g} to {max(ratios):.2g}"
+            reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}"
+            return Finding("warn", worst, 1.0, reason, examples)
+        return Finding("ok", worst, 1.0)
 
 
 def _examples(window: Window) -> list[str]:

@@ -91,10 +91,14 @@ FETCHES = {
 }
 """By identity, what it may fetch from without making readers."""
 
-UNDER_RL = ("rl.lease.one", "rl.heartbeat.one.governor.*", "rl.score.one.live.words", "rl.rollout.two.words")
+UNDER_RL = (
+    "rl.lease.one", "rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.score.one.live.words",
+    "rl.rollout.two.words",
+)  # fmt: skip
 HEARS = {
     "governor": {"rl.lease.one"},
     "batcher": {"rl.heartbeat.one.governor.*"},
+    "trainer": {"rl.heartbeat.one.health.*"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
 }

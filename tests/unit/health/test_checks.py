@@ -10,7 +10,7 @@ from lachesis.pipeline.health.logic.check import Window
 from lachesis.pipeline.health.logic.groups import fault_of
 from lachesis.pipeline.health.logic.monitor import CHECKS, _checks
 from lachesis.schemas.annotations import DeadLetter
-from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.ledger import GroupRef, Mismatch
 
 WARM_UP = 6
 """Healthy windows before a fault begins."""
@@ -30,7 +30,7 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
         loud = {name for name, result in results.items() if result.severity not in {"idle", "ok", "inform"}}
         assert loud <= {"step_change", "rater_at_odds"}
         judged |= {name for name, result in results.items() if result.severity != "idle"}
-    assert judged == set(CHECKS) - {"staleness"}
+    assert judged == set(CHECKS) - {"staleness", "rollout_training"}
     assert monitor.standing.quarantined_from is None
 
 
@@ -157,8 +157,29 @@ def test_old_batches_are_caught_after_eight(groups, monitor, lag, severity):
         assert not monitor.batches_full
     monitor.batch(20, refs(groups, lag, 16))
     assert monitor.batches_full
-    (result,) = monitor.judge_batches()
+    result, idle = monitor.judge_batches()
+    assert (idle.check, idle.severity) == ("rollout_training", "idle")  # no report yet
     assert (result.severity, result.value) == (severity, lag)
+    assert bool(result.examples) == (severity != "ok")
+
+
+@pytest.mark.parametrize(
+    ("mismatch", "severity"),
+    [
+        (Mismatch(0.01, 0.001, 1.0, 0.95), "ok"),
+        (Mismatch(-0.11, 0.02, 1.0, 0.95), "warn"),
+        (Mismatch(0.01, 0.02, 2.1, 0.95), "warn"),
+        (Mismatch(0.01, 0.02, 1.0, 0.29), "warn"),
+        (Mismatch(0.01, 1.1, 1.0, 0.95), "halt"),
+        (Mismatch(0.01, None, 1.0, 0.95), "warn"),  # NaN is never healthy
+    ],
+)
+def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report(groups, monitor, mismatch, severity):
+    monitor.trained([Mismatch(0.01, 0.001, 1.0, 0.95)] * 9 + [mismatch])
+    for _ in range(8):
+        monitor.batch(20, refs(groups, 0, 16))
+    _, result = monitor.judge_batches()
+    assert result.severity == severity
     assert bool(result.examples) == (severity != "ok")
 
 

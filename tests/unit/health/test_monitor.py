@@ -108,4 +108,4 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
 def test_the_state_stays_small(groups, monitor):
     groups.windows(monitor, 60)
     assert len(msgspec.msgpack.encode(monitor.state_dict())) < 24_000
-    assert len(CHECKS) == len(set(CHECKS)) == 17
+    assert len(CHECKS) == len(set(CHECKS)) == 18
