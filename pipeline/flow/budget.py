@@ -4,15 +4,17 @@ Guarantees that nothing is promised that could bring a stream above the closing 
 were just stored count twice until the figures are read again.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["Budget", "Room"]
+__all__ = ["Budget", "Pressure", "Room"]
 
 _LEAST_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
@@ -42,6 +44,13 @@ class Room:
         return {ROLLOUTS: self.rollouts, EVENTS: self.events, TEACHER: self.teacher, LEDGER: 0}
 
 
+class Pressure(NamedTuple):
+    """`excess` bytes should go from a stream; producers that were refused wait until `short` of them have."""
+
+    excess: int = 0
+    short: int = 0
+
+
 class Budget:
     """Use `promise` and `release` around whatever may still write, and `read` whenever the figures come."""
 
@@ -51,6 +60,8 @@ class Budget:
         self._usage: Mapping[str, StreamUsage] = {}
         self._read_s: float | None = None
         self._landing: deque[tuple[float, int]] = deque()
+        self._wanted: dict[str, int] = {}
+        self._why: dict[str, str] = {}
 
     def promise(self, room: Room) -> None:
         for stream, size in room.by_stream().items():
@@ -106,8 +117,28 @@ class Budget:
                 continue
             promised = self._promised[stream] + size
             if usage.bytes + promised > self._config.close_at * usage.max_bytes:
+                self._wanted[stream] = max(size, self._wanted.get(stream, 0))
                 return (
                     f"stream {stream} holds {usage.bytes} bytes and {promised} more are promised, of "
-                    f"{self._config.close_at:.0%} of {usage.max_bytes}; trim history or raise its budget"
+                    f"{self._config.close_at:.0%} of {usage.max_bytes}; {self._why.get(stream, 'trimming history')}"
                 )
         return None
+
+    def explain(self, stream: str, why: str | None) -> None:
+        """Say what keeps a stream full and what to do about it; refusals tell it on. None: nothing that is known."""
+        if why is None:
+            self._why.pop(stream, None)
+        else:
+            self._why[stream] = why
+
+    def pressure(self, stream: str) -> Pressure:
+        """Return how much should be trimmed from a stream, by the newest figures and what was refused since."""
+        usage, wanted = self._usage.get(stream), self._wanted.pop(stream, 0)
+        if usage is None or usage.max_bytes <= 0:
+            return Pressure()
+        load, retention = usage.bytes + self._promised[stream] + wanted, self._config.retention
+        if load <= retention.trim_at * usage.max_bytes:
+            return Pressure()
+        excess = min(usage.bytes, math.ceil(load - retention.trim_to * usage.max_bytes))
+        short = math.ceil(load - self._config.close_at * usage.max_bytes) if wanted else 0
+        return Pressure(excess, max(0, short))

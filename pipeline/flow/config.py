@@ -4,11 +4,28 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["FlowConfig"]
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["FlowConfig", "RetentionConfig"]
 
 Seconds = Annotated[float, Meta(gt=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 Bytes = Annotated[int, Meta(ge=0)]
+
+
+class RetentionConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """History: what nobody needs any more stays for as long as there is room, and the oldest goes first."""
+
+    trim_at: Share = 0.6
+    """Share of a stream's byte budget, stored or promised, at which trimming begins; below flow.close_at. Default
+    0.6."""
+    trim_to: Share = 0.5
+    """Share down to which it is trimmed then. Default 0.5."""
+    min_age_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds for which history is kept even if producers have to wait for room. Default 0."""
+    orphans_after_s: Seconds = 900.0
+    """Seconds after which the chunks of a large group are deleted if its head was never stored; a producer that is
+    still at it sends them again. Default 900."""
 
 
 class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,3 +46,13 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of annotations in EVENTS reserved for each of its sequences. Default 1024."""
     teacher_bytes_per_token: Bytes = 4
     """Bytes in TEACHER reserved for each token. Default 4: its logprob; 6 * k + 2 more for k alternatives."""
+    retention: RetentionConfig = RetentionConfig()
+    """What is trimmed, and when."""
+
+    def __post_init__(self) -> None:
+        retention = self.retention
+        if not retention.trim_to <= retention.trim_at < self.close_at:
+            raise ConfigError(
+                f"flow.retention.trim_to is {retention.trim_to}, trim_at {retention.trim_at}, flow.close_at "
+                f"{self.close_at}: each must be lower than the next, or producers stop before anything is trimmed"
+            )

@@ -60,7 +60,7 @@ class Governor:
         self._trained = 0
         self._leases: dict[str, Lease] = {}
         self._shares = Shares(config, self.capacity, self.capacity - self._batch_size)
-        self._budget = Budget(config)
+        self.budget = Budget(config)
         self._wanting = False
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
 
@@ -71,14 +71,14 @@ class Governor:
         self._saw(seq)
         lease = self._end(plan.lease)
         if lease is not None:
-            self._budget.landed(now_s, lease.bytes)
+            self.budget.landed(now_s, lease.bytes)
         elif plan.lease is not None:
             self._counts["late"] += 1
         if seq not in self._resolved and seq not in self._stored:
             stored = _Stored(env, plan.sequences, Room.of(self.config, sequences=plan.sequences, tokens=plan.tokens))
             self._stored[seq] = stored
             self._shares.hold(env, plan.sequences)
-            self._budget.promise(stored.room)
+            self.budget.promise(stored.room)
 
     def unreadable(self, seq: int) -> None:
         """The message at `seq` is no rollout: it takes no capacity; the ledger says what became of it."""
@@ -97,7 +97,7 @@ class Governor:
         for seq in [seq for seq in self._stored if seq in self._resolved]:
             stored = self._stored.pop(seq)
             self._shares.let_go(stored.env, stored.sequences)
-            self._budget.release(stored.room)
+            self.budget.release(stored.room)
         self._next_batch = entry.next_batch
         if entry.batch is not None and entry.batch.number >= self._trained:
             self._batches[entry.batch.number] = entry.batch.sequences
@@ -117,7 +117,7 @@ class Governor:
 
     def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
         """What the streams hold, asked for at `now_s`."""
-        self._budget.read(now_s, streams)
+        self.budget.read(now_s, streams)
 
     def expire(self, now_s: float) -> None:
         """Drop leases whose time is over: their producers are gone, or will be counted when they publish."""
@@ -167,7 +167,7 @@ class Governor:
         self._wanting = False
         self._leases[name] = Lease(name, env, sequences, size, now_s + self.config.lease_s)
         self._shares.hold(env, sequences)
-        self._budget.promise(Room.of(self.config, sequences=sequences, bytes_=size))
+        self.budget.promise(Room.of(self.config, sequences=sequences, bytes_=size))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
     def _end(self, name: str | None) -> Lease | None:
@@ -175,7 +175,7 @@ class Governor:
         if lease is not None:
             self._wanting = False
             self._shares.let_go(lease.env, lease.sequences)
-            self._budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+            self.budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
@@ -189,13 +189,13 @@ class Governor:
             return self._halted[request.env]
         if now_s < self._grants_from_s:
             return f"the governor started again and waits {self._grants_from_s - now_s:.1f} s for leases it cannot know"
-        if self._budget.is_blind(now_s):
+        if self.budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
         room = Room.of(self.config, sequences=request.sequences, bytes_=request.bytes)
-        too_large = self._budget.never(room)
+        too_large = self.budget.never(room)
         if too_large is not None:
             return too_large
-        reason = self._budget.refusal(room)
+        reason = self.budget.refusal(room)
         if reason is None:
             free = self.capacity - self.outstanding
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)
@@ -246,7 +246,7 @@ class Governor:
             "flow/last_rollout": self._last_rollout,
             "flow/last_entry": self._last_entry,
             **{f"flow/{name}": count for name, count in self._counts.items()},
-            **{f"flow/fill/{stream}": share for stream, share in self._budget.fill().items()},
+            **{f"flow/fill/{stream}": share for stream, share in self.budget.fill().items()},
         }
 
 

@@ -8,8 +8,10 @@ import time
 
 import anyio
 
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.history import History
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.health.standing import Standings, halted_reason
 from lachesis.pipeline.stage.service import Service
@@ -17,14 +19,12 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
-from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_governor"]
 
 _USAGE_S = 1.0
-_TRIM_S = 60.0
-_STAGES_WITH_STATE = ("normalizer", "curriculum")
 
 
 async def run_governor(service: Service, config: RunConfig) -> None:
@@ -43,13 +43,13 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         was_blocked = governor.blocked
         reply = governor.ask(request, time.monotonic())
         if governor.blocked and not was_blocked:  # the batcher waits for that
-            service.health.metrics = governor.metrics()
+            follower.show()
             await service.heartbeat()
         return encode(reply)
 
     async with anyio.create_task_group() as tasks:
-        follow = (follower.members, follower.ledger, follower.policy, follower.alerts, follower.streams)
-        for task in (*follow, follower.trim, term.watch):
+        follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
+        for task in (*follow, follower.alerts, follower.history.run, term.watch):
             tasks.start_soon(task)
         async with service.bus.serve(subjects.lease(service.run), answer):
             service.recovered()
@@ -92,17 +92,25 @@ class _Follower:
         self.service = service
         self.governor = governor
         self.ledger_subject = subjects.ledger(service.run, config.training.name)
+        self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, config.training.name)
+        self.history = History(service, config, governor.budget)
+        self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
         self.environments = list(config.environments)
         self.standings = Standings()
-        self.next_entry = 1
+        self.next_entry = self.next_report = 1
 
     async def catch_up(self) -> None:
         """Take in everything that is stored now: the last entry is the whole state of the ledger."""
         bus = self.service.bus
+        async with bus.read(subjects.LEDGER, [self.report_subject], follow=False) as reports:
+            async for message in reports:
+                self._report(message)
         last = await bus.last(subjects.LEDGER, self.ledger_subject)
         if last is not None:
+            for entry in await self._entries_to_train_again(last):
+                self.readers.entry(entry)
             entry = decode(LedgerEntry, last.data)
             self.governor.entry(entry)
             self.next_entry = last.seq + 1
@@ -119,6 +127,14 @@ class _Follower:
         ) as stored:
             async for message in stored:
                 self._member(message)
+
+    async def _entries_to_train_again(self, last: Stored) -> list[LedgerEntry]:
+        """Return the entries that a trainer may take up again, the `last` one of the ledger always among them."""
+        found = [decode(LedgerEntry, last.data)]
+        while found[-1].index > self.readers.untrained.position:
+            last = await self.service.bus.get(subjects.LEDGER, int(last.headers.get(PREVIOUS_HEADER, 0)))
+            found.append(decode(LedgerEntry, last.data))
+        return found[::-1]
 
     async def members(self) -> None:
         async with self.service.bus.read(
@@ -139,7 +155,23 @@ class _Follower:
     async def ledger(self) -> None:
         async with self.service.bus.read(subjects.LEDGER, [self.ledger_subject], start=self.next_entry) as entries:
             async for message in entries:
-                self.governor.entry(decode(LedgerEntry, message.data))
+                entry = decode(LedgerEntry, message.data)
+                self.governor.entry(entry)
+                self.readers.entry(entry)
+
+    async def reports(self) -> None:
+        async with self.service.bus.read(subjects.LEDGER, [self.report_subject], start=self.next_report) as reports:
+            async for message in reports:
+                self._report(message)
+
+    def _report(self, message: Stored) -> None:
+        self.next_report = message.seq + 1
+        try:
+            report = decode(TrainReport, message.data)
+        except SchemaError as error:  # history is kept as if it had not been made
+            self.service.health.note = f"a trainer's report cannot be read: {error}"
+        else:
+            self.readers.untrained.report(report)
 
     async def policy(self) -> None:
         async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as records:
@@ -174,19 +206,12 @@ class _Follower:
             except InfrastructureError as error:
                 self.service.health.note = f"stream sizes unknown: {error}"
             self.governor.expire(time.monotonic())
-            self.service.health.metrics = self.governor.metrics()
+            self.show()
             await anyio.sleep(_USAGE_S)
 
-    async def trim(self) -> None:
-        """Delete what later ones replaced of the stages' states, of which a start reads the last alone."""
-        replaced = [subjects.state(self.service.run, stage, "*", "*") for stage in _STAGES_WITH_STATE]
-        while True:
-            try:
-                newest = (await self.service.bus.usage(subjects.LEDGER)).last
-                await self.service.bus.trim(subjects.LEDGER, replaced, before=newest)
-            except InfrastructureError as error:
-                self.service.health.note = f"replaced states were not deleted: {error}"
-            await anyio.sleep(_TRIM_S)
+    def show(self) -> None:
+        """Put the newest figures into the heartbeat."""
+        self.service.health.metrics = self.governor.metrics() | self.history.metrics
 
     async def _measure(self) -> None:
         names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)

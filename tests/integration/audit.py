@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.flow.retention import record
 from lachesis.schemas import subjects
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -46,6 +47,7 @@ async def audit(bus: Bus, run: str, trainer: str = "main") -> Audit:
         violations.append(f"batch numbers have gaps or repeats: {numbers}")
     violations += [f"group {group} is in {count} batches" for group, count in batched.items() if count > 1]
     violations += [f"rollout {seq} has {count} outcomes" for seq, count in outcomes.items() if count > 1]
+    trimmed = (await record(bus, run)).trimmed.get(subjects.ROLLOUTS, 0)  # below it, what had an outcome may be gone
     stored = 0
     groups: set[str] = set()
     async with bus.read(subjects.ROLLOUTS, [subjects.rollout(run)], headers_only=True, follow=False) as rollouts:
@@ -57,5 +59,5 @@ async def audit(bus: Bus, run: str, trainer: str = "main") -> Audit:
                     f"rollout {message.seq} lies below the watermark and has {outcomes[message.seq]} outcomes"
                 )
             outcomes.pop(message.seq, None)
-    violations += [f"outcome of {seq}, where no rollout is stored" for seq in outcomes]
+    violations += [f"outcome of {seq}, where no rollout is stored" for seq in outcomes if seq >= trimmed]
     return Audit(stored, sum(kinds.values()), len(numbers), entries, dict(kinds), violations)

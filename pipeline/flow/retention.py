@@ -1,0 +1,101 @@
+"""Holding history back from trimming, and the record by which holders and the governor agree.
+
+Everything goes through one key a run, changed by compare-and-set: what the record says may be gone is not promised to
+anybody, and what somebody holds is not deleted. A hold that its owner stops renewing lapses, visibly, and the owner
+learns of it at the next renewal.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
+from lachesis.schemas.retention import Hold, Retention
+from lachesis.schemas.subjects import BUCKETS, check_name
+
+__all__ = ["Holding", "change", "holding", "record"]
+
+_BUCKET = BUCKETS["retention"]
+
+
+async def record(bus: Bus, run: str) -> Retention:
+    """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
+    entry = await bus.value(_BUCKET, run)
+    return decode(Retention, entry.value) if entry else Retention(run=run)
+
+
+async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
+    """Store what `update` makes of the record, which it is given anew until nobody else wrote meanwhile."""
+    while True:
+        entry = await bus.value(_BUCKET, run)
+        old = decode(Retention, entry.value) if entry else Retention(run=run)
+        new = update(old)
+        if new == old:
+            return old
+        try:
+            await bus.put(_BUCKET, run, encode(new), revision=entry.revision if entry else 0)
+        except FencedError:
+            continue
+        return new
+
+
+@dataclass(slots=True)
+class Holding:
+    """An open hold. Whoever has read on raises what it `needs`; the record follows with the next renewal."""
+
+    needs: dict[str, int] = field(default_factory=dict)
+
+
+@asynccontextmanager
+async def holding(
+    bus: Bus, run: str, name: str, needs: Mapping[str, int], *, about: str, lease_s: float = 60.0
+) -> AsyncIterator[Holding]:
+    """Keep the run's history from `needs` (sequence by stream) on while the context is open.
+
+    `name` tells holds apart: a second one of the same name takes the first one's place. Raises `NotFoundError` when
+    some of it may be gone already, and while it is open when it could not be renewed within `lease_s` and has lapsed.
+    """
+    check_name("hold", name)
+    held = Holding(dict(needs))
+
+    def written() -> Hold:
+        return Hold(needs=dict(held.needs), expires_ns=time.time_ns() + int(lease_s * 1e9), about=about)
+
+    def take(old: Retention) -> Retention:
+        for stream, seq in held.needs.items():
+            if seq < old.trimmed.get(stream, 0):
+                raise NotFoundError(
+                    f"history of run {run} in {stream} is kept from sequence {old.trimmed[stream]} on, not from {seq}"
+                )
+        return old.replace(holds={**old.holds, name: written()})
+
+    def keep(old: Retention) -> Retention:
+        if name not in old.holds:
+            raise NotFoundError(
+                f"hold {name} of run {run} was not renewed within {lease_s} s and has lapsed: what it held may be gone"
+            )
+        return old.replace(holds={**old.holds, name: written()})
+
+    def let_go(old: Retention) -> Retention:
+        return old.replace(holds={other: hold for other, hold in old.holds.items() if other != name})
+
+    async def renew() -> None:
+        while True:
+            await anyio.sleep(lease_s / 4)
+            with suppress(InfrastructureError):  # tried again before it lapses
+                await change(bus, run, keep)
+
+    await change(bus, run, take)
+    try:
+        async with background() as tasks:
+            tasks.start_soon(renew)
+            yield held
+    finally:
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0), suppress(InfrastructureError):
+            await change(bus, run, let_go)
