@@ -30,5 +30,8 @@ class Attempts:
         return int(count) if count.isdigit() and len(count) <= 9 else 0
 
     async def note(self, seq: int, deaths: int) -> None:
-        """Set the record."""
+        """Set the record; there is none of no deaths."""
+        if deaths == 0:
+            await self._bus.delete(_BUCKET, self._key(seq))
+            return
         await self._bus.put(_BUCKET, self._key(seq), str(deaths).encode())

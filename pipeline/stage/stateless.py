@@ -159,6 +159,7 @@ class _Replica(Generic[Item]):
                 self.service.health.redelivered += 1
                 deaths: int = await self.service.retrying("read attempts")(self.attempts.deaths, message.seq)
                 if deaths >= stage.max_attempts:
+                    self.deaths[message.seq] = deaths  # on record until it is settled
                     error = DataError(f"handling it ended the process {deaths} times")
                     await self._bury(delivery, "poison", error, attempts=deaths)
                     return None

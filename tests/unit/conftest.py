@@ -50,6 +50,9 @@ class MortalBus:
     async def put(self, *args, **kwargs):
         return await self._call("put", *args, **kwargs)
 
+    async def delete(self, *args, **kwargs):
+        return await self._call("delete", *args, **kwargs)
+
     @asynccontextmanager
     async def consume(self, *args, **kwargs):
         async with self._bus.consume(*args, **kwargs) as deliveries:

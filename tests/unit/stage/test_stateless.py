@@ -331,6 +331,8 @@ async def test_a_group_that_kills_its_process_becomes_a_dead_letter_and_its_neig
     assert (letter.kind, letter.group) == ("poison", f"{3:032x}")
     assert letter.attempts == 3
     assert len(lives) == 5  # three on record, the first one that is not, and the life that buried it
+    for seq in range(1, 7):  # and nothing is left to fill the bucket
+        assert await lab.bus.value(subjects.BUCKETS["attempts"], f"{DURABLE}.{seq}") is None
 
 
 async def test_orderly_returns_never_count_as_deaths(lab):
