@@ -1,5 +1,7 @@
 """What a run must not leave behind: processes, consumers, chunks of messages that were never finished, leases."""
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -13,13 +15,13 @@ __all__ = ["chunks", "consumers", "leases", "processes"]
 _INACTIVE_S = 30
 
 
-def processes(folder: Path, spared: set[int]) -> list[str]:
-    """Processes that were started on the run in `folder` and still are, by what their command lines say."""
+def processes(folder: Path, spared: Collection[int]) -> list[psutil.Process]:
+    """Return what was started on the run in `folder` and still runs, by what the command lines say."""
     found = []
-    for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        command = " ".join(process.info["cmdline"] or ())
-        if str(folder) in command and process.pid not in spared and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(f"process {process.pid} still runs ({process.info['status']}): {command[:200]}")
+    for process in psutil.process_iter(["cmdline", "status"]):
+        mine = str(folder) in " ".join(process.info["cmdline"] or ()) and process.info["status"] != "zombie"
+        if mine and process.pid not in {os.getpid(), *spared}:
+            found.append(process)
     return found
 
 

@@ -2,20 +2,20 @@
 
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
+import psutil
 from chaos import ledger_checks, leftovers
 from chaos.history import History, read_history
 from chaos.judge import Verdict, judge
 from chaos.recovery import Observer, observe
 from chaos.schedule import SERVER, SUPERVISOR, Strike, schedule
 from chaos.strikes import Striker, Tally
-from integration.harness import RUN, Run
+from integration.harness import RUN, Run, until
 from integration.servers import Servers, Standalone, Supervised
 
 from lachesis.pipeline.config.run import RunConfig
@@ -71,14 +71,13 @@ async def play(this: Round, folder: Path) -> None:
         except* (TimeoutError, AssertionError) as errors:
             this.verdict.blame("goes on", [f"{error!r}\n{run.tail()}" for error in leaves(errors)])
         finally:
-            _end(run, folder)
+            _end(run)
         async with servers.afterwards("audit") as bus:
             verdict = await judge(bus, run, witness)
         for check, found in this.verdict.violations.items():
             verdict.blame(check, found)
         this.verdict = verdict
     this.verdict.blame("recovery", this.tally.lost)
-    this.verdict.blame("processes", leftovers.processes(folder, {os.getpid()}))
 
 
 @asynccontextmanager
@@ -92,7 +91,8 @@ async def _servers(this: Round, folder: Path) -> AsyncIterator[Servers]:
 
 async def _struck(this: Round, run: Run) -> None:
     """Strike the run, let it go on and settle, and stop it."""
-    targets = [SERVER, SUPERVISOR, *(planned.name for planned in plan(run.load_config()))]
+    config = run.load_config()
+    targets = [SERVER, SUPERVISOR, *(planned.name for planned in plan(config))]
     strikes = this.strikes
     if strikes is None:
         connections = bool(run.servers.proxies)
@@ -116,6 +116,9 @@ async def _struck(this: Round, run: Run) -> None:
     code = await run.wait(60)
     if code != 0:
         this.verdict.blame("ends", [f"the supervisor ended with code {code}:\n{run.tail()}"])
+    with anyio.move_on_after(config.services.drain_s + 5.0):  # services of a supervisor that was killed may still drain
+        await until(lambda: not _left(run), 60)
+    this.verdict.blame("processes", [f"{process} still runs" for process in _left(run)])
 
 
 async def _settle(run: Run, observer: Observer, seconds: float) -> list[str]:
@@ -142,13 +145,15 @@ def _is_busy(history: History, config: RunConfig) -> bool:
     return bool(ledger_checks.outcomes(history, config.batching) or leftovers.chunks(history))
 
 
-def _end(run: Run, folder: Path) -> None:
-    """End whatever of a failed round still runs; a round that went well has ended itself."""
-    if run.process is not None and run.process.poll() is None:
-        for pid in run.pids().values():
-            if pid not in run.servers.pids().values():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        run.process.kill()
+def _left(run: Run) -> list[psutil.Process]:
+    """Return what still runs of it, servers of their own apart."""
+    return leftovers.processes(run.folder, () if run.servers.supervised else run.servers.pids().values())
+
+
+def _end(run: Run) -> None:
+    """End whatever still runs; of a round that went well nothing does."""
+    for process in _left(run):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    if run.process is not None:
         run.process.wait()
-        print(f"round ended by force, see {folder}", file=sys.stderr)

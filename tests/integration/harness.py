@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 
 import anyio
@@ -62,6 +63,9 @@ checkpoint_every = 4
 
 [flow]
 lease_s = 3.0
+
+[health]
+act = "warn"  # what an untrained model writes would stop any run
 """
 
 
@@ -178,12 +182,13 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
     torch.set_num_threads(1)
     policy = load_model(model)
     learner = Learner(policy.model, LearnerConfig())
-    async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False):
-        if entry.batch is None or entry.batch.number >= steps:
-            continue
-        sequences = []
-        for ref, group, teacher in await fetch_batch(bus, entry.batch):
-            sequences += training_sequences(ref, group, teacher, tokenizer_hash=policy.tokenizer_hash)
-        learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
+    async with aclosing(follow_ledger(bus, RUN, "main", Position(), follow=False)) as entries:
+        async for entry in entries:
+            if entry.batch is None or entry.batch.number >= steps:
+                continue
+            sequences = []
+            for ref, group, teacher in await fetch_batch(bus, entry.batch):
+                sequences += training_sequences(ref, group, teacher, tokenizer_hash=policy.tokenizer_hash)
+            learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
     assert learner.steps == steps
     return weights_digest(policy_tensors(policy.model))
