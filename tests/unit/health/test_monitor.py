@@ -55,27 +55,35 @@ def test_a_check_can_be_turned_off_and_an_unknown_one_is_named(groups):
 
 
 def test_a_score_that_is_stored_twice_counts_once(groups, monitor):
-    for _ in range(63):
-        score = groups.score()
+    first = [groups.score() for _ in range(64)]
+    for score in first[:63]:
         monitor.score(score)
         monitor.score(score)
     assert not monitor.window_full
-    monitor.score(groups.score())
+    monitor.score(first[63])
     assert monitor.window_full
     monitor.judge()
-    for _ in range(64):
-        monitor.score(score)  # of the window before
+    for score in first:  # of the window before
+        monitor.score(score)
     assert not monitor.window_full
 
 
-def test_resumption_begins_anew_after_what_was_stored(groups, monitor):
+@pytest.mark.parametrize("restart", [False, True])
+def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
     groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
     assert monitor.standing.halted
-    before = groups.score()
+    before = [groups.score() for _ in range(64)]
     monitor.resume(7, groups.seq)
     assert (monitor.standing.halted, monitor.standing.quarantined_from) == (False, None)
     assert (monitor.resumed, monitor.groups) == (7, 0)
-    monitor.score(before)  # stored before, scored after: no part of what is judged now
+    if restart:
+        state = monitor.state_dict()
+        monitor = Monitor(HealthConfig())
+        monitor.load_state_dict(state)
+        assert monitor.resumed == 7
+    for score in before:  # stored before, scored after: no part of what is judged now
+        monitor.score(score)
+    assert not monitor.window_full
     assert len(groups.windows(monitor, 1)) == 1
     assert monitor.groups == 64
     assert not monitor.standing.halted
