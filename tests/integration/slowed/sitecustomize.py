@@ -1,0 +1,70 @@
+"""Imported by every Python process of a run before anything else: one service, named in a file, works slowly.
+
+SLOWED names the file. What it says is read anew with each piece of work, so a test slows one stage after the other
+while the run goes on: a group of an environment, the scorer or the teacher, a commit of the normalizer, a step of the
+trainer takes some seconds more.
+"""
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+DELAY_S = {"environment": 2.0, "scorer": 3.0, "teacher": 2.0, "normalizer": 2.0, "trainer": 3.0}
+
+
+def slow(service: str, owner: Any, name: str) -> None:
+    """Let `owner.name`, a function or a coroutine function, begin later while the file names `service`."""
+    import anyio
+
+    work: Callable[..., Any] = getattr(owner, name)
+
+    def is_slow() -> bool:
+        return Path(os.environ["SLOWED"]).read_text() == service
+
+    @functools.wraps(work)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        if is_slow():
+            await anyio.sleep(DELAY_S[service])
+        return await work(*args, **kwargs)
+
+    @functools.wraps(work)
+    def later_in_a_thread(*args: Any, **kwargs: Any) -> Any:
+        if is_slow():
+            time.sleep(DELAY_S[service])
+        return work(*args, **kwargs)
+
+    setattr(owner, name, later_in_a_thread if service == "trainer" else later)
+
+
+def install(service: str) -> None:
+    """Make this process, which runs `service`, one that can be slowed."""
+    match service:
+        case "environment":
+            from lachesis.pipeline.environments import stage as environments
+
+            slow(service, environments, "collect_group")
+        case "scorer":
+            from lachesis.pipeline.scoring.stage import EnvironmentScorer
+
+            slow(service, EnvironmentScorer, "score")
+        case "teacher":
+            from lachesis.pipeline.teacher import stage as teacher
+
+            slow(service, teacher._Teacher, "handle")
+        case "normalizer":
+            from lachesis.pipeline.normalization import stage as normalization
+
+            slow(service, normalization._EnvWriter, "_commit")
+        case "trainer":
+            from lachesis.pipeline.training.learner import Learner
+
+            slow(service, Learner, "step")
+
+
+_command = sys.orig_argv[sys.orig_argv.index("lachesis") + 1 :] if "lachesis" in sys.orig_argv else []
+if _command[:1] == ["run"]:
+    install(_command[1])
