@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
@@ -20,7 +20,7 @@ from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError,
 from lachesis.services.cli.events import plain, to_plain
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import connect_run, open_history
 from lachesis.services.requeue import Case, Requeuer, examine
 
 __all__ = ["Selection", "list_dead", "requeue_dead", "show_dead"]
@@ -158,7 +158,7 @@ def _print_cases(cases: Sequence[Case], stored: Mapping[int, int], *, dry_run: b
 
 
 async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
-    async with await connect_run(config, f"{config.run}.dead", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.dead") as bus:
         return await _letters(bus, config.run)
 
 
@@ -174,7 +174,7 @@ async def _letters(bus: Bus, run: str) -> list[tuple[int, DeadLetter]]:
 
 
 async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
-    async with await connect_run(config, f"{config.run}.dead", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.dead") as bus:
         stored = await bus.get(subjects.EVENTS, seq)
         channel = channel_of(stored.subject)
         if channel is None or channel.name != "dead":

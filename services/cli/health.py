@@ -12,14 +12,14 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import connect_run, open_history
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 
@@ -58,7 +58,7 @@ def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
 
 
 async def _read(config: RunConfig) -> list[EnvHealth]:
-    async with await connect_run(config, f"{config.run}.health-cli", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.health-cli") as bus:
         return [await read_health(bus, config, env) for env in config.environments]
 
 
@@ -123,7 +123,7 @@ def _number(value: float | None) -> str | None:
 async def follow_health(config: RunConfig, as_json: bool) -> None:
     """Print each alert, and each change of a standing, as it comes; until interrupted."""
     before: dict[str, Standing] = {}
-    async with await connect_run(config, f"{config.run}.health-cli", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.health-cli") as bus:
         subject = subjects.event("alert", config.run, config.revision)
         start = (await bus.usage(subjects.EVENTS)).last + 1
         async with bus.read(subjects.EVENTS, [subject], start=start) as messages:

@@ -4,11 +4,10 @@ import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.access import OBSERVER
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
 from lachesis.services.cli.snapshot import Snapshot, take
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 from lachesis.services.live.overview import barren
 from lachesis.services.live.services import Quantiles
 
@@ -30,7 +29,7 @@ def run_status(options: Options, *, as_json: bool) -> None:
 
 
 async def _take(config: RunConfig) -> Snapshot:
-    async with await connect_run(config, f"{config.run}.status", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.status") as bus:
         return await take(bus, config, listen_s=LISTEN_S)
 
 

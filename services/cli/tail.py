@@ -11,12 +11,11 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 
 __all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
 
@@ -106,7 +105,7 @@ def _parts(channel: Channel) -> list[tuple[str, str]]:
 
 
 async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
-    async with await connect_run(config, f"{config.run}.tail", OBSERVER) as bus, anyio.create_task_group() as tasks:
+    async with open_history(config, f"{config.run}.tail") as bus, anyio.create_task_group() as tasks:
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
                 tasks.start_soon(_end_with_reader, readers.cancel_scope)

@@ -20,14 +20,13 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
 from lachesis.services.live.jaeger import Jaeger
@@ -70,7 +69,7 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
 
 
 async def _find(config: RunConfig, name: str) -> Timeline:
-    async with await connect_run(config, f"{config.run}.trace", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.trace") as bus:
         rollout = await find_rollout(bus, config, name)
         return rollout.timeline(config.batching, await bus.server_time_ns())
 
@@ -80,7 +79,7 @@ async def _follow_streams(config: RunConfig, slow_s: float | None, show: Callabl
     endings = Endings(config.run, config.telemetry.slow_s if slow_s is None else slow_s)
     ledger = subjects.ledger(config.run, config.training.name)
     reports = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    async with await connect_run(config, f"{config.run}.trace", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.trace") as bus:
         last = await bus.last(subjects.LEDGER, ledger)
         next_member = decode(LedgerEntry, last.data).watermark + 1 if last else 1
         start = last.seq + 1 if last else 1

@@ -17,13 +17,12 @@ from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.pipeline.verification.checks import Finding, advantage_stability, determinism, distribution
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 
 __all__ = ["verify_run"]
 
@@ -53,7 +52,7 @@ def verify_run(options: Options, *, groups: int, runs: int, atol: float, as_json
 
 
 async def _recorded(config: RunConfig, count: int) -> list[RolloutGroup]:
-    async with await connect_run(config, f"{config.run}.verify", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.verify") as bus:
         return await _newest(bus, config.run, count)
 
 

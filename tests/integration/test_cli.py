@@ -263,3 +263,15 @@ async def service(run: Run, *flags: str) -> asyncio.subprocess.Process:
         with anyio.fail_after(30):
             await anext(aiter(beats))
     return process
+
+
+async def test_the_history_of_a_run_that_has_ended_can_still_be_read(run: Run) -> None:
+    await run.lachesis("init")
+    await run.publish(SCORE, score("last"), "1")
+    await run.bus.close()
+    await run.server.stop()
+    tailed = await run.lachesis("tail", "score", "--last", "1", "--no-follow", "--json")
+    assert tailed.returncode == 0, tailed.stderr
+    assert b'"last"' in tailed.stdout
+    assert (await run.json("dead", "list")) == []
+    assert not (run.server.store / "endpoint.json").exists()
