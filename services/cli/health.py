@@ -29,17 +29,22 @@ _STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red
 
 
 class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment: its standing, the groups judged so far (None: nothing was judged yet), each check's result."""
+    """One environment: its standing, the groups judged since its start or resumption, and each check's result."""
 
     env: str
     standing: Standing
-    groups: int | None
+    groups: int
     results: list[Alert]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is quarantined or halted."""
+        return self.standing.halted or self.standing.quarantined_from is not None
 
     @property
     def well(self) -> bool:
         """Whether it was judged, and goes on."""
-        return self.groups is not None and not self.standing.halted and self.standing.quarantined_from is None
+        return self.groups > 0 and not self.stopped
 
 
 def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
@@ -66,7 +71,7 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
     """Return where `env` stands by its newest alert events."""
     subject = subjects.event("alert", config.run, config.revision, env)
     results: dict[str, Alert] = {}
-    standing, groups = Standing(), None
+    standing, groups = Standing(), 0
     start = await first_of_last(bus, subjects.EVENTS, [subject], _RECENT)
     async with bus.read(subjects.EVENTS, [subject], start=start, follow=False) as messages:
         async for message in messages:
@@ -103,8 +108,6 @@ def _print(found: Sequence[EnvHealth]) -> None:
 
 def _says(health: EnvHealth) -> str:
     standing = health.standing
-    if health.groups is None:
-        return "not judged yet: fewer groups than a window, or no health service runs"
     if standing.halted:
         return f"HALTED by {standing.cause}: nothing is dispatched; mend it, then `lachesis resume {health.env}`"
     if standing.quarantined_from is not None:
@@ -112,6 +115,8 @@ def _says(health: EnvHealth) -> str:
             f"QUARANTINED by {standing.cause}: rollouts from {standing.quarantined_from} on are not trained; mend it, "
             f"then `lachesis resume {health.env}`"
         )
+    if not health.groups:
+        return "not judged yet: fewer groups than a window, or no health service runs"
     worst = [result.check for result in health.results if result.severity == "warn"]
     return f"{health.groups} groups judged; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
 
@@ -166,7 +171,7 @@ async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
     done = True
     async with await connect_run(config, f"{config.run}.resume", OPERATOR) as bus:
         found = [await read_health(bus, config, name) for name in config.environments]
-        stopped = [health.env for health in found if health.groups is not None and not health.well]
+        stopped = [health.env for health in found if health.stopped]
         wanted = stopped if env is None else [env]
         if not wanted:
             print("nothing is quarantined or halted")
