@@ -14,7 +14,10 @@ What lies below the lowest claim on a subject is needed by nobody, whoever is ki
                          are: a start reads those behind the last snapshot
       curriculum         the curriculum, whose commits they are
       teacher            batcher
-      eval, alert        few, and results: they are not trimmed
+      score, dead,       health service, where there is one: the cursor of its last commit
+      reward
+      alert              health service, whose commits they are
+      eval               few, and results: they are not trimmed
     TEACHER, rl.logprobs
       trainer            as above
       batcher            may still batch a group that has no outcome yet, so its logprobs stay
@@ -34,7 +37,7 @@ from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
 __all__ = ["Claim", "Committed", "Facts", "Untrained", "claims", "hold_claims", "on", "trimmable"]
 
-_TRIMMED_KINDS: tuple[subjects.Kind, ...] = ("score", "dead", "reward", "curriculum", "teacher")
+_TRIMMED_KINDS: tuple[subjects.Kind, ...] = ("score", "dead", "reward", "curriculum", "teacher", "alert")
 
 
 class Claim(NamedTuple):
@@ -57,7 +60,8 @@ class Committed(NamedTuple):
 class Facts:
     """What the log and the broker said, at some time each.
 
-    `acknowledged` is by durable stage, `normalizers` and `curricula` by environment. `batched` is the lowest sequence
+    `acknowledged` is by durable stage, `normalizers`, `curricula` and `monitors` (None: no health service runs) by
+    environment. `batched` is the lowest sequence
     of ROLLOUTS and of TEACHER that batches may still be fetched from. Every rollout whose logprobs lie below
     `logprobs` in TEACHER has an outcome.
     """
@@ -67,6 +71,7 @@ class Facts:
     acknowledged: Mapping[str, int] = field(default_factory=dict)
     normalizers: Mapping[str, Committed] = field(default_factory=dict)
     curricula: Mapping[str, Committed] = field(default_factory=dict)
+    monitors: Mapping[str, Committed] | None = field(default_factory=dict)
     batched: Mapping[str, int] = field(default_factory=dict)
     logprobs: int = 1
 
@@ -106,6 +111,13 @@ def claims(facts: Facts, run: str, revision: str, environments: Iterable[str]) -
             Claim(EVENTS, curriculum, learner.covers + 1, f"curriculum of {env}, for its start"),
             Claim(TEACHER, logprobs, facts.logprobs, "batcher, for logprobs of rollouts without an outcome"),
         ]
+        if facts.monitors is not None:
+            monitor, name = facts.monitors.get(env, Committed()), f"health service, for {env}"
+            alert, judged = subjects.event("alert", run, revision, env), monitor.cursors.get(EVENTS, 1)
+            found += [
+                *(Claim(EVENTS, subject, judged, name) for subject in (score, dead, reward)),
+                Claim(EVENTS, alert, monitor.covers + 1, f"{name}, for its start"),
+            ]
         for stream, subject in ((ROLLOUTS, rollout), (TEACHER, logprobs)):
             if stream in facts.batched:
                 found.append(Claim(stream, subject, facts.batched[stream], "trainer, for batches behind a checkpoint"))

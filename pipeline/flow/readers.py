@@ -10,6 +10,7 @@ from lachesis.pipeline.flow import floor
 from lachesis.pipeline.flow.floor import Claim, Committed, Facts, Untrained
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
+from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
@@ -20,7 +21,7 @@ from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["Readers"]
 
-E = TypeVar("E", RewardEvent, CurriculumEvent)
+E = TypeVar("E", RewardEvent, CurriculumEvent, AlertEvent)
 
 
 class Readers:
@@ -33,6 +34,7 @@ class Readers:
         self._revision = service.revision
         self._environments = list(config.environments)
         self._has_teacher = config.teacher.enabled
+        self._has_health = config.health.enabled
         self._watermark = 0
         self._events_cursor = 0
         self._logprobs = 1
@@ -60,6 +62,9 @@ class Readers:
                 env: await self._committed("curriculum", "curriculum", CurriculumEvent, env)
                 for env in self._environments
             },
+            monitors={env: await self._committed("health", "alert", AlertEvent, env) for env in self._environments}
+            if self._has_health
+            else None,
             logprobs=await self._settled_logprobs(watermark),
         )
         return floor.claims(facts, self._run, self._revision, self._environments)

@@ -28,6 +28,7 @@ from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.retention import change, holding, record
 from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
@@ -65,6 +66,7 @@ def a_config(**batching) -> RunConfig:
         batching=BatchingConfig(**{"batch_size": 8, "max_staleness": 1} | batching),
         normalization=NormalizationConfig(window=8),
         flow=FlowConfig(lease_s=2.0, retry_s=0.02),
+        health=HealthConfig(enabled=False),
     )
 
 

@@ -225,6 +225,7 @@ class World:
             },
             normalizers=self.commits,
             curricula=self.curricula,
+            monitors=None,
             batched=self.untrained.lowest(),
             logprobs=min(unsettled, default=self.lasts[TEACHER] + 1),
         )
@@ -298,3 +299,16 @@ def test_a_hold_claims_its_streams_and_an_unknown_reader_everything() -> None:
         for subject in floor.trimmable(stream, "r", "live", ENVS):
             assert floor.on([*nothing_known, *held], stream, subject)[0].needs <= 1
     assert floor.trimmable(subjects.LEDGER, "r", "live", ENVS) == []
+
+
+def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind_the_last_snapshot() -> None:
+    facts = Facts(monitors={"a": Committed({EVENTS: 50, "LEDGER": 3}, 40)})
+    claimed = [claim for claim in floor.claims(facts, "r", "live", ["a"]) if claim.holder.startswith("health")]
+    assert {(claim.subject, claim.needs) for claim in claimed} == {
+        ("rl.score.r.live.a", 50),
+        ("rl.dead.r.live.a", 50),
+        ("rl.reward.r.live.a", 50),
+        ("rl.alert.r.live.a", 41),
+    }
+    without = floor.claims(Facts(monitors=None), "r", "live", ["a"])
+    assert not [claim for claim in without if "health" in claim.holder]
