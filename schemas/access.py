@@ -13,11 +13,11 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue` and `resume`: reads everything, makes the streams, puts
-messages back, lets environments go on."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume` and `replay`: reads everything, makes the streams,
+puts messages back, lets environments go on, writes revisions of history."""
 OBSERVER: Final = "observer"
-"""The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `dead` and `doctor`: reads everything, writes
-nothing."""
+"""The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `dead` and `doctor`: reads
+everything, writes nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
@@ -196,13 +196,14 @@ def access_table(scope: Scope) -> dict[str, Access]:
     put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     operates = Access(
-        writes=(*looks.writes, *put_back, *annotations),
+        writes=(*looks.writes, *put_back, *annotations, *replays),
         hears=looks.hears,
         reads=everything,
         gets=everything,
         inspects=looks.inspects,
         others=looks.others,
-        sets=((BUCKETS["resume"], f"{run}.*"),),
+        sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
+    replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
         measures=everything,
         makes=everything,
     )

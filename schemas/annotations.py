@@ -34,6 +34,8 @@ __all__ = [
     "TeacherLogprobs",
     "TeacherPointer",
     "Verdict",
+    "check_rewards",
+    "check_scores",
 ]
 
 DeadKind = Literal["data", "poison", "deadline"]
@@ -170,6 +172,31 @@ def _check_signals(group: str, signals: GroupSignals, n: int) -> None:
         raise SchemaError(f"group {group}: a mean logprob is NaN or infinite; a missing one is None")
 
 
+def check_scores(groups: list[GroupScore]) -> None:
+    """Raise `SchemaError` unless every list of every group fits, and every number is one."""
+    _check_items(groups)
+    for item in groups:
+        n = len(item.scores)
+        if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
+            raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
+        told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
+        if not all(value is None or math.isfinite(value) for values in told for value in values):
+            raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
+        if item.signals is not None:
+            _check_signals(item.group, item.signals, n)
+
+
+def check_rewards(groups: list[GroupReward]) -> None:
+    """Raise `SchemaError` unless every list of every group fits, and every advantage is a number."""
+    _check_items(groups)
+    for item in groups:
+        n = len(item.scores)
+        if len(item.rewards) != n or len(item.advantages) != n:
+            raise SchemaError(f"group {item.group}: scores, rewards and advantages differ in length")
+        if any(value is not None and not math.isfinite(value) for value in item.advantages):
+            raise SchemaError(f"group {item.group}: an advantage is NaN or infinite")
+
+
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):
     """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation."""
 
@@ -178,16 +205,7 @@ class ScoreEvent(_Annotation, frozen=True, kw_only=True):
     groups: list[GroupScore]
 
     def check(self) -> None:
-        _check_items(self.groups)
-        for item in self.groups:
-            n = len(item.scores)
-            if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
-                raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
-            told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
-            if not all(value is None or math.isfinite(value) for values in told for value in values):
-                raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
-            if item.signals is not None:
-                _check_signals(item.group, item.signals, n)
+        check_scores(self.groups)
 
 
 class RewardEvent(_Annotation, frozen=True, kw_only=True):
@@ -198,13 +216,7 @@ class RewardEvent(_Annotation, frozen=True, kw_only=True):
     groups: list[GroupReward]
 
     def check(self) -> None:
-        _check_items(self.groups)
-        for item in self.groups:
-            n = len(item.scores)
-            if len(item.rewards) != n or len(item.advantages) != n:
-                raise SchemaError(f"group {item.group}: scores, rewards and advantages differ in length")
-            if any(value is not None and not math.isfinite(value) for value in item.advantages):
-                raise SchemaError(f"group {item.group}: an advantage is NaN or infinite")
+        check_rewards(self.groups)
 
 
 class TeacherEvent(_Annotation, frozen=True, kw_only=True):

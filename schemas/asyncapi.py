@@ -26,7 +26,6 @@ _PARAMETERS = {
     "env": "Name of the environment.",
     "revision": f"Which pass over the rollouts: `{subjects.LIVE}`, or the name of a re-scoring.",
     "name": "Name of one large message's chunks, 32 hex digits.",
-    "kind": "Kind of annotation.",
     "trainer": "Name of the trainer.",
     "stage": "Name of the stage.",
     "partition": "Part of the stage's state, an environment say.",

@@ -31,6 +31,7 @@ from lachesis.schemas.control import (
     StateSnapshot,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.replay import RescoreEvent, RevisionRecord
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -100,10 +101,18 @@ CHANNELS: tuple[Channel, ...] = (
     *_ANNOTATIONS,
     Channel(
         "replay",
-        "rl.replay.{kind}.{run}.{revision}.{env}",
+        "rl.replay.rescore.{run}.{revision}.{env}",
         subjects.REPLAY,
-        tuple(event for channel in _ANNOTATIONS for event in channel.events),
-        "Annotations of re-scored history, by kind; `kind` says which event a message holds.",
+        (RescoreEvent,),
+        "Scores and rewards of re-scored history, and the commits of the replay that made them.",
+        "replay",
+    ),
+    Channel(
+        "revision",
+        "rl.replay.revision.{run}.{revision}.{env}",
+        subjects.REPLAY,
+        (RevisionRecord,),
+        "What a revision of re-scored history is; the last token is `all`. Stored once.",
         "replay",
     ),
     Channel(

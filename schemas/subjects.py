@@ -4,7 +4,8 @@ Streams (all: limits retention, file storage, discard new, bounded in bytes, no 
 
     ROLLOUTS  rl.rollout.<run>.<env>                               payloads, immutable
     EVENTS    rl.<kind>.<run>.<revision>.<env>                     annotations of live revisions
-    REPLAY    rl.replay.<kind>.<run>.<revision>.<env>              annotations of re-scored history
+    REPLAY    rl.replay.rescore.<run>.<revision>.<env>             scores and rewards of re-scored history
+              rl.replay.revision.<run>.<revision>.all              what that revision is
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
 
@@ -27,6 +28,7 @@ __all__ = [
     "STREAMS",
     "TEACHER",
     "Kind",
+    "ReplayKind",
     "blob",
     "check_name",
     "durable",
@@ -39,6 +41,8 @@ __all__ = [
     "micro",
     "micro_name",
     "micro_requests",
+    "replay",
+    "revision",
     "rollout",
     "state",
 ]
@@ -54,13 +58,15 @@ LIVE: Final = "live"
 
 Kind = Literal["score", "reward", "curriculum", "teacher", "dead", "eval", "alert"]
 
+ReplayKind = Literal["rescore", "revision"]
+
 BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 """What may be stored in chunks, by kind, and the stream that takes them."""
 
 STREAMS: Final[dict[str, list[str]]] = {
     ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*"],
     EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
-    REPLAY: ["rl.replay.*.*.*.*"],
+    REPLAY: [f"rl.replay.{kind}.*.*.*" for kind in get_args(ReplayKind)],
     TEACHER: ["rl.logprobs.*.*.*", "rl.blob.logprobs.*.*"],
     LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
 }
@@ -100,6 +106,15 @@ def event(kind: Kind, run: str, revision: str, env: str = "*") -> str:
 
 
 def logprobs(run: str, revision: str, env: str = "*") -> str:
+def replay(kind: ReplayKind, run: str, revision: str, env: str = "*") -> str:
+    return f"rl.replay.{kind}.{run}.{revision}.{env}"
+
+
+def revision(run: str, name: str = "*") -> str:
+    """Where the definition of a revision of the run's history is stored."""
+    return replay("revision", run, name, "all")
+
+
     return f"rl.logprobs.{run}.{revision}.{env}"
 
 

@@ -1,5 +1,6 @@
 """The commands: what each is called, takes and says in its help. What they do is in the module each one imports."""
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -217,6 +218,45 @@ def resume(
     from lachesis.services.cli.health import run_resume
 
     run_resume(options, env, wait_s=wait)
+
+
+@app.command()
+@with_options
+def replay(
+    options: Options,
+    *,
+    revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
+    env: Annotated[list[str] | None, typer.Option(help="Environment; may be given again. Default: all.")] = None,
+    since: Annotated[datetime | None, typer.Option(help="Stored then or later, UTC.")] = None,
+    until: Annotated[datetime | None, typer.Option(help="Stored then or earlier, UTC.")] = None,
+    from_seq: Annotated[int | None, typer.Option(min=1, help="First sequence of ROLLOUTS.")] = None,
+    to_seq: Annotated[int | None, typer.Option(min=1, help="Last sequence of ROLLOUTS.")] = None,
+    min_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or a later one.")] = None,
+    max_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or an earlier one.")] = None,
+    groups: Annotated[Path | None, typer.Option(metavar="FILE", help="Only these groups: ids, one a line.")] = None,
+    max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
+    max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
+    as_json: Json = False,
+) -> None:
+    """Score history again, with the raters, normalization and advantages of --config and --set, as a new revision.
+
+    The live run is not touched. Ctrl-C pauses it, and so does a crash: the same command goes on. Compare the result
+    with `lachesis compare live NAME`.
+    """
+    from lachesis.pipeline.replay.config import Pace
+    from lachesis.services.cli.replay import Wanted, replay_history
+
+    wanted = Wanted(
+        envs=tuple(env or ()),
+        since=since,
+        until=until,
+        first_seq=from_seq,
+        last_seq=to_seq,
+        min_step=min_step,
+        max_step=max_step,
+        groups=groups,
+    )
+    replay_history(options, revision, wanted, Pace(max_rate=max_rate, max_inflight=max_inflight), as_json=as_json)
 
 
 @app.command()

@@ -34,6 +34,7 @@ from lachesis.schemas.control import (
     StateSnapshot,
 )
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark, TrainReport, Void
+from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord, Selection, Unscored
 from lachesis.schemas.rollout import (
     Attachment,
     Dispatch,
@@ -156,6 +157,18 @@ EXAMPLES: list[Event] = [
     _rich_group(),
     ScoreEvent(**_NAMES, ensemble="e", raters={"length": "1"}, groups=[_SCORE]),
     RewardEvent(**_NAMES, advantage="grpo", commit=_COMMIT, groups=[_REWARD]),
+    RescoreEvent(
+        **_NAMES, ensemble="e", raters={"length": "1"}, advantage="grpo", commit=_COMMIT, digest="d", scores=[_SCORE],
+        rewards=[_REWARD], unscored=[Unscored(group=GROUP, seq=2, reason="DataError: bad")],
+    ),
+    RevisionRecord(
+        run="r", revision="v2", first=1, last=9, groups={"sums": 3}, created_ns=1, normalization={"window": 64},
+        advantage={"estimator": "grpo"},
+        selection=Selection(
+            envs=["sums"], first_seq=1, last_seq=9, since_ns=1, until_ns=2, min_step=0, max_step=3, groups="1-ab"
+        ),
+        judges={"sums": Judges(ensemble="e", raters={"length": "1"}, success_threshold=1.0, success_rater="length")},
+    ),
     TeacherEvent(**_NAMES, teacher="t", groups=[_POINTER]),
     CurriculumEvent(**_NAMES, strategy="sec", snapshot_id="1-ab", commit=_COMMIT, observed=[GROUP]),
     DeadLetter(

@@ -33,7 +33,9 @@ OTHERS = {
     "ledger": "rl.ledger.one.main",
     "ledger of another trainer": "rl.ledger.one.other",
     "lease": "rl.lease.one",
-    "replay": "rl.replay.score.one.again.words",
+    "replay": "rl.replay.rescore.one.again.words",
+    "revision": "rl.replay.revision.one.again.all",
+    "replay state": "rl.state.one.replay.again.words",
 }
 KEYS = {
     "policy": "$KV.lachesis_policy.one",

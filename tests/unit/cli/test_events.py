@@ -15,6 +15,7 @@ from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.replay import RescoreEvent
 from lachesis.services.cli.events import Where, json_line, plain, text_line, to_plain
 
 SCORES = ScoreEvent(
@@ -68,8 +69,12 @@ def test_a_delta_is_decoded_in_full_and_survives_being_no_msgpack() -> None:
 
 
 def test_replayed_annotations_are_told_apart() -> None:
-    message = stored("rl.replay.score.r.v2.words", SCORES)
-    assert shown(message)["ensemble"] == "e"
+    commit = Commit(term="t", index=0, cursors={}, delta=b"\x80")
+    event = RescoreEvent(
+        run="r", env="words", revision="v2", ensemble="e", raters={}, advantage="grpo", commit=commit, digest="d",
+        scores=SCORES.groups, rewards=[],
+    )  # fmt: skip
+    assert shown(stored(subjects.replay("rescore", "r", "v2", "words"), event))["digest"] == "d"
 
 
 @given(st.binary(max_size=200), st.sampled_from([channel.name for channel in CHANNELS]), st.booleans())

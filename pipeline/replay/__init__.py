@@ -1,0 +1,1 @@
+"""Replay: history scored again under a new revision, and revisions compared."""

@@ -1,0 +1,142 @@
+"""The fold of one environment: scores in the order of ROLLOUTS in, rewards and a state to commit out. Pure.
+
+The normalizer's windows are those of the live run: of ROLLOUTS sequences, with nothing in them but the selected groups.
+So a replay of all history under the live settings gives the live rewards to the bit, and a replay of some of it depends
+on nothing that was not selected. Scores come in order and each group is resolved as it comes: after a step nothing
+waits, and all that a restart needs besides the normalizer's own state is the scores of the one window still open.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalization.logic.reward import KEY, group_reward
+from lachesis.schemas.annotations import GroupReward, GroupScore
+from lachesis.schemas.errors import DataError
+from lachesis.schemas.replay import Unscored
+from lachesis.schemas.values import Finite, Seq, shaped, unpack
+
+__all__ = ["Fold", "Folded"]
+
+_Scores = list[Finite | None]
+
+
+class _Open(msgspec.Struct, frozen=True, array_like=True):
+    """A group of a window that is not folded; `scores` None: it has none."""
+
+    seq: Seq
+    group: str
+    scores: _Scores | None
+
+
+class _State(msgspec.Struct, frozen=True):
+    """A delta, with what the normalizer's steps changed, or with a whole state of it."""
+
+    normalizer: Any
+    open: list[_Open]
+    digest: str
+
+
+class Folded(NamedTuple):
+    """What a commit holds. `delta` turns the state before into the one after."""
+
+    scores: list[GroupScore]
+    rewards: list[GroupReward]
+    unscored: list[Unscored]
+    delta: bytes
+
+
+class Fold:
+    """Feed it with `add`, in rising sequence; `step` hands out what was fed since the last one."""
+
+    def __init__(self, env: str, normalization: NormalizationConfig, advantage: AdvantageConfig) -> None:
+        self._normalizer = EnvNormalizer(env, normalization)
+        self._advantage = advantage
+        self._open: list[_Open] = []
+        self._fed: list[tuple[_Open, GroupScore | None]] = []
+        self._unscored: list[Unscored] = []
+        self.digest = ""
+        """Names every score and reward handed out so far, in order; stamps and reasons are not in it."""
+
+    @property
+    def fed(self) -> int:
+        """Samples fed since the last step, and one more for each group."""
+        return sum(1 + len(part.scores or ()) for part, _ in self._fed)
+
+    def restore(self, state: bytes | None, deltas: Sequence[bytes]) -> None:
+        """Take over what was committed, before anything is fed. Raises `SchemaError` when it is malformed."""
+        if state is not None:
+            saved = shaped("replay state", _State, unpack("replay state", state))
+            self._normalizer.load_state_dict(saved.normalizer)
+            self._open, self.digest = saved.open, saved.digest
+        for delta in deltas:
+            saved = shaped("replay delta", _State, unpack("replay delta", delta))
+            for part in saved.normalizer:
+                self._normalizer.apply(part)
+            self._open, self.digest = self._open + saved.open, saved.digest
+        self._open = self._still_open()
+        for part in self._open:
+            self._resolve(part)
+
+    def add(self, seq: int, group: str, score: GroupScore | None, reason: str = "") -> None:
+        """Feed the group stored at `seq`; without a score comes the reason why it has none."""
+        part = _Open(seq, group, score.scores if score is not None else None)
+        try:
+            self._resolve(part)
+        except DataError as error:  # scores that cannot be normalized: as in the live run, the group has none
+            part, reason = _Open(seq, group, None), str(error)
+            self._normalizer.outcome(group, seq, None, source=seq)
+        if part.scores is None:
+            self._unscored.append(Unscored(group=group, seq=seq, reason=reason[:500]))
+        self._fed.append((part, score))
+
+    def step(self) -> Folded:
+        """Hand out scores and rewards of what was fed since the last step."""
+        scores = {part.seq: score for part, score in self._fed if score is not None}
+        rewards: list[GroupReward] = []
+        changes = []
+        while (step := self._normalizer.step()).delta is not None:
+            rewards += [_unstamped(group_reward(ready, scores[ready.seq], self._advantage)) for ready in step.ready]
+            changes.append(step.delta)
+        rewards.sort(key=lambda reward: reward.seq)
+        self._extend_digest(rewards)
+        new = [part for part, _ in self._fed]
+        self._open = self._open + new
+        self._open = self._still_open()
+        folded = Folded(
+            list(scores.values()), rewards, self._unscored, msgspec.msgpack.encode(_State(changes, new, self.digest))
+        )
+        self._fed, self._unscored = [], []
+        return folded
+
+    def state(self) -> bytes:
+        """Return the whole state as of the last step."""
+        return msgspec.msgpack.encode(_State(self._normalizer.state_dict(), self._open, self.digest))
+
+    def _resolve(self, part: _Open) -> None:
+        self._normalizer.member(part.seq, part.group)
+        values = None if part.scores is None else {KEY: part.scores}
+        self._normalizer.outcome(part.group, part.seq, values, source=part.seq)
+
+    def _still_open(self) -> list[_Open]:
+        watermark = self._normalizer.watermark
+        return [part for part in self._open if part.seq >= watermark]
+
+    def _extend_digest(self, rewards: Sequence[GroupReward]) -> None:
+        by_seq = {reward.seq: reward for reward in rewards}
+        for part, score in self._fed:
+            plain = msgspec.structs.replace(score, stamps=[]) if score is not None else None
+            content = msgspec.msgpack.encode(
+                (self.digest, part.seq, part.group, plain, by_seq.get(part.seq)), order="deterministic"
+            )
+            self.digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _unstamped(reward: GroupReward) -> GroupReward:
+    """Its score, in the same message, has the stamps."""
+    return msgspec.structs.replace(reward, stamps=[])

@@ -1,0 +1,103 @@
+"""Re-scored history: what a revision is, and its commits. Both are stored in REPLAY; the live run never sees them.
+
+A revision is defined once, by the first message on its own subject; every later start must mean the same. Its commits
+hold scores and rewards of some groups of one environment together, with the state of the fold and the position in
+ROLLOUTS reached: one fenced message, so a crash leaves all of it or nothing.
+"""
+
+from typing import Any
+
+import msgspec
+
+from lachesis.schemas.annotations import Commit, GroupReward, GroupScore, check_rewards, check_scores
+from lachesis.schemas.codec import Event
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.ids import is_group_id
+from lachesis.schemas.values import Count, Finite, Seq, check_plain
+
+__all__ = ["Judges", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which rollouts of the run; what is None selects nothing out. All bounds are included.
+
+    `envs` by name. `first_seq` and `last_seq` are sequences of ROLLOUTS, `since_ns` and `until_ns` Unix times of
+    storing, `min_step` and `max_step` the oldest policy step that a group was made with. `groups` is the digest of a
+    list of group ids, sorted.
+    """
+
+    envs: list[str]
+    first_seq: Seq | None = None
+    last_seq: Seq | None = None
+    since_ns: Count | None = None
+    until_ns: Count | None = None
+    min_step: Count | None = None
+    max_step: Count | None = None
+    groups: str | None = None
+
+
+class Judges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What judges one environment: digest of the ensemble, version by rater, and what counts as a success."""
+
+    ensemble: str
+    raters: dict[str, str]
+    success_threshold: Finite
+    success_rater: str | None = None
+
+
+class RevisionRecord(Event, frozen=True, kw_only=True):
+    """The definition of a revision: all that its scores and rewards depend on.
+
+    `first` and `last` are the sequences of ROLLOUTS that the selection came to when it was first made, `groups` how
+    many by environment. `normalization` and `advantage` are their settings.
+    """
+
+    run: str
+    revision: str
+    selection: Selection
+    first: Seq
+    last: Seq
+    groups: dict[str, Count]
+    judges: dict[str, Judges]
+    normalization: dict[str, Any]
+    advantage: dict[str, Any]
+    created_ns: Count
+
+    def check(self) -> None:
+        check_plain("normalization", self.normalization)
+        check_plain("advantage", self.advantage)
+
+
+class Unscored(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that cannot be scored, or whose scores cannot be normalized, and why."""
+
+    group: str
+    seq: Seq
+    reason: str
+
+
+class RescoreEvent(Event, frozen=True, kw_only=True):
+    """Scores and rewards of some groups under a revision, in the order of ROLLOUTS, and the commit of the fold's state.
+
+    `digest` names every score and reward of this environment up to here, whatever messages they came in; stamps are
+    not in it. `ensemble`, `raters` and `advantage` are as in scores and rewards of the live revision.
+    """
+
+    run: str
+    env: str
+    revision: str
+    ensemble: str
+    raters: dict[str, str]
+    advantage: str
+    commit: Commit
+    digest: str
+    scores: list[GroupScore]
+    rewards: list[GroupReward]
+    unscored: list[Unscored] = []
+
+    def check(self) -> None:
+        check_scores(self.scores)
+        check_rewards(self.rewards)
+        for item in self.unscored:
+            if not is_group_id(item.group):
+                raise SchemaError(f"unscored: {item.group[:40]!r} is no group")
