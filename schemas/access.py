@@ -195,6 +195,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     )
     put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
+    replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
     operates = Access(
         writes=(*looks.writes, *put_back, *annotations, *replays),
         hears=looks.hears,
@@ -203,7 +204,6 @@ def access_table(scope: Scope) -> dict[str, Access]:
         inspects=looks.inspects,
         others=looks.others,
         sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
-    replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
         measures=everything,
         makes=everything,
     )

@@ -105,7 +105,6 @@ def event(kind: Kind, run: str, revision: str, env: str = "*") -> str:
     return f"rl.{kind}.{run}.{revision}.{env}"
 
 
-def logprobs(run: str, revision: str, env: str = "*") -> str:
 def replay(kind: ReplayKind, run: str, revision: str, env: str = "*") -> str:
     return f"rl.replay.{kind}.{run}.{revision}.{env}"
 
@@ -115,6 +114,7 @@ def revision(run: str, name: str = "*") -> str:
     return replay("revision", run, name, "all")
 
 
+def logprobs(run: str, revision: str, env: str = "*") -> str:
     return f"rl.logprobs.{run}.{revision}.{env}"
 
 
