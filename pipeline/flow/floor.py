@@ -111,9 +111,12 @@ def claims(facts: Facts, run: str, revision: str, environments: Iterable[str]) -
             Claim(EVENTS, curriculum, learner.covers + 1, f"curriculum of {env}, for its start"),
             Claim(TEACHER, logprobs, facts.logprobs, "batcher, for logprobs of rollouts without an outcome"),
         ]
-        if facts.monitors is not None:
+        alert = subjects.event("alert", run, revision, env)
+        if facts.monitors is None:
+            found.append(Claim(EVENTS, alert, 1, "nobody, and it is little"))
+        else:
             monitor, name = facts.monitors.get(env, Committed()), f"health service, for {env}"
-            alert, judged = subjects.event("alert", run, revision, env), monitor.cursors.get(EVENTS, 1)
+            judged = monitor.cursors.get(EVENTS, 1)
             found += [
                 *(Claim(EVENTS, subject, judged, name) for subject in (score, dead, reward)),
                 Claim(EVENTS, alert, monitor.covers + 1, f"{name}, for its start"),

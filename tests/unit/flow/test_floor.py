@@ -312,3 +312,5 @@ def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind
     }
     without = floor.claims(Facts(monitors=None), "r", "live", ["a"])
     assert not [claim for claim in without if "health" in claim.holder]
+    for subject in floor.trimmable(EVENTS, "r", "live", ["a"]):  # each has a claim, or the trimmer could not tell
+        assert floor.on(without, EVENTS, subject)
