@@ -118,7 +118,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             # a chunk of its own ends a large message that nobody finished, before it is deleted
             writes=(state("governor", "0"), subjects.blob("rollout", run), subjects.blob("logprobs", run)),
             hears=(subjects.lease(run),),
-            answers=("environment",),
+            answers=("environment", "gateway"),
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER, BUCKETS["policy"]),
             gets=(BUCKETS["retention"],),
             sets=((BUCKETS["retention"], run),),
@@ -176,6 +176,14 @@ def access_table(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("eval", run, revision),),
             reads=(BUCKETS["policy"], BUCKETS["inference"]),
             gets=(EVENTS,),
+        ),
+        "gateway": row(
+            "gateway",
+            writes=(subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run)),
+            hears=(subjects.heartbeat(run, "governor"),),
+            reads=(BUCKETS["policy"],),
+            gets=(BUCKETS["gateway"],),
+            sets=((BUCKETS["gateway"], f"{run}.*"),),
         ),
         "environment": row(
             "environment",

@@ -79,6 +79,7 @@ BUCKETS: Final = {
     "inference": "lachesis_inference",
     "retention": "lachesis_retention",
     "resume": "lachesis_resume",
+    "gateway": "lachesis_gateway",
 }
 """Key-value buckets by what they hold."""
 

@@ -12,5 +12,6 @@ __all__ = ["main"]
 async def main(service: Service, config: RunConfig, part: str) -> None:
     """Generate for environment `part`, for all if it is empty."""
     async with anyio.create_task_group() as tasks:
-        for name in [part] if part else config.environments:
+        own = [name for name, env in config.environments.items() if not env.is_foreign]
+        for name in [part] if part else own:
             tasks.start_soon(run_environment, service, config, name)

@@ -43,6 +43,7 @@ SERVICES = {
         ServiceSpec("trainer", "trainer", 1, "trains on batches and publishes weights", "train"),
         ServiceSpec("evaluator", "evaluator", 2, "evaluates policy versions on held-out tasks"),
         # after the evaluator, which would miss the first policy if training began without it
+        ServiceSpec("gateway", "gateway", 3, "publishes what environments elsewhere send over HTTP", "gateway"),
         ServiceSpec("environment", "environment", 3, "generates rollouts of its tasks"),
     )
 }

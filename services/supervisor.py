@@ -71,7 +71,9 @@ def plan(config: RunConfig) -> list[Planned]:
         rows += [("trainer", "", 1, finite)]
     roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * bool(config.evaluation)
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
-    rows += [("environment", env, config.services.environments, False) for env in config.environments]
+    own = [name for name, env in config.environments.items() if not env.is_foreign]
+    rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
+    rows += [("environment", env, config.services.environments, False) for env in own]
     rows += [("evaluator", "", 1, finite)] * bool(config.evaluation)
     planned = []
     for service, part, replicas, ends in rows:

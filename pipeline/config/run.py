@@ -11,6 +11,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
@@ -38,7 +39,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """One environment: which tasks, and how rollouts of them are generated."""
 
     kind: str
-    """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`."""
+    """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
+    generates elsewhere and publishes over HTTP (see gateway)."""
     params: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     samples: PositiveInt = 8
@@ -62,6 +64,11 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Raters of this environment alone. Default None: those of the run."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether the gateway publishes for it: the run has no process that generates, and draws none of its tasks."""
+        return self.kind == "gateway"
 
 
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -212,6 +219,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Leases."""
     health: HealthConfig = HealthConfig()
     """Health checks."""
+    gateway: GatewayConfig = GatewayConfig()
+    """The HTTP gateway, which runs if an environment's kind is gateway."""
     inference: dict[str, InferenceConfig] = {}
     """Inference servers by role: [inference.policy], [inference.teacher] and [inference.eval], each with url, kind,
     model, host, port, advertise, threads and engine, or python and args for vLLM. Default empty: `lachesis up` starts
@@ -233,7 +242,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(
                 f'batching.teacher is "{self.batching.teacher}", but teacher.enabled is false: no logprobs would come'
             )
+        for name, env in self.evaluation.items():
+            if env.is_foreign:
+                raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
+            if env.is_foreign:
+                continue  # its client says how many samples, and of what length
             if env.samples > self.batching.batch_size:
                 raise ConfigError(
                     f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "

@@ -37,9 +37,13 @@ _MOST = 8192
 
 
 async def run_curriculum(service: Service, config: RunConfig) -> None:
-    """Follow every environment of the run until the service drains."""
+    """Follow every environment of the run whose tasks it can draw until the service drains."""
+    own = {env: settings for env, settings in config.environments.items() if not settings.is_foreign}
+    if not own:
+        service.recovered()
+        await service.draining.wait()
     async with anyio.create_task_group() as tasks:
-        for env, settings in config.environments.items():
+        for env, settings in own.items():
             tasks.start_soon(_run_env, service, config, env, settings)
 
 

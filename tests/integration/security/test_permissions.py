@@ -46,6 +46,7 @@ KEYS = {
     "runs": "$KV.lachesis_runs.one",
     "retention": "$KV.lachesis_retention.one",
     "resume": "$KV.lachesis_resume.one.words",
+    "gateway": "$KV.lachesis_gateway.one.registry",
 }
 SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.items()}, **OTHERS, **KEYS}
 
@@ -61,6 +62,7 @@ WRITES = {
     "trainer": {"trainer state", "policy"},
     "evaluator": {"eval"},
     "environment": {"rollout", "rollout chunk", "lease"},
+    "gateway": {"rollout", "rollout chunk", "lease", "gateway"},
     # to put dead letters back, and to let environments go on
     OPERATOR: {"rollout", "rollout chunk", "lease", "score", "teacher", "eval", "resume"},
     OBSERVER: set(),
@@ -79,6 +81,7 @@ READS = {
     "trainer": {"LEDGER", "policy"},
     "evaluator": {"policy", "inference"},
     "environment": {"policy", "curriculum", "inference"},
+    "gateway": {"policy"},
     OPERATOR: {*STREAMS, *BUCKETS},
     OBSERVER: {*STREAMS, *BUCKETS},
 }
@@ -90,6 +93,7 @@ FETCHES = {
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},
+    "gateway": {"gateway"},
 }
 """By identity, what it may fetch from without making readers."""
 
@@ -100,6 +104,7 @@ UNDER_RL = (
 HEARS = {
     "governor": {"rl.lease.one"},
     "batcher": {"rl.heartbeat.one.governor.*"},
+    "gateway": {"rl.heartbeat.one.governor.*"},
     "trainer": {"rl.heartbeat.one.health.*"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
@@ -160,7 +165,9 @@ def allowed_publications(identity: str) -> set[str]:
         found |= {f"$JS.API.{action}.ROLLOUTS.{identity}=one=live" for action in actions}
         found.add(f"$JS.ACK.ROLLOUTS.{identity}=one=live.1.2.3.4.5")
     if identity == "governor":
-        found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STREAMS} | {"_INBOX_environment.abc.1"}
+        found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STREAMS} | {
+            f"_INBOX_{asker}.abc.1" for asker in ("environment", "gateway")
+        }
     if person or identity == "governor":
         found |= {f"$JS.API.CONSUMER.INFO.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
     if identity == OPERATOR:

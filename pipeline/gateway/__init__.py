@@ -1,0 +1,1 @@
+"""The HTTP gateway: environments that speak the Atropos trajectory API publish rollouts into the run."""

@@ -1,0 +1,289 @@
+"""The HTTP face of the gateway: the environments' side of the Atropos trajectory API, as a Starlette application.
+
+Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what cannot be taken in time
+503 with Retry-After; where a token is set nobody but its holder is answered; and no web page's script gets in, not on
+loopback either. The trainer's side is not served: the run has a trainer, which reads the ledger.
+
+    GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data
+    POST /register-env  /disconnect-env  /scored_data  /scored_data_list
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.gateway.body import BrokenGzipError, read_body
+from lachesis.pipeline.gateway.intake import BusyError, Intake, Item
+from lachesis.pipeline.gateway.logic.registry import environment_of
+from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
+from lachesis.pipeline.gateway.store import Store
+from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
+
+__all__ = ["Gateway", "build_app"]
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+_RETRY_AFTER_S = 5
+_READERS = 8
+"""Bodies read and converted at once, so that what they take in memory is bounded."""
+_READ_S = 60.0
+_SMALL_BODY = 64 << 10
+_EXAMPLE_KEYS = (
+    "tokens", "masks", "scores", "advantages", "ref_logprobs", "generation_params", "inference_logprobs", "messages",
+    "images",
+)  # fmt: skip
+_NO_TRAINER = (
+    "the trainer's side of this API is not served: batches are in the run's ledger, which keeps them until they are "
+    "trained. Read them with lachesis.batches(run)"
+)
+
+
+def build_app(gateway: Gateway) -> Starlette:
+    """Return the application."""
+    get: dict[str, Handler] = {
+        "/": gateway.root,
+        "/wandb_info": gateway.wandb_info,
+        "/info": gateway.info,
+        "/status": gateway.status,
+        "/status-env": gateway.status_env,
+        "/latest_example": gateway.latest_example,
+        "/reset_data": gateway.reset_data,
+        "/batch": gateway.trainers_side,
+    }
+    post: dict[str, Handler] = {
+        "/register-env": gateway.register_env,
+        "/disconnect-env": gateway.disconnect_env,
+        "/scored_data": gateway.scored_data,
+        "/scored_data_list": gateway.scored_data_list,
+        "/register": gateway.trainers_side,
+    }
+    routes = [Route(path, gateway.answer(handler), methods=["GET"]) for path, handler in get.items()]
+    routes += [Route(path, gateway.answer(handler), methods=["POST"]) for path, handler in post.items()]
+    return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=1000)])
+
+
+class Gateway:
+    """`outstanding`: sequences stored, leased or not trained yet, by the governor; None until it was heard.
+
+    `failed` is called with what must end the service.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: Store,
+        policies: Policies,
+        intake: Intake,
+        *,
+        token: str | None,
+        failed: Callable[[LachesisError], None],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._policies = policies
+        self._intake = intake
+        self._token = token
+        self._failed = failed
+        self._reading = anyio.CapacityLimiter(_READERS)
+        self._registering = anyio.Lock()
+        self.outstanding: int | None = None
+        self.refused = 0
+
+    def answer(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Turn a handler's value into JSON, and its errors into the API's answers."""
+
+        async def endpoint(request: Request) -> Response:
+            refusal = self._refusal(request)
+            if refusal is not None:
+                return refusal
+            try:
+                found = await handler(request)
+            except ClientDisconnect:
+                return Response(status_code=499)  # nobody is there to read it
+            except LachesisError as error:
+                return self._excuse(error)
+            return found if isinstance(found, Response) else _json(found)
+
+        return endpoint
+
+    def _excuse(self, error: LachesisError) -> Response:
+        if isinstance(error, BrokenGzipError):
+            return PlainTextResponse("Invalid gzip payload", 400)
+        if isinstance(error, NotFoundError):
+            return _detail(404, error)
+        if isinstance(error, DataError):
+            self.refused += 1
+            return _detail(422, error)
+        if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses us
+            self._failed(error)
+        return _detail(503, error, {"Retry-After": str(_RETRY_AFTER_S)})
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Return the answer to whoever may not ask: a browser, on behalf of some page, or one without the token."""
+        if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
+            return _detail(403, DataError("requests from web pages are not answered"))
+        if self._token is None or hmac.compare_digest(_token(request).encode(), self._token.encode()):
+            return None
+        challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}
+        return _detail(401, DataError("send the gateway's token, as bearer token or as password"), challenge)
+
+    # what is asked
+
+    async def root(self, _: Request) -> Any:
+        return {"message": "AtroposLib API"}
+
+    async def wandb_info(self, _: Request) -> Any:
+        if self._policies.newest is None:
+            return {"group": None, "project": None}
+        return {"group": self._config.run, "project": self._config.training.wandb.project or self._config.run}
+
+    async def info(self, _: Request) -> Any:
+        longest = max(env.longest_tokens for env in self._intake.envs.values())
+        return {"batch_size": self._config.batching.batch_size, "max_token_len": longest}
+
+    async def status(self, _: Request) -> Any:
+        return {"current_step": self._step(), "queue_size": self._waiting() // self._store.registry.largest_group()}
+
+    async def status_env(self, request: Request) -> Any:
+        """What an environment throttles itself by: `queue_size` counts all that is made and not yet trained on."""
+        number = await self._env_id(request)
+        registry = self._store.registry
+        registered = registry.of(number)
+        size = registered.asked.group_size
+        own = self._intake.held_sequences[registered.env] + self._store.buffers[registered.env].sequences(number)
+        return {
+            "current_step": self._step(),
+            "queue_size": self._waiting() // size,
+            "unallocated_fraction": registry.unallocated(),
+            "self_queue_size": own // size,
+            "max_group_size": registry.largest_group(),
+            "env_weight": registry.weight(number),
+        }
+
+    async def latest_example(self, _: Request) -> Any:
+        return self._intake.latest or {key: [] for key in _EXAMPLE_KEYS}
+
+    def _step(self) -> int:
+        """Return the optimizer steps that the newest weights hold."""
+        newest = self._policies.newest
+        return 0 if newest is None else newest.policy_version.step
+
+    def _waiting(self) -> int:
+        """Return the sequences between generation and optimizer step."""
+        buffered = sum(partial.sequences for buffer in self._store.buffers.values() for partial in buffer.waiting)
+        return (self.outstanding or 0) + self._intake.held_sequences.total() + buffered
+
+    async def _env_id(self, request: Request) -> int:
+        text = request.query_params.get("env_id")
+        if text is not None:
+            return read_json(EnvironmentId, msgspec.json.encode({"env_id": text})).env_id
+        return read_json(EnvironmentId, await read_body(request, _SMALL_BODY)).env_id
+
+    # what is done
+
+    async def register_env(self, request: Request) -> Any:
+        asked = read_json(RegisterEnv, await read_body(request, _SMALL_BODY))
+        env = environment_of(asked.desired_name, self._intake.envs)
+        if asked.group_size > self._config.batching.batch_size:
+            raise DataError(
+                f"group_size is {asked.group_size}, but a batch has {self._config.batching.batch_size} sequences and "
+                "groups are never split"
+            )
+        if self._policies.newest is None:
+            return {"status": "wait for trainer to start"}
+        async with self._registering:
+            registry, number = self._store.registry.register(asked, env)
+            await self._set_registry(registry)
+        training = self._config.training
+        return {
+            "status": "success",
+            "env_id": number,
+            "wandb_name": registry.of(number).name,
+            "checkpoint_dir": str(self._config.path / "environments"),
+            "starting_step": self._step(),
+            "checkpoint_interval": training.checkpoint_every,
+            "num_steps": training.steps or (1 << 31) - 1,  # the API has no word for "until it is stopped"
+        }
+
+    async def disconnect_env(self, request: Request) -> Any:
+        """Forget an environment, once what waits in its buffer, for groups that will not come, is published."""
+        number = read_json(EnvironmentId, await read_body(request, _SMALL_BODY)).env_id
+        try:
+            async with self._registering:
+                await self._set_registry(self._store.registry.disconnect(number))
+            await self._intake.release(number, self._store.registry.of(number).env)
+        except (NotFoundError, BusyError) as error:
+            return {"status": "failure", "error": str(error)}
+        return {"status": "success"}
+
+    async def reset_data(self, _: Request) -> Any:
+        """Forget who has registered and what waits in buffers. What was stored stays: history is not deleted here."""
+        async with self._registering:
+            await self._set_registry(self._store.registry.reset())
+        await self._intake.forget()
+        return PlainTextResponse("Reset successful")
+
+    async def scored_data(self, request: Request) -> Any:
+        (answer,) = await self._take(request, several=False)
+        return answer
+
+    async def scored_data_list(self, request: Request) -> Any:
+        answers = await self._take(request, several=True)
+        buffered = [answer for answer in answers if answer["status"] == "buffered"]
+        told: dict[str, Any] = {"status": "received", "groups_processed": len(answers)}
+        if buffered:
+            told |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]["buffer_size"]}
+        return told
+
+    async def _take(self, request: Request, *, several: bool) -> list[dict[str, Any]]:
+        async with self._reading:
+            items = await self._read(request, several=several)
+        return await self._intake.store(items)
+
+    async def _read(self, request: Request, *, several: bool) -> list[Item]:
+        body = None
+        with anyio.move_on_after(_READ_S):
+            body = await read_body(request, self._config.gateway.body_bytes)
+        if body is None:
+            raise DataError(f"the body did not arrive in {_READ_S:g} s")
+        return await self._intake.read(body, several=several)
+
+    async def trainers_side(self, _: Request) -> Any:
+        return _detail(501, DataError(_NO_TRAINER))
+
+    async def _set_registry(self, registry: Any) -> None:
+        with anyio.CancelScope(shield=True):  # a write given up half-way would leave its revision unknown
+            await self._store.set_registry(registry)
+
+
+def _token(request: Request) -> str:
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return value.strip() if kind.lower() == "bearer" else ""
+
+
+def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
+
+
+def _detail(status: int, error: Exception, headers: dict[str, str] | None = None) -> Response:
+    return _json({"detail": [{"type": "value_error", "loc": ["body"], "msg": str(error)}]}, status, headers)

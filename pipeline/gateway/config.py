@@ -1,0 +1,45 @@
+"""Settings of the HTTP gateway."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["GatewayConfig"]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP gateway for environments that speak the Atropos trajectory API; it runs where the run has such an
+    environment: [environments.NAME] with kind = "gateway", NAME being what the environment calls itself."""
+
+    host: str = "127.0.0.1"
+    """Address it listens on; anything but loopback needs token_file. It speaks plain HTTP. Default 127.0.0.1."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    """Port; 0: any free one, which its log and its heartbeat name. Default 8000, as Atropos."""
+    token_file: str | None = None
+    """File that holds the token clients must send, as a bearer token or as the password of Basic authentication: an
+    environment that can do neither names it in its URL, http://any:TOKEN@host:port. Default None: no authentication."""
+    hold_s: Annotated[float, Meta(gt=0)] = 240.0
+    """Seconds for which a group is held while the governor grants no lease, before 503 is answered. The usual client
+    waits 300 and loses the group after three answers of 503. Default 240."""
+    body_bytes: Annotated[int, Meta(ge=1024)] = 64 << 20
+    """Most bytes of a request, unpacked. Default 64 MiB."""
+    held_bytes: Annotated[int, Meta(ge=1024)] = 256 << 20
+    """Most bytes of groups, encoded, that wait for leases or the broker; environments have equal parts of it. What
+    comes beyond is answered 503 at once. Default 256 MiB."""
+    buffer_bytes: Annotated[int, Meta(ge=0, le=2 << 20)] = 512 << 10
+    """Most bytes of groups smaller than their environment's group size that wait, in a bucket of the broker, for others
+    to make up that size. What does not fit is published as it is. Default 512 KiB."""
+    generation_s: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds that foreign groups take to be generated. Their clients do not say which weights made them: a group
+    counts as made by the policy that was the newest this long before it arrived. Default 0."""
+
+    def __post_init__(self) -> None:
+        if self.host not in _LOOPBACK and self.token_file is None:
+            raise ConfigError(
+                f"gateway.host is {self.host}: whoever reaches it could publish rollouts; set gateway.token_file, "
+                "or listen on 127.0.0.1"
+            )

@@ -1,0 +1,312 @@
+"""From a request's body to stored rollouts: convert, recognise repeats, lease, publish.
+
+Guarantees: what is answered with success is stored; a group that is sent again (its client saw no answer, or the
+gateway died) is stored once; nothing is published without a lease, for which the request waits; and what waits is
+bounded in bytes, for each environment by itself.
+"""
+
+import hashlib
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from lachesis.pipeline.bus.api import PubAck
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.gateway.logic.buffer import Buffer, Partial
+from lachesis.pipeline.gateway.logic.convert import Origin, to_group
+from lachesis.pipeline.gateway.logic.registry import Registered
+from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.gateway.protocol import ScoredData, read_json
+from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["BusyError", "Intake", "Item"]
+
+_REMEMBERED = 8192
+"""Answers kept for clients that send a group again; the broker recognises repeats for `streams.duplicate_window_s`."""
+_LEASE_SLACK = 1024
+"""Bytes by which a group may grow when it gets its lease and its counter."""
+_LARGEST_EXAMPLE = 1 << 20
+
+Answer = dict[str, Any]
+
+
+class BusyError(InfrastructureError):
+    """Raised when a group cannot be taken now: send it again later."""
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One group of a request: `digest` names its bytes, `owner` its client if that registered."""
+
+    env: str
+    owner: int | None
+    digest: str
+    group: RolloutGroup
+    data: bytes
+
+
+class Intake:
+    """Takes groups for the environments of `config` whose kind is gateway. Run `renew` beside it."""
+
+    def __init__(self, service: Service, config: RunConfig, store: Store, policies: Policies) -> None:
+        self._service = service
+        self._config = config
+        self._store = store
+        self._policies = policies
+        self._epoch = time.time_ns()
+        self._counter = 0
+        self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
+        self._leases = {name: Leases(service, self._producer(name), name) for name in self.envs}
+        self._locks = {name: anyio.Lock() for name in self.envs}
+        self._converting = anyio.CapacityLimiter(1)
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._under_way: dict[str, anyio.Event] = {}
+        self._held_bytes: Counter[str] = Counter()
+        self.held_sequences: Counter[str] = Counter()
+        self.latest: ScoredData | None = None
+        self._example: ScoredData | None = None
+        self.duplicates = 0
+
+    def _producer(self, env: str) -> str:
+        return f"gateway-{env}-{self._service.replica}"
+
+    async def renew(self) -> None:
+        """Keep the leases of what is being published. Runs until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for leases in self._leases.values():
+                tasks.start_soon(leases.renew)
+
+    async def read(self, body: bytes, *, several: bool) -> list[Item]:
+        """Return the groups of a body, converted. Raises `DataError` saying what is wrong with the first bad one."""
+        arrived_ns = self._service.now_ns()
+        parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
+        origins = [self._origin(data, arrived_ns) for _, data in parsed]
+        items = await anyio.to_thread.run_sync(_convert, parsed, origins, limiter=self._converting)
+        if parsed and len(body) <= _LARGEST_EXAMPLE:
+            self._example = parsed[-1][1]
+        return items
+
+    async def store(self, items: list[Item]) -> list[Answer]:
+        """Store every group and return the answer to each.
+
+        Raises `BusyError` when they cannot all be stored in time; those that were are recognised when they come again.
+        """
+        with self._holding(items), anyio.move_on_after(self._config.gateway.hold_s):
+            answers = [await self._once(item) for item in items]
+            self.latest = self._example
+            return answers
+        raise BusyError(
+            f"the governor granted no lease in {self._config.gateway.hold_s:g} s, so the group was not taken: "
+            f"{self._service.health.note or 'the trainer has to catch up'}"
+        )
+
+    async def release(self, owner: int, env: str) -> None:
+        """Publish what waits in the buffer for groups that will not come. Raises `BusyError`."""
+        with anyio.move_on_after(self._config.gateway.hold_s):
+            async with self._locks[env]:
+                for partial in self._store.buffers[env].of(owner):
+                    await self._publish_partials(env, [partial])
+            return
+        raise BusyError("the governor granted no lease for what is left in the buffer; disconnect again later")
+
+    def _origin(self, data: ScoredData, arrived_ns: int) -> tuple[Origin, int | None]:
+        registered = self._registered(data.env_id)
+        env = registered.env if registered else self._only_env(data.env_id)
+        made_ns = arrived_ns - int(self._config.gateway.generation_s * 1e9)
+        policy = self._policies.at(made_ns)
+        if policy is None:
+            raise BusyError("the run has no policy yet: its trainer has not started")
+        origin = Origin(
+            id=new_group_id(),
+            run=self._service.run,
+            env=env,
+            producer=self._producer(env),
+            epoch=self._epoch,
+            counter=0,  # when it is published
+            policy_version=policy.version,
+            tokenizer_hash=policy.tokenizer_hash,
+            started_ns=made_ns,
+            name=registered.name if registered else env,
+            longest=self.envs[env].longest_tokens,
+            most=self._config.batching.batch_size,
+        )
+        return origin, data.env_id if registered else None
+
+    def _registered(self, number: int | None) -> Registered | None:
+        found = None if number is None else self._store.registry.registered.get(number)
+        return found if found is not None and found.env in self.envs else None
+
+    def _only_env(self, number: int | None) -> str:
+        if len(self.envs) == 1:
+            return next(iter(self.envs))
+        raise DataError(f"env_id {number}: not registered, and the run has several environments; POST /register-env")
+
+    @contextmanager
+    def _holding(self, items: list[Item]) -> Iterator[None]:
+        """Count the items as held. Raises `BusyError` when their environment holds as much as it may."""
+        sizes: Counter[str] = Counter()
+        sequences: Counter[str] = Counter()
+        for item in items:
+            sizes[item.env] += len(item.data)
+            sequences[item.env] += len(item.group.sequences)
+        part = self._config.gateway.held_bytes // len(self.envs)
+        for env, size in sizes.items():
+            if self._held_bytes[env] and self._held_bytes[env] + size > part:
+                raise BusyError(f"{self._held_bytes[env]} bytes of {env} wait already, of {part}: gateway.held_bytes")
+        self._held_bytes.update(sizes)
+        self.held_sequences.update(sequences)
+        self._service.health.in_flight += len(items)
+        try:
+            yield
+        finally:
+            self._held_bytes.subtract(sizes)
+            self.held_sequences.subtract(sequences)
+            self._service.health.in_flight -= len(items)
+
+    async def _once(self, item: Item) -> Answer:
+        """Store the item unless it is known; one that is under way is waited for."""
+        while item.digest in self._under_way:
+            await self._under_way[item.digest].wait()
+        known = self._answers.get(item.digest)
+        if known is not None:
+            self.duplicates += 1
+            return known
+        done = self._under_way[item.digest] = anyio.Event()
+        try:
+            answer = self._answers[item.digest] = await self._store_item(item)
+        finally:
+            del self._under_way[item.digest]
+            done.set()
+        if len(self._answers) > _REMEMBERED:
+            self._answers.popitem(last=False)
+        return answer
+
+    async def _store_item(self, item: Item) -> Answer:
+        registered = self._registered(item.owner)
+        size = len(item.group.sequences)
+        if registered is None or item.owner is None or size >= registered.asked.group_size:
+            await self._publish(item.env, [(item.digest, item.group)])
+            return {"status": "received"}
+        async with self._locks[item.env]:
+            buffer = self._store.buffers[item.env]
+            if item.digest not in buffer:
+                if not buffer.has_room(len(item.data), self._config.gateway.buffer_bytes):
+                    await self._publish(item.env, [(item.digest, item.group)])
+                    return {"status": "received"}
+                partial = Partial(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
+                buffer = await self._set_buffer(item.env, buffer.plus(partial))
+            chosen = buffer.complete(item.owner, registered.asked.group_size)
+            if chosen:
+                await self._publish_partials(item.env, chosen)
+            return {"status": "buffered", "buffer_size": self._store.buffers[item.env].sequences(item.owner)}
+
+    async def _publish_partials(self, env: str, chosen: list[Partial]) -> None:
+        """Publish groups of the buffer, then forget them there. A gateway that dies over it repeats itself exactly."""
+        groups = [decode(RolloutGroup, partial.data) for partial in chosen]
+        if not all(partial.leaving for partial in chosen):
+            groups = [self._counted(group) for group in groups]
+            chosen = [
+                msgspec.structs.replace(partial, leaving=True, data=encode(group))
+                for partial, group in zip(chosen, groups, strict=True)
+            ]
+            await self._set_buffer(env, self._store.buffers[env].replaced(chosen))
+        digests = [partial.digest for partial in chosen]
+        await self._publish(env, list(zip(digests, groups, strict=True)), counted=True)
+        await self._set_buffer(env, self._store.buffers[env].minus(chosen))
+
+    async def _set_buffer(self, env: str, buffer: Buffer) -> Buffer:
+        with anyio.CancelScope(shield=True):  # a write given up half-way would leave its revision unknown
+            await self._service.retrying("store the buffer")(self._store.set_buffer, env, buffer)
+        return buffer
+
+    async def forget(self) -> None:
+        """Drop what waits in the buffers."""
+        for env, lock in self._locks.items():
+            async with lock:
+                await self._set_buffer(env, Buffer())
+
+    async def _publish(self, env: str, groups: list[tuple[str, RolloutGroup]], *, counted: bool = False) -> None:
+        """Publish groups under one lease for all of them; the last one carries it, and ends it."""
+        leases = self._leases[env]
+        sequences = sum(len(group.sequences) for _, group in groups)
+        size = sum(len(encode(group)) + _LEASE_SLACK for _, group in groups)
+        lease = await leases.acquire(sequences, size)
+        if lease is None:
+            raise BusyError("the gateway is stopping")
+        stored = False
+        try:
+            for n, (digest, group) in enumerate(groups, 1):
+                ready = group if counted else self._counted(group)
+                stored = await self._store_group(ready.replace(lease=lease if n == len(groups) else None), digest)
+        finally:
+            leases.settled(lease)  # renewed no more: it ends with the group that carries it, or runs out
+        if not stored:
+            await leases.release(lease)
+
+    def _counted(self, group: RolloutGroup) -> RolloutGroup:
+        """Return the group with the next counter: as late as can be, for few gaps between those that are stored."""
+        self._counter += 1
+        return group.replace(epoch=self._epoch, producer=self._producer(group.env), counter=self._counter - 1)
+
+    async def _store_group(self, group: RolloutGroup, digest: str) -> bool:
+        """Store one group and return whether it is new."""
+        service, data = self._service, encode(group)
+        sampled = service.tracing.sampled(group.id)
+        headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
+        subject = subjects.rollout(group.run, group.env)
+        ack: PubAck = await service.retrying(f"publish {subject}")(
+            service.bus.publish_large, subject, data, msg_id=f"gateway.{digest}", headers=headers
+        )
+        service.called(group.started_ns, len(group.sequences), payload=len(data))
+        service.recovered()
+        service.health.handled += 1
+        if ack.duplicate:
+            self.duplicates += 1
+        else:
+            service.health.emitted += 1
+            service.health.process.record((service.now_ns() - group.started_ns) / 1e9)
+        return not ack.duplicate
+
+    def figures(self) -> dict[str, float]:
+        """Return figures for the heartbeat."""
+        waiting = [partial for buffer in self._store.buffers.values() for partial in buffer.waiting]
+        return {
+            "gateway/held_sequences": self.held_sequences.total(),
+            "gateway/held_bytes": self._held_bytes.total(),
+            "gateway/buffered_sequences": sum(partial.sequences for partial in waiting),
+            "gateway/duplicates": self.duplicates,
+        }
+
+
+def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:
+    """Return each group and the digest of its bytes (and of its place: a list may hold the same group twice)."""
+    parts = read_json(list[msgspec.Raw], body) if several else [msgspec.Raw(body)]
+    found = []
+    for n, part in enumerate(parts):
+        try:
+            data = read_json(ScoredData, memoryview(part))
+        except SchemaError as error:
+            raise SchemaError(f"[{n}]: {error}") from error
+        found.append((hashlib.sha256(b"%d:" % n + bytes(part)).hexdigest()[:40], data))
+    return found
+
+
+def _convert(parsed: list[tuple[str, ScoredData]], origins: list[tuple[Origin, int | None]]) -> list[Item]:
+    items = []
+    for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
+        group = to_group(data, origin)
+        items.append(Item(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group)))
+    return items

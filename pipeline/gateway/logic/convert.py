@@ -1,0 +1,222 @@
+"""From ScoredData, as an Atropos environment sends it, to a rollout group. Pure.
+
+Guarantees that what comes out may be stored and trained on as it is: every length and value is checked, nothing that
+is missing is made up, and what the client does not say (weights, finish reasons, item) is marked as assumed in
+`metadata["gateway"]`.
+"""
+
+import hashlib
+from collections.abc import Sequence as Items
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.gateway.protocol import ScoredData
+from lachesis.schemas.columns import Column, as_bytes, pack_mask
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
+
+__all__ = ["PROMPT", "REWARD", "Origin", "to_group"]
+
+PROMPT = -100
+"""Mask of a token that is not trained on."""
+REWARD = "environment"
+"""Component under which the scores go, as those of the pipeline's own environments."""
+_ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway knows of a group besides what its client sent.
+
+    `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own.
+    """
+
+    id: str
+    run: str
+    env: str
+    producer: str
+    epoch: int
+    counter: int
+    policy_version: str
+    tokenizer_hash: str
+    started_ns: int
+    name: str
+    longest: int
+    most: int
+
+
+def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
+    """Return the group, checked. Raises `SchemaError` saying what is wrong, and in which sequence."""
+    _check_shape(data, origin)
+    lengths = [len(tokens) for tokens in data.tokens]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = np.array([token for sequence in data.tokens for token in sequence], np.int32)
+    labels = np.array([label for sequence in data.masks for label in sequence], np.int32)
+    mask = labels != PROMPT
+    _check_labels(tokens, labels, offsets)
+    mask[offsets[:-1]] = False  # nothing comes before the first token, so no trainer has ever trained on it
+    group = RolloutGroup(
+        id=origin.id,
+        run=origin.run,
+        env=origin.env,
+        item=_item(data.tokens[0], mask[: lengths[0]]),
+        producer=origin.producer,
+        epoch=origin.epoch,
+        counter=origin.counter,
+        policy_versions=[origin.policy_version],
+        sequences=Sequences(
+            offsets=as_bytes(offsets, "int32"),
+            tokens=as_bytes(tokens, "int32"),
+            loss_mask=pack_mask(mask),
+            logprobs=as_bytes(_logprobs(data, lengths, mask), "float32"),
+            finish_reasons=["length" if length >= origin.longest else "stop" for length in lengths],
+            version_spans=[VersionSpan(i, 0, 0) for i in range(len(lengths))],
+            rewards={REWARD: list(data.scores)},
+            token_advantages=_column("advantages", data.advantages, lengths),
+            columns=_columns(data, lengths),
+        ),
+        tokenizer_hash=origin.tokenizer_hash,
+        started_ns=origin.started_ns,
+        messages=[[_message(said) for said in talk] for talk in data.messages or []],
+        generation=data.generation_params or {},
+        metadata={"gateway": {"name": origin.name, "assumed": _ASSUMED}, **_extras(data)},
+    )
+    group.check()
+    return group
+
+
+def _check_shape(data: ScoredData, origin: Origin) -> None:
+    n = len(data.tokens)
+    if not n:
+        raise SchemaError("tokens: the group is empty")
+    if n > origin.most:
+        raise SchemaError(
+            f"tokens: {n} sequences, but a batch has {origin.most} and groups are never split: this group could never "
+            "be trained on; make group_size smaller, or batching.batch_size larger"
+        )
+    if data.inference_logprobs is None:
+        raise SchemaError(
+            "inference_logprobs: missing; the logprobs at which tokens were sampled correct for the age of the policy. "
+            "Let the environment collect them (ManagedServer over a vLLM or SGLang server does)"
+        )
+    for name in ("masks", "scores", "inference_logprobs", "overrides", "messages"):
+        values = getattr(data, name)
+        if values is not None and len(values) != n:
+            raise SchemaError(f"{name}: {len(values)} entries for {n} sequences")
+    for i, (tokens, labels) in enumerate(zip(data.tokens, data.masks, strict=True)):
+        if not 0 < len(tokens) <= origin.longest:
+            raise SchemaError(
+                f"tokens[{i}]: {len(tokens)} tokens, where 1 to {origin.longest} are allowed; the most is "
+                f"environments.{origin.env}.longest_tokens"
+            )
+        if len(labels) != len(tokens):
+            raise SchemaError(f"masks[{i}]: {len(labels)} entries for {len(tokens)} tokens")
+
+
+def _check_labels(tokens: NDArray[np.int32], labels: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
+    wrong = np.flatnonzero((labels != PROMPT) & (labels != tokens))
+    if len(wrong):
+        at = int(wrong[0])
+        i = int(np.searchsorted(offsets, at, side="right")) - 1
+        raise SchemaError(
+            f"masks[{i}][{at - int(offsets[i])}]: {labels[at]}, where only {PROMPT} (not trained on) or the token "
+            f"itself, {tokens[at]}, can stand"
+        )
+
+
+def _flat(name: str, rows: Items[Items[float]], lengths: Items[int]) -> NDArray[np.float32]:
+    """Return per-token values [T]. Raises `SchemaError` unless there is one for each token."""
+    if len(rows) != len(lengths):
+        raise SchemaError(f"{name}: {len(rows)} entries for {len(lengths)} sequences")
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        if len(row) != length:
+            raise SchemaError(f"{name}[{i}]: {len(row)} values for {length} tokens")
+    with np.errstate(over="ignore"):  # what is too large for it is found below
+        found = np.array([value for row in rows for value in row], np.float32)
+    if not np.isfinite(found).all():
+        raise SchemaError(f"{name}: a value is too large for a 32-bit float")
+    return found
+
+
+def _logprobs(data: ScoredData, lengths: Items[int], mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the logprobs [T], 0 where nothing is trained on: the 1.0 that clients send there is no logprob."""
+    values = _flat("inference_logprobs", data.inference_logprobs or [], lengths)
+    return np.where(mask, values, np.float32(0.0))
+
+
+def _column(name: str, rows: list[list[float]] | None, lengths: Items[int]) -> bytes | None:
+    return None if rows is None else as_bytes(_flat(name, rows, lengths), "float32")
+
+
+def _columns(data: ScoredData, lengths: Items[int]) -> dict[str, Column]:
+    found = {}
+    reference = _column("ref_logprobs", data.ref_logprobs, lengths)
+    if reference is not None:
+        found["ref_logprobs"] = Column(dtype="float32", data=reference)
+    if (data.distill_token_ids is None) != (data.distill_logprobs is None):
+        raise SchemaError("distill_token_ids, distill_logprobs: one came without the other")
+    if data.distill_token_ids is not None and data.distill_logprobs is not None:
+        ids = _ragged("distill_token_ids", data.distill_token_ids, lengths)
+        logprobs = _ragged("distill_logprobs", data.distill_logprobs, lengths)
+        ks = [len(row) for row in ids]
+        if ks != [len(row) for row in logprobs]:
+            raise SchemaError("distill_token_ids, distill_logprobs: a position has more of one than of the other")
+        width = max(ks, default=0)
+        if width:
+            there = np.arange(width) < np.array(ks)[:, None]
+            packed_ids = np.full(there.shape, -1, np.int32)
+            packed_ids[there] = [token for row in ids for token in row]
+            packed_logprobs = np.zeros(there.shape, np.float32)
+            packed_logprobs[there] = [value for row in logprobs for value in row]
+            # token -1: that position has fewer than `width` alternatives, and its logprob means nothing
+            found["distill_token_ids"] = Column(dtype="int32", data=as_bytes(packed_ids, "int32"), width=width)
+            found["distill_logprobs"] = Column(dtype="float32", data=as_bytes(packed_logprobs, "float32"), width=width)
+    return found
+
+
+def _ragged(name: str, rows: list[list[list[Any]]], lengths: Items[int]) -> list[list[Any]]:
+    if [len(row) for row in rows] != list(lengths):
+        raise SchemaError(f"{name}: needs a list for each token of each sequence")
+    return [position for row in rows for position in row]
+
+
+def _message(said: dict[str, Any]) -> Message:
+    if "role" not in said or "content" not in said:
+        raise SchemaError("messages: a message must have 'role' and 'content' fields")
+    content, calls = said["content"], said.get("tool_calls") or []
+    return Message(
+        role=str(said["role"]),
+        content=content if isinstance(content, str) else "" if content is None else _text(content),
+        name=said["name"] if isinstance(said.get("name"), str) else None,
+        tool_calls=[_tool_call(call) for call in calls] if isinstance(calls, list) else [],
+        tool_call_id=said["tool_call_id"] if isinstance(said.get("tool_call_id"), str) else None,
+    )
+
+
+def _tool_call(call: Any) -> ToolCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise SchemaError('messages: a tool call is {"id", "function": {"name", "arguments"}}')
+    arguments, name = function.get("arguments", ""), call.get("id")
+    return ToolCall(
+        name=function["name"],
+        arguments=arguments if isinstance(arguments, str) else _text(arguments),
+        id=name if isinstance(name, str) else None,
+    )
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _extras(data: ScoredData) -> dict[str, Any]:
+    kept = {name: getattr(data, name) for name in ("overrides", "group_overrides", "images")}
+    return {name: value for name, value in kept.items() if value is not None}
+
+
+def _item(tokens: list[int], mask: NDArray[np.bool_]) -> str:
+    """Return a name that groups of the same prompt share: of the tokens before the first that is trained on."""
+    prompt = tokens[: int(mask.argmax())] if mask.any() else tokens
+    return f"prompt-{hashlib.sha256(as_bytes(prompt, 'int32')).hexdigest()[:16]}"

@@ -1,0 +1,96 @@
+"""Which environments have registered with the gateway, and what the API tells them. Pure; stored as one value."""
+
+import re
+from collections.abc import Iterable
+from typing import Self
+
+import msgspec
+
+from lachesis.pipeline.gateway.protocol import RegisterEnv
+from lachesis.schemas.errors import DataError, NotFoundError
+
+__all__ = ["Registered", "Registry", "environment_of"]
+
+MOST = 256
+"""Registrations remembered; beyond it those that disconnected are forgotten, the oldest first."""
+LEAST_WEIGHT = 0.01
+"""So that no environment is starved."""
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """One registration: `env` is the environment of the run that it publishes for, `name` its name for trackers."""
+
+    env: str
+    name: str
+    asked: RegisterEnv
+    connected: bool = True
+
+
+class Registry(msgspec.Struct, frozen=True, kw_only=True):
+    """Registrations by id. Ids are never used again, so a client that outlives a reset cannot speak for another."""
+
+    next_id: int = 0
+    registered: dict[int, Registered] = {}
+
+    def register(self, asked: RegisterEnv, env: str) -> tuple[Self, int]:
+        """Return the registry with one more, and its id. Raises `DataError` when too many are connected."""
+        kept = dict(self.registered)
+        if len(kept) >= MOST:
+            gone = next((number for number, other in kept.items() if not other.connected), None)
+            if gone is None:
+                raise DataError(
+                    f"{MOST} environments are connected; disconnect those that are gone, or GET /reset_data"
+                )
+            del kept[gone]
+        earlier = sum(other.asked.desired_name == asked.desired_name for other in kept.values())
+        kept[self.next_id] = Registered(env=env, name=f"{asked.desired_name}_{earlier}", asked=asked)
+        return msgspec.structs.replace(self, next_id=self.next_id + 1, registered=kept), self.next_id
+
+    def disconnect(self, number: int) -> Self:
+        """Raises `NotFoundError`."""
+        gone = msgspec.structs.replace(self.of(number), connected=False)
+        return msgspec.structs.replace(self, registered=self.registered | {number: gone})
+
+    def reset(self) -> Self:
+        return msgspec.structs.replace(self, registered={})
+
+    def of(self, number: int) -> Registered:
+        """Raises `NotFoundError`."""
+        found = self.registered.get(number)
+        if found is None:
+            raise NotFoundError(f"env_id {number}: not registered, or forgotten by a reset; POST /register-env")
+        return found
+
+    def weight(self, number: int) -> float:
+        """Return the share of inference that an environment should take. Raises `NotFoundError`."""
+        own = self.of(number).asked
+        total = sum(_demand(other.asked) for other in self._connected())
+        return max(LEAST_WEIGHT, _demand(own) / total) if total > 0 else LEAST_WEIGHT
+
+    def unallocated(self) -> float:
+        """Return the share of a batch that no connected environment asked to have for itself."""
+        return 1.0 - min(1.0, sum(other.asked.min_batch_allocation or 0.0 for other in self._connected()))
+
+    def largest_group(self) -> int:
+        return max((other.asked.group_size for other in self._connected()), default=1)
+
+    def _connected(self) -> list[Registered]:
+        return [other for other in self.registered.values() if other.connected]
+
+
+def _demand(asked: RegisterEnv) -> float:
+    return asked.max_token_length * max(0.0, asked.weight)
+
+
+def environment_of(desired_name: str, known: Iterable[str]) -> str:
+    """Return the environment of the run that is called so, other characters than its own read as '_'.
+
+    Raises `DataError` naming the setting that is missing.
+    """
+    name, names = re.sub(r"[^A-Za-z0-9_-]", "_", desired_name)[:64], list(known)
+    if name in names:
+        return name
+    raise DataError(
+        f"desired_name {desired_name!r}: the run has no such environment; add [environments.{name}] with "
+        f'kind = "gateway" to its configuration; known: {", ".join(names) or "none"}'
+    )

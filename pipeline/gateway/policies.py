@@ -1,0 +1,50 @@
+"""The run's policy versions as they came, for rollouts whose makers do not say which weights made them."""
+
+import logging
+from bisect import bisect_right
+
+import anyio
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import SchemaError
+
+__all__ = ["Policies"]
+
+log = logging.getLogger("lachesis")
+
+_MOST = 4096
+
+
+class Policies:
+    """Follows the policy bucket; run `follow` beside whatever asks."""
+
+    def __init__(self) -> None:
+        self._records: list[PolicyRecord] = []  # by the time they were written
+        self.known = anyio.Event()
+
+    async def follow(self, bus: Bus, run: str) -> None:
+        """Note every policy version from now on, the newest there is first. Runs until cancelled."""
+        async with bus.watch(subjects.BUCKETS["policy"], run) as entries:
+            async for entry in entries:
+                try:
+                    self.add(decode(PolicyRecord, entry.value))
+                except SchemaError as error:
+                    log.warning("a policy record cannot be read: %s", error)
+
+    def add(self, record: PolicyRecord) -> None:
+        self._records.append(record)
+        self._records.sort(key=lambda other: other.written_ns)
+        del self._records[:-_MOST]
+        self.known.set()
+
+    @property
+    def newest(self) -> PolicyRecord | None:
+        return self._records[-1] if self._records else None
+
+    def at(self, time_ns: int) -> PolicyRecord | None:
+        """Return the version that was the newest at Unix time `time_ns`, the oldest known one if all came later."""
+        after = bisect_right(self._records, time_ns, key=lambda record: record.written_ns)
+        return self._records[max(0, after - 1)] if self._records else None

@@ -1,0 +1,133 @@
+"""The gateway as a service: the HTTP server beside what it has to know, for as long as the service lives.
+
+It is a stateless face over durable state: kill it at any moment, start it again, and clients go on as before.
+"""
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import uvicorn
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.gateway.app import Gateway, build_app
+from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.gateway.intake import Intake
+from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError, StartupError
+
+__all__ = ["run_gateway"]
+
+log = logging.getLogger("lachesis")
+
+_FIGURES_S = 1.0
+
+
+async def run_gateway(service: Service, config: RunConfig) -> None:
+    """Serve until the service drains. Raises `FencedError` once another gateway of the run has taken over."""
+    envs = [name for name, env in config.environments.items() if env.is_foreign]
+    if not envs:
+        raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
+    token = _read_token(config.gateway)
+    errors: list[LachesisError] = []
+    with _listen(config.gateway) as listener:
+        store: Store = await service.retrying("read the gateway's state")(Store.open, service.bus, service.run, envs)
+        policies = Policies()
+        intake = Intake(service, config, store, policies)
+
+        def failed(error: LachesisError) -> None:
+            errors.append(error)
+            server.should_exit = True
+
+        gateway = Gateway(config, store, policies, intake, token=token, failed=failed)
+        server = _HttpServer(
+            uvicorn.Config(
+                build_app(gateway),
+                log_level="warning",
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=int(max(1.0, config.services.drain_s - 2.0)),
+            )
+        )
+        port = listener.getsockname()[1]
+        log.info("listening on http://%s:%d for %s", config.gateway.host, port, ", ".join(envs))
+        async with background() as tasks:
+            tasks.start_soon(policies.follow, service.bus, service.run)
+            tasks.start_soon(intake.renew)
+            tasks.start_soon(_follow_governor, service, gateway)
+            tasks.start_soon(_show, service, gateway, intake, port)
+            tasks.start_soon(_stop_on_drain, service, server)
+            service.recovered()
+            await server.serve_until_cancelled([listener])
+    if errors:
+        raise errors[0]
+
+
+async def _follow_governor(service: Service, gateway: Gateway) -> None:
+    """Learn how much is outstanding, which is what environments throttle themselves by."""
+    async with service.bus.listen(subjects.heartbeat(service.run, "governor")) as beats:
+        async for message in beats:
+            try:
+                figures = decode(Heartbeat, message.data).metrics
+            except SchemaError:
+                continue  # it says nothing; the next one follows in a second
+            if "flow/outstanding" in figures:
+                gateway.outstanding = int(figures["flow/outstanding"])
+
+
+async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
+    while True:
+        own = {"gateway/port": port, "gateway/refused": gateway.refused}
+        service.health.metrics = own | intake.figures()
+        await anyio.sleep(_FIGURES_S)
+
+
+async def _stop_on_drain(service: Service, server: uvicorn.Server) -> None:
+    await service.draining.wait()
+    server.should_exit = True  # what waits for a lease is answered 503, and comes again
+
+
+class _HttpServer(uvicorn.Server):
+    async def serve_until_cancelled(self, sockets: list[socket.socket]) -> None:
+        """Serve; when cancelled, too, the event loop forgets the sockets, whose numbers the next ones may get."""
+        try:
+            await self.serve(sockets)
+        finally:
+            for listening in getattr(self, "servers", []):  # none yet if it was cancelled before it began
+                listening.close()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave SIGTERM and SIGINT to the service, which drains on them."""
+        yield
+
+
+def _read_token(config: GatewayConfig) -> str | None:
+    if config.token_file is None:
+        return None
+    try:
+        token = Path(config.token_file).read_text().strip()
+    except OSError as error:
+        raise StartupError(f"gateway.token_file {config.token_file}: {error.strerror}") from error
+    if not token:
+        raise StartupError(f"gateway.token_file {config.token_file} is empty: it would let everybody in")
+    return token
+
+
+def _listen(config: GatewayConfig) -> socket.socket:
+    try:
+        return socket.create_server((config.host, config.port), backlog=1024)
+    except OSError as error:
+        raise StartupError(
+            f"gateway: cannot listen on {config.host}:{config.port} ({error.strerror}); choose another "
+            "gateway.port, or 0 for a free one"
+        ) from error

@@ -1,0 +1,71 @@
+"""What the gateway must not forget, in a bucket: who has registered, and the groups that wait for others.
+
+Guarantees that what it returns is stored when a change returns, and that of two gateways of a run the earlier one ends
+(`FencedError`) at its next change.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.gateway.logic.buffer import Buffer
+from lachesis.pipeline.gateway.logic.registry import Registry
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import SchemaError
+
+__all__ = ["Store"]
+
+_BUCKET = subjects.BUCKETS["gateway"]
+_REGISTRY = "registry"
+T = TypeVar("T", Registry, Buffer)
+
+
+class Store:
+    """The state of one run's gateway. `registry` and `buffers` (by environment) are what is stored; read only."""
+
+    def __init__(self, bus: Bus, run: str) -> None:
+        self._bus = bus
+        self._run = run
+        self._revisions: dict[str, int] = {}
+        self.registry = Registry()
+        self.buffers: dict[str, Buffer] = {}
+
+    @classmethod
+    async def open(cls, bus: Bus, run: str, envs: list[str]) -> "Store":
+        """Take the state over: whoever had it can change it no more."""
+        store = cls(bus, run)
+        await store.set_registry(await store._get(_REGISTRY, Registry) or Registry())
+        for env in envs:
+            await store.set_buffer(env, await store._get(_buffer(env), Buffer) or Buffer())
+        return store
+
+    async def set_registry(self, registry: Registry) -> None:
+        """Raises `FencedError` when another gateway has taken over."""
+        await self._put(_REGISTRY, registry)
+        self.registry = registry
+
+    async def set_buffer(self, env: str, buffer: Buffer) -> None:
+        """Raises `FencedError` when another gateway has taken over."""
+        await self._put(_buffer(env), buffer)
+        self.buffers[env] = buffer
+
+    async def _get(self, name: str, kind: type[T]) -> T | None:
+        entry = await self._bus.value(_BUCKET, f"{self._run}.{name}")
+        if entry is None:
+            return None
+        self._revisions[name] = entry.revision
+        try:
+            return msgspec.msgpack.decode(entry.value, type=kind)
+        except msgspec.MsgspecError as error:
+            raise SchemaError(
+                f"bucket {_BUCKET}, key {self._run}.{name}: {error}; delete the key to begin anew"
+            ) from error
+
+    async def _put(self, name: str, value: Registry | Buffer) -> None:
+        data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
+        self._revisions[name] = await self._bus.put(_BUCKET, f"{self._run}.{name}", data, revision=at)
+
+
+def _buffer(env: str) -> str:
+    return f"buffer-{env}"

@@ -1,0 +1,143 @@
+"""ScoredData becomes a rollout group that says what was sent, or is refused with the reason."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.gateway.logic.convert import Origin, to_group
+from lachesis.pipeline.gateway.protocol import ScoredData, read_json
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.columns import view
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.rollout import RolloutGroup
+
+ORIGIN = Origin(
+    id="0" * 32, run="r", env="words", producer="gateway-words-1", epoch=5, counter=6, policy_version="3-a-b",
+    tokenizer_hash="tok", started_ns=7, name="words_0", longest=64, most=8,
+)  # fmt: skip
+
+
+def converted(data):
+    return to_group(read_json(ScoredData, json.dumps(data).encode()), ORIGIN)
+
+
+def test_it_says_what_was_sent(make_scored):
+    data = make_scored(
+        2,
+        advantages=[[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0, -1.0, -1.0]],
+        ref_logprobs=[[0.0] * 2 + [-0.25] * 4] * 2,
+        overrides=[{"set_advantage_to_zero": True}, {}],
+        group_overrides={"group": 1},
+    )
+    group = decode(RolloutGroup, encode(converted(data)))
+    for sent, mask, logprobs, sequence in zip(
+        data["tokens"], data["masks"], data["inference_logprobs"], group.sequences, strict=True
+    ):
+        assert sequence.tokens.tolist() == sent
+        assert sequence.loss_mask.tolist() == [label != -100 for label in mask]
+        assert sequence.logprobs.tolist() == [0.0 if value == 1.0 else value for value in logprobs]
+    assert [s.token_advantages.tolist() for s in group.sequences] == data["advantages"]
+    assert group.sequences.rewards == {"environment": [0.0, 1.0]}
+    assert view(group.sequences.columns["ref_logprobs"].data, "float32", 12, "x")[2] == np.float32(-0.25)
+    assert [[m.content for m in talk] for talk in group.messages] == [["q", "a"]] * 2
+    assert (group.policy_versions, group.tokenizer_hash, group.started_ns) == (["3-a-b"], "tok", 7)
+    assert group.metadata["overrides"] == [{"set_advantage_to_zero": True}, {}]
+    assert group.metadata["group_overrides"] == {"group": 1}
+    assert "policy_versions" in group.metadata["gateway"]["assumed"]
+    assert group.generation == {"temperature": 1.0}
+
+
+def test_groups_of_one_prompt_are_of_one_item(make_scored):
+    first, second, other = make_scored(seed=1), make_scored(seed=1, length=9), make_scored(seed=2)
+    assert converted(first).item == converted(second).item != converted(other).item
+
+
+def test_text_is_taken_for_numbers_as_there(make_scored):
+    data = make_scored(1, scores=["1"])
+    data["tokens"][0] = [str(token) for token in data["tokens"][0]]
+    assert converted(data).sequences.rewards == {"environment": [1.0]}
+
+
+def test_a_first_token_is_never_trained_on(make_scored):
+    data = make_scored(1, prompt=0)
+    (sequence,) = converted(data).sequences
+    assert sequence.loss_mask.tolist() == [False] + [True] * 5
+    assert sequence.logprobs[0] == 0
+
+
+def test_the_teachers_ragged_arrays_come_out_with_what_is_missing_marked(make_scored):
+    ids, logprobs = [[[], [5], [5, 6], [7], [8], [9]]], [[[], [-1.0], [-1.0, -2.0], [-3.0], [-4.0], [-5.0]]]
+    columns = converted(make_scored(1, distill_token_ids=ids, distill_logprobs=logprobs)).sequences.columns
+    assert view(columns["distill_token_ids"].data, "int32", 6, "x", 2).tolist()[:4] == [
+        [-1, -1], [5, -1], [5, 6], [7, -1],
+    ]  # fmt: skip
+    assert view(columns["distill_logprobs"].data, "float32", 6, "x", 2)[2].tolist() == [-1.0, -2.0]
+
+
+def test_messages_with_parts_and_tool_calls(make_scored):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    talk = [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": None,
+            "tool_calls": [call], "reward": 1.0}]  # fmt: skip
+    (said,) = converted(make_scored(1, messages=[talk])).messages
+    assert json.loads(said[0].content) == talk[0]["content"]
+    assert said[1].content == ""
+    assert (said[1].tool_calls[0].name, said[1].tool_calls[0].arguments) == ("f", '{"a": 1}')
+
+
+WRONG = {
+    "no logprobs": ({"inference_logprobs": None}, "inference_logprobs: missing"),
+    "a score is not a number": ({"scores": [float("nan"), 0, 0, 0]}, "NaN"),
+    "a score is infinite": ({"scores": [float("inf"), 0, 0, 0]}, "NaN and Infinity"),
+    "a score is missing": ({"scores": [None, 0, 0, 0]}, "scores"),
+    "too few scores": ({"scores": [1.0]}, "scores: 1 entries for 4 sequences"),
+    "too few masks": ({"masks": [[-100] * 6]}, "masks: 1 entries"),
+    "a mask is short": ({"masks": [[-100] * 6] * 3 + [[-100] * 5]}, r"masks\[3\]: 5 entries for 6 tokens"),
+    "a mask is neither": ({"masks": [[-100, -100, 1, 1, 1, 1]] * 4}, r"masks\[0\]\[2\]: 1, where only -100"),
+    "logprobs are short": ({"inference_logprobs": [[-1.0] * 5] * 4}, r"inference_logprobs\[0\]: 5 values for 6 tokens"),
+    "a trained token has a prompt's logprob": ({"inference_logprobs": [[1.0] * 6] * 4}, "logprobs: positive"),
+    "a logprob beyond float32": ({"inference_logprobs": [[-1e300] * 6] * 4}, "too large for a 32-bit float"),
+    "advantages are short": ({"advantages": [[1.0]] * 4}, r"advantages\[0\]: 1 values"),
+    "a message without content": ({"messages": [[{"role": "user"}]] * 4}, "'role' and 'content'"),
+    "a conversation is missing": ({"messages": [[]]}, "messages: 1 entries"),
+    "one half of the teacher": ({"distill_token_ids": [[[]] * 6] * 4}, "one came without the other"),
+    "no sequence": ({"tokens": [], "masks": [], "scores": []}, "the group is empty"),
+    "an empty sequence": ({"tokens": [[]] * 4, "masks": [[]] * 4}, "0 tokens, where 1 to 64"),
+    "a token beyond 32 bits": ({"tokens": [[1 << 31] * 6] * 4}, "tokens"),
+    "a negative token": ({"tokens": [[-1] * 6] * 4}, "tokens"),
+    "deep metadata": ({"group_overrides": {"a": json.loads("[" * 60 + "]" * 60)}}, "nested deeper"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_refused_and_said(make_scored, case):
+    changes, text = WRONG[case]
+    with pytest.raises(SchemaError, match=text):
+        converted(make_scored(**changes))
+
+
+def test_more_sequences_than_a_batch_and_longer_ones_than_allowed_are_refused(make_scored):
+    with pytest.raises(SchemaError, match="16 sequences, but a batch has 8"):
+        converted(make_scored(16))
+    with pytest.raises(SchemaError, match="65 tokens, where 1 to 64"):
+        converted(make_scored(2, length=65))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.dictionaries(st.sampled_from(ScoredData.__struct_fields__), json_values), st.booleans())
+def test_whatever_is_sent_is_converted_or_refused(changes, whole):
+    data = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1], "inference_logprobs": [[1.0, -1.0]]} | changes
+    raw = json.dumps(data if whole else changes).encode()
+    try:
+        group = to_group(read_json(ScoredData, raw), ORIGIN)
+    except SchemaError:
+        return
+    assert decode(RolloutGroup, encode(group)) == group

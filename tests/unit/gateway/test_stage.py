@@ -1,0 +1,365 @@
+"""The gateway on a bus in memory: what clients are answered, what is stored, and what a kill leaves."""
+
+import json
+
+import anyio
+import pytest
+
+from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.errors import ConfigError, FencedError, StartupError
+
+
+async def outstanding(world, sequences):
+    """Say, as the governor, how much is outstanding."""
+    beat = Heartbeat(
+        run="r", service="governor", instance="i", pid=1, time_ns=1, stage=StageHealth(),
+        metrics={"flow/outstanding": float(sequences)},
+    )  # fmt: skip
+    await world.bus.broadcast(subjects.heartbeat("r", "governor", "i"), encode(beat))
+
+
+async def test_an_environments_life(world, make_scored, as_gzip):
+    async with world.gateway() as http:
+        assert (await http.get("/")).json() == {"message": "AtroposLib API"}
+        assert (await http.get("/wandb_info")).json() == {"group": "r", "project": "r"}
+        assert (await http.get("/info")).json() == {"batch_size": 8, "max_token_len": 64}
+        empty = (await http.get("/latest_example")).json()
+        assert len(empty) == 9
+        assert not any(empty.values())
+        body = {"max_token_length": "64", "desired_name": "words", "weight": 1, "group_size": 4}
+        answer = (await http.post("/register-env", json={**body, "min_batch_allocation": None})).json()
+        assert set(answer) == {
+            "status", "env_id", "wandb_name", "checkpoint_dir", "starting_step", "checkpoint_interval", "num_steps",
+        }  # fmt: skip
+        assert (answer["status"], answer["env_id"], answer["wandb_name"]) == ("success", 0, "words_0")
+        assert (await http.request("GET", "/status-env", json={"env_id": 0})).json() == {
+            "current_step": 0, "queue_size": 0, "unallocated_fraction": 1.0, "self_queue_size": 0, "max_group_size": 4,
+            "env_weight": 1.0,
+        }  # fmt: skip
+        sent = make_scored(env_id=0)
+        assert (await http.post("/scored_data", **as_gzip(sent))).json() == {"status": "received"}
+        (group,) = await world.groups()
+        assert [s.tokens.tolist() for s in group.sequences] == sent["tokens"]
+        assert group.lease == "lease-1"
+        assert (world.governor.granted[0].sequences, world.governor.granted[0].env) == (4, "words")
+        latest = (await http.get("/latest_example")).json()
+        assert latest["tokens"] == sent["tokens"]
+        assert len(latest) == 14
+        assert (await http.post("/disconnect-env", json={"env_id": 0})).json() == {"status": "success"}
+        failed = (await http.post("/disconnect-env", json={"env_id": 9})).json()
+        assert failed["status"] == "failure"
+        assert "9" in failed["error"]
+
+
+async def test_an_environment_waits_for_the_first_policy(new_run, make_scored):
+    world = new_run
+    async with world.gateway() as http:
+        body = {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 4}
+        assert (await http.post("/register-env", json=body)).json() == {"status": "wait for trainer to start"}
+        assert (await http.get("/wandb_info")).json() == {"group": None, "project": None}
+        assert (await http.get("/status")).json() == {"current_step": 0, "queue_size": 0}
+        early = await http.post("/scored_data", json=make_scored())
+        assert early.status_code == 503
+        assert int(early.headers["Retry-After"]) > 0
+        await world.policy(3)
+        await world.registered(http)
+        assert (await http.post("/scored_data", json=make_scored())).json() == {"status": "received"}
+        assert (await http.get("/status")).json()["current_step"] == 3
+
+
+async def test_a_bad_group_is_refused_with_its_reason_and_nothing_else_happens(world, make_scored):
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        bad = json.dumps(make_scored(env_id=number, scores=[float("nan")] * 4))
+        answer = await http.post("/scored_data", content=bad)
+        assert answer.status_code == 422
+        assert "NaN" in answer.json()["detail"][0]["msg"]
+        listed = await http.post("/scored_data_list", json=[make_scored(), make_scored(inference_logprobs=None)])
+        assert listed.status_code == 422
+        assert await world.groups() == []
+        assert (await http.post("/scored_data", json=make_scored(16))).status_code == 422
+        assert (await http.post("/scored_data", json=make_scored(env_id=number))).json() == {"status": "received"}
+        too_large = {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 9}
+        assert (await http.post("/register-env", json=too_large)).status_code == 422
+        unknown = await http.post("/register-env", json=too_large | {"group_size": 4, "desired_name": "others"})
+        assert "environments.others" in unknown.json()["detail"][0]["msg"]
+        assert (await http.request("GET", "/status-env", json={"env_id": 77})).status_code == 404
+        assert world.service.health.state == "ok"
+
+
+async def test_bodies_are_bounded_and_a_broken_one_is_400(world, make_scored, as_gzip):
+    async with world.gateway(world.config(body_bytes=20_000)) as http:
+        bomb = as_gzip({"tokens": "0" * 30_000_000})
+        assert len(bomb["content"]) < 40_000
+        for request in (bomb, {"content": b"x" * 20_001}, as_gzip("0" * 20_001)):
+            answer = await http.post("/scored_data", **request)
+            assert answer.status_code == 422
+            assert "body_bytes" in answer.json()["detail"][0]["msg"]
+        good = as_gzip(make_scored())
+        for content in (b"no gzip", good["content"][:-4], good["content"] + b"x"):
+            answer = await http.post("/scored_data", **good | {"content": content})
+            assert (answer.status_code, answer.text) == (400, "Invalid gzip payload")
+        assert (await http.post("/scored_data", **good)).status_code == 200
+
+
+async def test_groups_of_odd_sizes_wait_until_some_make_up_the_size(world, make_scored):
+    async with world.gateway() as http:
+        number = await world.registered(http, group_size=8)
+
+        async def post(n, seed):
+            return (await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))).json()
+
+        assert await post(5, 1) == {"status": "buffered", "buffer_size": 5}
+        assert await post(2, 2) == {"status": "buffered", "buffer_size": 7}
+        assert await world.groups() == []
+        status = (await http.get(f"/status-env?env_id={number}")).json()
+        assert status["self_queue_size"] == 0  # 7 sequences are no group yet
+        assert await post(3, 3) == {"status": "buffered", "buffer_size": 2}
+        assert [len(group.sequences) for group in await world.groups()] == [5, 3]  # as they came, not merged
+        assert [request.sequences for request in world.governor.granted] == [8]
+        assert [group.lease for group in await world.groups()] == [None, "lease-1"]
+        assert await post(8, 4) == {"status": "received"}
+        listed = [make_scored(3, seed=5, env_id=number), make_scored(8, seed=6, env_id=number)]
+        assert (await http.post("/scored_data_list", json=listed)).json() == {
+            "status": "received", "groups_processed": 2, "buffered": 1, "last_buffer_size": 5,
+        }  # fmt: skip
+        assert (await http.post("/disconnect-env", json={"env_id": number})).json() == {"status": "success"}
+        assert [len(group.sequences) for group in await world.groups()] == [5, 3, 8, 8, 2, 3]
+        counters = [group.counter for group in await world.groups()]
+        assert len(set(counters)) == 6
+
+
+async def test_what_finds_no_room_in_the_buffer_is_published_as_it_is(world, make_scored):
+    async with world.gateway(world.config(buffer_bytes=0)) as http:
+        number = await world.registered(http)
+        answer = await http.post("/scored_data", json=make_scored(3, env_id=number))
+        assert answer.json() == {"status": "received"}
+        assert len(await world.groups()) == 1
+
+
+async def test_a_kill_loses_nothing_that_was_acknowledged(world, make_scored):
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        assert (await http.post("/scored_data", json=make_scored(4, seed=1, env_id=number))).status_code == 200
+        buffered = (await http.post("/scored_data", json=make_scored(3, seed=2, env_id=number))).json()
+        assert buffered == {"status": "buffered", "buffer_size": 3}
+        world.service.kill()
+    async with world.gateway() as http:
+        status = await http.request("GET", "/status-env", json={"env_id": number})  # the client knows its id still
+        assert status.status_code == 200
+        again = await http.post("/scored_data", json=make_scored(4, seed=1, env_id=number))  # no answer had come
+        assert again.json() == {"status": "received"}
+        again = await http.post("/scored_data", json=make_scored(3, seed=2, env_id=number))
+        assert again.json() == {"status": "buffered", "buffer_size": 3}
+        done = await http.post("/scored_data", json=make_scored(1, seed=3, env_id=number))
+        assert done.json() == {"status": "buffered", "buffer_size": 0}
+        assert [len(group.sequences) for group in await world.groups()] == [4, 3, 1]
+        assert await world.registered(http) == number + 1
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+async def test_a_kill_at_any_write_of_a_completion_stores_each_group_once(world, make_scored, call):
+    """The process dies before its `call`-th write; its client sends again what was not answered."""
+    sent = [(2, 1), (2, 2)]
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        bus, writes = world.service.bus, 0
+
+        def dying(name):
+            real = getattr(bus, name)
+
+            async def write(*args, **kwargs):
+                nonlocal writes
+                writes += 1
+                if writes == call:
+                    world.service.kill()
+                return await real(*args, **kwargs)
+
+            return write
+
+        bus.put, bus.publish_large = dying("put"), dying("publish_large")
+        answered = 0
+        for n, seed in sent:
+            with anyio.move_on_after(1.0):
+                try:
+                    answer = await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))
+                except Exception:  # noqa: BLE001 - whatever its death looks like from outside
+                    break
+                if answer.status_code != 200:
+                    break
+                answered += 1
+        if world.service.bus.dead:
+            world.governor.granted.clear()
+        else:
+            world.service.kill()
+    async with world.gateway() as http:
+        for n, seed in sent[answered:]:
+            answer = await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))
+            assert answer.json()["status"] == "buffered"
+        assert (await http.post("/disconnect-env", json={"env_id": number})).json() == {"status": "success"}
+        firsts = [next(iter(group.sequences)).tokens[0] for group in await world.groups()]
+        assert sorted(firsts) == [101, 102]
+
+
+async def test_a_group_is_held_until_the_governor_grants_a_lease(world, make_scored):
+    world.governor.open = False
+    answers = []
+
+    async def post(http, seed):
+        answers.append(await http.post("/scored_data", json=make_scored(seed=seed)))
+
+    async with world.gateway() as http:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post, http, 1)
+            tasks.start_soon(post, http, 1)  # the same again, as by a client that lost patience
+            await world.until(lambda: world.governor.refusals > 3)
+            assert answers == []
+            assert (await http.get("/status")).json()["queue_size"] == 8
+            world.governor.open = True
+        assert [answer.json() for answer in answers] == [{"status": "received"}] * 2
+        assert len(await world.groups()) == 1
+
+
+async def test_past_the_deadline_it_says_when_to_come_again_and_takes_it_then(world, make_scored):
+    world.governor.open = False
+    async with world.gateway(world.config(hold_s=0.1)) as http:
+        answer = await http.post("/scored_data", json=make_scored())
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) > 0
+        assert "no lease" in answer.json()["detail"][0]["msg"]
+        assert await world.groups() == []
+        world.governor.open = True
+        assert (await http.post("/scored_data", json=make_scored())).status_code == 200
+
+
+async def test_one_environments_flood_is_bounded_and_leaves_the_others_their_part(world, make_scored):
+    world.governor.open = False
+    config = world.config("words", "sums", held_bytes=4096)
+    codes = []
+    async with world.gateway(config) as http:
+        words = await world.registered(http, "words")
+        sums = await world.registered(http, "sums")
+
+        async def post(env_id, seed):
+            codes.append(
+                (env_id, (await http.post("/scored_data", json=make_scored(seed=seed, env_id=env_id))).status_code)
+            )
+
+        async with anyio.create_task_group() as tasks:
+            for seed in range(20):
+                tasks.start_soon(post, words, seed)
+            await world.until(lambda: (words, 503) in codes)
+            refused = len(codes)
+            tasks.start_soon(post, sums, 0)
+            await world.until(lambda: world.service.health.metrics["gateway/held_sequences"] > 0)
+            assert len(codes) >= refused
+            await world.until(lambda: len(codes) + world.service.health.in_flight == 21)
+            world.governor.open = True
+        assert (sums, 200) in codes
+        assert 0 < codes.count((words, 200)) < 20
+        assert len(await world.groups("words")) == codes.count((words, 200))
+
+
+async def test_a_repeat_is_answered_as_before_and_stored_once(world, make_scored):
+    async with world.gateway() as http:
+        for _ in range(3):
+            assert (await http.post("/scored_data", json=make_scored())).json() == {"status": "received"}
+        twice = [make_scored(seed=9), make_scored(seed=9)]  # alike, but in one list, so there are two
+        assert (await http.post("/scored_data_list", json=twice)).json()["groups_processed"] == 2
+        assert len(await world.groups()) == 3
+        await world.until(lambda: world.service.health.metrics["gateway/duplicates"] == 2)
+
+
+async def test_environments_throttle_by_all_that_is_not_trained_yet(world):
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        await world.policy(7)
+
+        async def shown():
+            await outstanding(world, 24)
+            status = (await http.request("GET", "/status-env", json={"env_id": number})).json()
+            return (status["queue_size"], status["current_step"]) == (6, 7)
+
+        await world.lab.until(shown)
+
+
+async def test_a_foreign_group_is_of_the_policy_that_was_newest_when_it_was_generated(world, make_scored):
+    async with world.gateway(world.config(generation_s=3600.0)) as http:
+        await world.policy(1, written_ns=2)
+        number = await world.registered(http)
+        await world.policy(2, written_ns=1 << 62)
+
+        async def newest():
+            return (await http.get("/status")).json()["current_step"] == 2
+
+        await world.lab.until(newest)
+        await http.post("/scored_data", json=make_scored(env_id=number))
+        (group,) = await world.groups()
+        assert group.policy_versions == ["1-a-b"]
+
+
+async def test_nobody_without_the_token_is_answered(world, make_scored, tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    async with world.gateway(world.config(token_file=str(tmp_path / "token"))) as http:
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Basic !"},
+            {"Authorization": "secret"},
+        ):
+            answer = await http.post("/scored_data", json=make_scored(), headers=headers)
+            assert answer.status_code == 401
+        assert (await http.get("/reset_data")).status_code == 401
+        bearer = await http.get("/info", headers={"Authorization": "Bearer secret"})
+        basic = await http.get("/info", auth=("any", "secret"))  # what http://any:secret@host in a URL becomes
+        assert bearer.status_code == basic.status_code == 200
+
+
+async def test_no_web_page_gets_in(world):
+    async with world.gateway() as http:
+        for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = await http.get("/reset_data", headers=headers)
+            assert answer.status_code == 403
+            assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_a_reset_forgets_environments_and_buffers_but_no_history(world, make_scored):
+    async with world.gateway() as http:
+        number = await world.registered(http)
+        await http.post("/scored_data", json=make_scored(4, env_id=number))
+        await http.post("/scored_data", json=make_scored(1, env_id=number))
+        assert (await http.get("/reset_data")).text == "Reset successful"
+        assert (await http.get(f"/status-env?env_id={number}")).status_code == 404
+        assert (await http.get("/status")).json()["queue_size"] == 0
+        assert len(await world.groups()) == 1
+        await world.registered(http)
+
+
+async def test_the_trainers_side_says_where_batches_are(world):
+    async with world.gateway() as http:
+        for answer in (await http.get("/batch"), await http.post("/register", json={})):
+            assert answer.status_code == 501
+            assert "ledger" in answer.json()["detail"][0]["msg"]
+
+
+async def test_a_second_gateway_ends_the_first(world):
+    with pytest.RaisesGroup(FencedError, flatten_subgroups=True):
+        async with world.gateway() as first:
+            async with world.gateway() as second:
+                await world.registered(second)
+                body = {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 4}
+                assert (await first.post("/register-env", json=body)).status_code == 503
+                await world.registered(second)
+            await anyio.sleep(5)
+
+
+async def test_it_refuses_to_listen_to_everybody_or_where_somebody_does(world):
+    with pytest.raises(ConfigError, match="token_file"):
+        GatewayConfig(host="0.0.0.0")  # noqa: S104
+    async with world.gateway() as http:
+        with pytest.RaisesGroup(StartupError, flatten_subgroups=True):
+            async with world.gateway(world.config(port=http.base_url.port)):
+                pass
