@@ -261,6 +261,29 @@ def replay(
 
 @app.command()
 @with_options
+def compare(
+    options: Options,
+    a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or what a replay wrote.")],
+    b: Annotated[str, typer.Argument(metavar="REV_B", help="Another one.")],
+    *,
+    fail_if: Annotated[
+        list[str] | None, typer.Option(metavar="CONDITION", help='Exit with 1 if it holds: "sign_flips>0.05".')
+    ] = None,
+    disputed: Annotated[int, typer.Option(min=0, help="Samples shown that the revisions differ on most.")] = 5,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one page with plots.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what two revisions of the same history differ in: rewards, ranks, signs of advantages, raters, texts."""
+    from lachesis.services.cli.compare import compare_revisions
+
+    compare_revisions(
+        options, (a, b), fail_if=fail_if or [], disputed=disputed, files=(markdown, html), as_json=as_json
+    )
+
+
+@app.command()
+@with_options
 def tail(
     options: Options,
     subject: Annotated[

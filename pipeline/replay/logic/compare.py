@@ -1,0 +1,313 @@
+"""What two revisions of the same rollouts differ in. Pure.
+
+In: two revisions, each the scores and rewards of its groups. Out: a `Comparison`, plain data: everything that is about
+both is of the groups that both have.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from lachesis.pipeline.replay.logic.statistics import (
+    Distribution,
+    distribution,
+    histograms,
+    rank_correlation,
+    within_groups,
+)
+from lachesis.pipeline.scoring.logic.intervals import Interval, StreamingCI, alpha_interval
+from lachesis.pipeline.scoring.logic.krippendorff import RaterReliability
+from lachesis.schemas.annotations import GroupReward, GroupScore
+
+__all__ = [
+    "METRICS",
+    "Comparison",
+    "Disputed",
+    "EnvDifference",
+    "Figures",
+    "Judged",
+    "RaterFigures",
+    "Revision",
+    "compare",
+]
+
+_BOOTSTRAPPED = 5000
+"""Samples up to which the interval of alpha is bootstrapped from them all."""
+
+METRICS: Final = {
+    "sign_flips": "share of groups, trainable in both, in which a sample's advantage changed its sign",
+    "verdict_changes": "share of groups whose verdict is another",
+    "rank_correlation": "Spearman's rho of the scores, the lowest of any environment",
+    "rank_within": "the same within a group, mean over its groups, the lowest of any environment",
+    "mean_shift": "change of the mean score, the largest of any environment",
+    "zero_variance_a": "share of groups without variance in A",
+    "zero_variance_b": "share of groups without variance in B",
+    "alpha_a": "Krippendorff's alpha of A's raters",
+    "alpha_b": "Krippendorff's alpha of B's raters",
+    "at_odds_a": "raters of A without whom alpha lies above its own interval",
+    "at_odds_b": "raters of B without whom alpha lies above its own interval",
+    "only_a": "groups that only A has",
+    "only_b": "groups that only B has",
+    "unscored_a": "groups that could not be scored in A",
+    "unscored_b": "groups that could not be scored in B",
+}
+"""What a comparison boils down to, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One group under one revision; `reward` None: it has none (yet)."""
+
+    env: str
+    score: GroupScore
+    reward: GroupReward | None
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A revision as read: `groups` by id, `unscored` how many could not be scored; whether all of it is there."""
+
+    name: str
+    groups: Mapping[str, Judged]
+    unscored: int
+    complete: bool
+
+
+class RaterFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """One rater: its ratings, alpha of the others (higher: it is at odds with them), `length` the correlation of its
+    ratings with the length of the answer within a group."""
+
+    rater: str
+    ratings: Distribution | None
+    alpha_without: float | None
+    at_odds: bool
+    length: float | None
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """One revision: shares are of its groups with a reward. `seconds`: of rating, summed over groups; groups are rated
+    side by side, so it may exceed the time it took."""
+
+    name: str
+    complete: bool
+    groups: int
+    unscored: int
+    seconds: float
+    zero_variance: float | None
+    scores: Distribution | None
+    rewards: Distribution | None
+    length: float | None
+    alpha: float | None
+    alpha_interval: Interval | None
+    alpha_reason: str | None
+    raters: list[RaterFigures]
+
+
+class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One environment, of the `groups` that both have; histograms of rewards over common `edges`."""
+
+    env: str
+    groups: int
+    comparable: int
+    flipped: int
+    verdict_changes: int
+    rank_correlation: float | None
+    rank_within: float | None
+    mean_shift: float | None
+    edges: list[float]
+    counts_a: list[int]
+    counts_b: list[int]
+
+
+class Disputed(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample on which the revisions differ: `gap` is between its advantages, or its scores where it has none."""
+
+    env: str
+    group: str
+    seq: int
+    sample: int
+    gap: float
+    score_a: float | None
+    score_b: float | None
+    advantage_a: float | None
+    advantage_b: float | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """The result; `metrics` are those of `METRICS`, None where undefined."""
+
+    run: str
+    a: Figures
+    b: Figures
+    envs: list[EnvDifference]
+    disputed: list[Disputed]
+    metrics: dict[str, float | None]
+
+
+def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Comparison:
+    """Return what differs, with the `disputed` samples that differ most, at most one a group."""
+    both = sorted(group for group in a.groups.keys() & b.groups.keys() if _alike(a.groups[group], b.groups[group]))
+    by_env: dict[str, list[tuple[Judged, Judged]]] = {}
+    for group in both:
+        first = a.groups[group]
+        by_env.setdefault(first.env, []).append((first, b.groups[group]))
+    envs = [_environment(env, pairs) for env, pairs in sorted(by_env.items())]
+    figures = _figures(a), _figures(b)
+    most = sorted(
+        (found for pairs in by_env.values() for pair in pairs if (found := _dispute(*pair)) is not None),
+        key=lambda one: (-one.gap, one.group),
+    )
+    comparable = sum(env.comparable for env in envs)
+    metrics: dict[str, float | None] = {
+        "sign_flips": sum(env.flipped for env in envs) / comparable if comparable else None,
+        "verdict_changes": sum(env.verdict_changes for env in envs) / len(both) if both else None,
+        "rank_correlation": _lowest([env.rank_correlation for env in envs]),
+        "rank_within": _lowest([env.rank_within for env in envs]),
+        "mean_shift": max((shift for env in envs if (shift := env.mean_shift) is not None), key=abs, default=None),
+        "only_a": float(len(a.groups) - len(both)),
+        "only_b": float(len(b.groups) - len(both)),
+    }
+    for letter, one in zip("ab", figures, strict=True):
+        metrics |= {
+            f"zero_variance_{letter}": one.zero_variance,
+            f"alpha_{letter}": one.alpha,
+            f"at_odds_{letter}": float(sum(rater.at_odds for rater in one.raters)),
+            f"unscored_{letter}": float(one.unscored),
+        }
+    return Comparison(
+        run=run,
+        a=figures[0],
+        b=figures[1],
+        envs=envs,
+        disputed=most[:disputed],
+        metrics={name: metrics[name] for name in METRICS},
+    )
+
+
+def _alike(a: Judged, b: Judged) -> bool:
+    """Whether both judged the same samples: not where one id was given to two rollouts."""
+    return a.env == b.env and len(a.score.scores) == len(b.score.scores)
+
+
+def _lowest(values: Sequence[float | None]) -> float | None:
+    """The lowest; None where any is undefined: a minimum that leaves some out would look better than it is."""
+    present = [value for value in values if value is not None]
+    return min(present) if present and len(present) == len(values) else None
+
+
+def _environment(env: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDifference:
+    columns = [[x for pair in pairs for x in pair[side].score.scores] for side in (0, 1)]
+    means = [distribution(column) for column in columns]
+    within = [rank_correlation(a.score.scores, b.score.scores) for a, b in pairs]
+    rewarded = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
+    comparable = [(a, b) for a, b in rewarded if a.verdict == b.verdict == "trainable"]
+    before, after = ([x for pair in rewarded for x in pair[side].rewards] for side in (0, 1))
+    edges, counts_a, counts_b = histograms(before, after)
+    return EnvDifference(
+        env=env,
+        groups=len(pairs),
+        comparable=len(comparable),
+        flipped=sum(_flipped(a, b) for a, b in comparable),
+        verdict_changes=sum(a.verdict != b.verdict for a, b in rewarded),
+        rank_correlation=rank_correlation(*columns),
+        rank_within=fmean(told) if (told := [rho for rho in within if rho is not None]) else None,
+        mean_shift=means[1].mean - means[0].mean if means[0] and means[1] else None,
+        edges=edges,
+        counts_a=counts_a,
+        counts_b=counts_b,
+    )
+
+
+def _flipped(a: GroupReward, b: GroupReward) -> bool:
+    """Whether a sample that was pushed one way is pushed the other; to 0 or from it is no change of sign."""
+    return any(x is not None and y is not None and x * y < 0 for x, y in zip(a.advantages, b.advantages, strict=True))
+
+
+def _dispute(a: Judged, b: Judged) -> Disputed | None:
+    """Return the sample of a group that the revisions differ on most, None if on none."""
+    n = len(a.score.scores)
+    columns = [(one.reward.advantages if one.reward is not None else [None] * n, one.score.scores) for one in (a, b)]
+    (advantages_a, scores_a), (advantages_b, scores_b) = columns
+    gaps = [_gap(advantages_a[i], advantages_b[i], _gap(scores_a[i], scores_b[i], 0.0)) for i in range(n)]
+    sample = max(range(n), key=lambda i: gaps[i])
+    if gaps[sample] == 0:
+        return None
+    return Disputed(
+        env=a.env,
+        group=a.score.group,
+        seq=a.score.seq,
+        sample=sample,
+        gap=gaps[sample],
+        score_a=scores_a[sample],
+        score_b=scores_b[sample],
+        advantage_a=advantages_a[sample],
+        advantage_b=advantages_b[sample],
+    )
+
+
+def _gap(x: float | None, y: float | None, otherwise: float) -> float:
+    return otherwise if x is None or y is None else abs(x - y)
+
+
+def _figures(revision: Revision) -> Figures:
+    judged = list(revision.groups.values())
+    scores = [one.score for one in judged]
+    rewards = [one.reward for one in judged if one.reward is not None]
+    zeros = sum(reward.verdict == "zero_variance" for reward in rewards)
+    alpha, interval, reason, raters = _reliability(scores)
+    return Figures(
+        name=revision.name,
+        complete=revision.complete,
+        groups=len(judged),
+        unscored=revision.unscored,
+        seconds=math.fsum((stamp.end_ns - stamp.start_ns) / 1e9 for score in scores for stamp in score.stamps[-1:]),
+        zero_variance=zeros / len(rewards) if rewards else None,
+        scores=distribution([x for score in scores for x in score.scores]),
+        rewards=distribution([x for reward in rewards for x in reward.rewards]),
+        length=within_groups((score.scores, score.lengths) for score in scores),
+        alpha=alpha,
+        alpha_interval=interval,
+        alpha_reason=reason,
+        raters=raters,
+    )
+
+
+def _reliability(
+    scores: Sequence[GroupScore],
+) -> tuple[float | None, Interval | None, str | None, list[RaterFigures]]:
+    names = sorted({name for score in scores for name in score.ratings})
+    reliability = RaterReliability(names)
+    units: list[list[float | None]] = []
+    streaming = StreamingCI(100)
+    for score in scores:
+        for i in range(len(score.scores)):
+            unit = {name: column[i] for name, column in score.ratings.items()}
+            reliability.add(unit)
+            if len(names) > 1:
+                units.append(list(unit.values()))
+    whole = reliability.whole.alpha()
+    if len(units) <= _BOOTSTRAPPED:
+        interval = alpha_interval(units)
+    else:
+        for number, column in enumerate(units):
+            streaming.add(f"{number}", column)
+        interval = streaming.interval()
+    without = reliability.leave_one_out()
+    raters = []
+    for name in names:
+        columns = [(score.ratings[name], score.lengths) for score in scores if name in score.ratings]
+        alone = without[name].value
+        raters.append(
+            RaterFigures(
+                rater=name,
+                ratings=distribution([x for column, _ in columns for x in column]),
+                alpha_without=alone,
+                at_odds=alone is not None and interval is not None and alone > interval.high,
+                length=within_groups(columns),
+            )
+        )
+    return whole.value, interval, whole.reason, raters

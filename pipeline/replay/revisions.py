@@ -1,0 +1,118 @@
+"""Reading whole revisions back, live or replayed, and the text of single samples.
+
+Guarantees that of several annotations of one group the first stored counts, as it does everywhere.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.replay.logic.compare import Judged, Revision
+from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent
+from lachesis.schemas.codec import Event, decode
+from lachesis.schemas.errors import DataError, NotFoundError, SchemaError, VersionError
+from lachesis.schemas.replay import RescoreEvent, RevisionRecord
+from lachesis.schemas.rollout import Message
+from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
+
+__all__ = ["conversation", "read_revision"]
+
+E = TypeVar("E", bound=Event)
+
+
+class _Gathered:
+    def __init__(self) -> None:
+        self.scores: dict[str, tuple[str, GroupScore]] = {}
+        self.rewards: dict[str, GroupReward] = {}
+        self.unscored: set[str] = set()
+
+    def take(self, env: str, scores: list[GroupScore], rewards: list[GroupReward]) -> None:
+        for score in scores:
+            self.scores.setdefault(score.group, (env, score))
+        for reward in rewards:
+            self.rewards.setdefault(reward.group, reward)
+
+    def revision(self, name: str, *, complete: bool) -> Revision:
+        groups = {group: Judged(env, score, self.rewards.get(group)) for group, (env, score) in self.scores.items()}
+        return Revision(name, groups, len(self.unscored), complete)
+
+
+async def read_revision(bus: Bus, config: RunConfig, name: str) -> Revision:
+    """Return a revision of the run: `live` (or the live revision's name) or one that a replay wrote.
+
+    Raises `NotFoundError` where there is no such revision, naming those there are, or nothing in it.
+    """
+    found = await (_live(bus, config) if name in {subjects.LIVE, config.revision} else _replayed(bus, config, name))
+    if not found.groups:
+        raise NotFoundError(f"revision {name!r} of run {config.run} has no scores yet")
+    return found
+
+
+async def _live(bus: Bus, config: RunConfig) -> Revision:
+    run, revision = config.run, config.revision
+    gathered = _Gathered()
+    async with _events(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
+        async for event in scores:
+            gathered.take(event.env, event.groups, [])
+    async with _events(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
+        async for reward in rewards:
+            gathered.take(reward.env, [], reward.groups)
+    async with _events(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
+        async for letter in letters:
+            if letter.ends_rollout:
+                gathered.unscored.add(f"{letter.seq}")
+    return gathered.revision(revision, complete=True)
+
+
+async def _replayed(bus: Bus, config: RunConfig, name: str) -> Revision:
+    run = config.run
+    subjects.check_name("revision", name)
+    defined, _, _ = await newest(bus, REPLAY, subjects.revision(run, name), RevisionRecord, lambda one: one.run == run)
+    if defined is None:
+        known = [subjects.LIVE, *await _known(bus, run)]
+        raise NotFoundError(f"run {run} has no revision {name!r}; there are {', '.join(known)}")
+    gathered = _Gathered()
+    reached = dict.fromkeys(defined.selection.envs, 0)
+    async with _events(bus, REPLAY, subjects.replay("rescore", run, name), RescoreEvent) as events:
+        async for event in events:
+            gathered.take(event.env, event.scores, event.rewards)
+            gathered.unscored |= {f"{item.seq}" for item in event.unscored}
+            reached[event.env] = event.commit.cursors.get(ROLLOUTS, 0)
+    return gathered.revision(name, complete=min(reached.values()) > defined.last)
+
+
+async def _known(bus: Bus, run: str) -> list[str]:
+    async with _events(bus, REPLAY, subjects.revision(run), RevisionRecord) as records:
+        return sorted({record.revision async for record in records})
+
+
+@asynccontextmanager
+async def _events(bus: Bus, stream: str, subject: str, kind: type[E]) -> AsyncIterator[AsyncIterator[E]]:
+    """Yield the events of a kind; what is none was dead-lettered by whoever it was meant for."""
+
+    async def decoded() -> AsyncIterator[E]:
+        async for message in messages:
+            try:
+                event = decode(kind, message.data)
+            except VersionError:
+                raise
+            except SchemaError:
+                continue
+            yield event
+
+    async with bus.read(stream, [subject], follow=False) as messages:
+        yield decoded()
+
+
+async def conversation(bus: Bus, seq: int, sample: int) -> list[Message] | None:
+    """Return what was said in a sample of the rollout stored at `seq`, None where it cannot be read any more."""
+    try:
+        said = read_rollout(await bus.get(ROLLOUTS, seq)).group.messages
+    except (NotFoundError, DataError):
+        return None
+    return said[sample] if sample < len(said) else None

@@ -1,0 +1,162 @@
+"""A comparison as tables and texts, before it becomes a terminal's output, Markdown or a page. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, Disputed, Figures
+from lachesis.pipeline.replay.logic.statistics import Distribution
+from lachesis.schemas.rollout import Message
+
+__all__ = ["Report", "Table", "Text", "report"]
+
+_LONGEST = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells are text; the first column names the row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A sample that the revisions differ on: what is said of it, and what was said in it (role, text)."""
+
+    title: str
+    lines: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What every form of the report shows, in this order."""
+
+    title: str
+    findings: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    texts: list[Text] = field(default_factory=list)
+
+
+def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
+    """Return the report; `said` are the conversations of `found.disputed`, None where they cannot be read."""
+    a, b = found.a, found.b
+    return Report(
+        title=f"Run {found.run}: {a.name} and {b.name}",
+        findings=_findings(found),
+        tables=[
+            Table(
+                "Metrics (A is the first, B the second)",
+                ("metric", "value", "meaning"),
+                [(name, number(found.metrics[name]), meaning) for name, meaning in METRICS.items()],
+            ),
+            Table(
+                "Environments, of the groups that both have",
+                ("env", "groups", "trainable in both", "sign flips", "verdict changes", "rank", "rank within", "shift"),
+                [
+                    (
+                        env.env,
+                        str(env.groups),
+                        str(env.comparable),
+                        str(env.flipped),
+                        str(env.verdict_changes),
+                        number(env.rank_correlation),
+                        number(env.rank_within),
+                        number(env.mean_shift),
+                    )
+                    for env in found.envs
+                ],
+            ),
+            Table(
+                "Revisions",
+                ("", "groups", "unscored", "zero variance", "alpha", "score and length", "rating, s"),
+                [_revision_row(one) for one in (a, b)],
+            ),
+            Table(
+                "Distributions",
+                ("", "n", "missing", "mean", "std", "min", "25 %", "median", "75 %", "max"),
+                [
+                    (f"{what} of {one.name}", *_distribution(values))
+                    for one in (a, b)
+                    for what, values in (("scores", one.scores), ("rewards", one.rewards))
+                ],
+            ),
+            Table(
+                "Raters",
+                ("rater", "mean", "missing", "alpha of all", "alpha without it", "at odds", "with length"),
+                [
+                    (
+                        f"{rater.rater} of {one.name}",
+                        number(rater.ratings.mean if rater.ratings else None),
+                        str(rater.ratings.missing) if rater.ratings else "all",
+                        number(one.alpha),
+                        number(rater.alpha_without),
+                        "yes" if rater.at_odds else "no",
+                        number(rater.length),
+                    )
+                    for one in (a, b)
+                    for rater in one.raters
+                ],
+            ),
+        ],
+        texts=[_text(one, messages, found) for one, messages in zip(found.disputed, said, strict=True)],
+    )
+
+
+def number(value: float | None) -> str:
+    """Return a number with four digits; what is undefined as a dash."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _findings(found: Comparison) -> list[str]:
+    said = [f"{one.name} is not complete: its replay goes on, or was paused" for one in (found.a, found.b)
+            if not one.complete]  # fmt: skip
+    for one in (found.a, found.b):
+        said += [
+            f"rater {rater.rater} of {one.name} is at odds with the others: alpha is {number(one.alpha)} with it and "
+            f"{number(rater.alpha_without)} without; its correlation with length is {number(rater.length)}"
+            for rater in one.raters
+            if rater.at_odds
+        ]
+        if one.alpha is None and one.raters:
+            said.append(f"{one.name} has no alpha: {one.alpha_reason}")
+    flips = found.metrics["sign_flips"]
+    if flips:
+        said.append(f"in {flips:.1%} of the groups trainable in both, a sample is pushed the other way")
+    return said
+
+
+def _revision_row(one: Figures) -> tuple[str, ...]:
+    interval = one.alpha_interval
+    alpha = number(one.alpha) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")
+    return (
+        one.name,
+        str(one.groups),
+        str(one.unscored),
+        number(one.zero_variance),
+        alpha,
+        number(one.length),
+        number(one.seconds),
+    )
+
+
+def _distribution(values: Distribution | None) -> tuple[str, ...]:
+    if values is None:
+        return ("0", *["-"] * 8)
+    quantiles = (values.low, values.q25, values.median, values.q75, values.high)
+    return (str(values.n), str(values.missing), *(number(x) for x in (values.mean, values.std, *quantiles)))
+
+
+def _text(one: Disputed, messages: list[Message] | None, found: Comparison) -> Text:
+    title = (
+        f"{one.env}, group {one.group}, sample {one.sample}: score {number(one.score_a)} in {found.a.name}, "
+        f"{number(one.score_b)} in {found.b.name}; advantage {number(one.advantage_a)}, {number(one.advantage_b)}"
+    )
+    if messages is None:
+        return Text(title, [("", "its rollout was trimmed, or cannot be read")])
+    return Text(title, [(message.role, _cut(message.content)) for message in messages])
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} characters more)"
