@@ -39,6 +39,8 @@ __all__ = [
 ]
 
 DeadKind = Literal["data", "poison", "deadline"]
+_LARGEST_ADVANTAGE = 1e100
+"""One whose square is still a number, so that a batch can be whitened."""
 Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
@@ -122,7 +124,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Rewards and advantages of one group; lists have one entry per sample.
 
-    `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them.
+    `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them. `lengths`,
+    the generated tokens, are there where the batcher is to whiten the advantages over its batch ([]: it is not).
     """
 
     verdict: Verdict
@@ -136,6 +139,7 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     n_valid: Count
     success: Finite | None = None
     reason: str | None = None
+    lengths: list[Count] = []
     stamps: list[Stamp] = []
 
 
@@ -191,10 +195,10 @@ def check_rewards(groups: list[GroupReward]) -> None:
     _check_items(groups)
     for item in groups:
         n = len(item.scores)
-        if len(item.rewards) != n or len(item.advantages) != n:
-            raise SchemaError(f"group {item.group}: scores, rewards and advantages differ in length")
-        if any(value is not None and not math.isfinite(value) for value in item.advantages):
-            raise SchemaError(f"group {item.group}: an advantage is NaN or infinite")
+        if len(item.rewards) != n or len(item.advantages) != n or len(item.lengths) not in {0, n}:
+            raise SchemaError(f"group {item.group}: scores, rewards, advantages and lengths differ in length")
+        if not all(value is None or abs(value) <= _LARGEST_ADVANTAGE for value in item.advantages):
+            raise SchemaError(f"group {item.group}: an advantage is NaN, infinite or beyond {_LARGEST_ADVANTAGE}")
 
 
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):

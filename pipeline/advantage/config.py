@@ -8,7 +8,7 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["AdvantageConfig", "Estimator"]
 
-Estimator = Literal["centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "pass@k"]
+Estimator = Literal["centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "gdpo", "pass@k"]
 
 
 class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,11 +18,21 @@ class AdvantageConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """With mean mu and sample standard deviation s of the group's n valid rewards:
     centred: r - mu. grpo: (r - mu) / s. dr_grpo: r - mu, for a loss with constant-length aggregation.
     rloo: n/(n-1) (r - mu). maxrl: (r - mu) / mu, for rewards >= 0. opo: r minus the length-weighted mean.
-    reinforce++-baseline: r - mu, whitened over the batch by the batcher.
+    reinforce++-baseline: r - mu, whitened over the batch: the ledger has it less the batch's mean and divided by its
+    standard deviation, each sample weighted by its tokens. gdpo: the sum of grpo of each rater's ratings, times
+    `weights`, whitened likewise; a sample needs all of them.
     pass@k: the best sample alone gets its lead over the second, / s."""
     std_floor: float = 1e-3
     """Smallest divisor where an estimator divides by s, in units of the reward. Default 0.001."""
+    weights: dict[str, float] = {}
+    """For gdpo: weight of each rater's ratings, by its name; one that is not named is left out. Default empty: every
+    rater weighs 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.std_floor < float("inf"):
             raise ConfigError(f"advantage.std_floor is {self.std_floor}; it must be positive and finite.")
+        for name, weight in self.weights.items():
+            if not 0 < weight < float("inf"):
+                raise ConfigError(f"advantage.weights.{name} is {weight}; it must be positive. Leave it out instead.")
+        if self.weights and self.estimator != "gdpo":
+            raise ConfigError(f"advantage.weights is for estimator gdpo, not {self.estimator}.")

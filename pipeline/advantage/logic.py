@@ -7,14 +7,14 @@ estimator has a bound, which is checked on every call: anything beyond it is a f
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.advantage.config import AdvantageConfig, Estimator
 from lachesis.schemas.errors import DataError
 
-__all__ = ["GroupAdvantage", "Verdict", "group_advantage", "needs_whitening", "whiten"]
+__all__ = ["GroupAdvantage", "Verdict", "group_advantage"]
 
 Verdict = Literal["trainable", "zero_variance", "unscorable"]
 
@@ -45,12 +45,18 @@ class GroupAdvantage:
 
 
 def group_advantage(
-    rewards: Sequence[float | None], config: AdvantageConfig, lengths: Sequence[int] | None = None
+    rewards: Sequence[float | None],
+    config: AdvantageConfig,
+    lengths: Sequence[int] | None = None,
+    components: Mapping[str, Sequence[float | None]] | None = None,
 ) -> GroupAdvantage:
-    """Return the advantages of one group. `lengths` are generated tokens a sample, for estimator opo.
+    """Return the advantages of one group. `lengths` are generated tokens a sample, for estimator opo; `components` are
+    the rewards of each kind, for estimator gdpo.
 
-    Raises DataError on NaN or infinity, on lengths that do not fit, and on a negative reward under maxrl.
+    Raises DataError on NaN or infinity, on lengths or components that do not fit, and on a negative reward under maxrl.
     """
+    if config.estimator == "gdpo":
+        return _gdpo(rewards, config, components or {})
     valid = [i for i, reward in enumerate(rewards) if reward is not None]
     r = [float(reward) for reward in rewards if reward is not None]
     for i, reward in zip(valid, r, strict=True):
@@ -78,25 +84,6 @@ def group_advantage(
     return GroupAdvantage(tuple(advantages), group.mean, group.std, group.range, len(r), verdict)
 
 
-def needs_whitening(config: AdvantageConfig) -> bool:
-    """Say whether the batcher has to `whiten` these advantages over its batch."""
-    return config.estimator == "reinforce++-baseline"
-
-
-def whiten(advantages: Sequence[float], tokens: Sequence[int], std_floor: float = 1e-3) -> list[float]:
-    """Whiten over a batch: subtract the mean and divide by the standard deviation, each sample weighted by its tokens.
-
-    Raises DataError if no sample has tokens, or lengths differ.
-    """
-    if len(advantages) != len(tokens) or any(t < 0 for t in tokens) or not sum(tokens):
-        raise DataError(f"whitening needs a token count for each of {len(advantages)} advantages, and some tokens.")
-    total = sum(tokens)
-    mean = math.fsum(a * t for a, t in zip(advantages, tokens, strict=True)) / total
-    variance = math.fsum((a - mean) ** 2 * t for a, t in zip(advantages, tokens, strict=True)) / total
-    divisor = max(math.sqrt(variance), std_floor)
-    return [(a - mean) / divisor for a in advantages]
-
-
 class _Group:
     """Valid rewards with their statistics, in two passes."""
 
@@ -106,10 +93,42 @@ class _Group:
         self.lengths = lengths
         self.range = max(r) - min(r)
         self.mean = math.fsum(r) / self.n
-        squares = math.fsum((x - self.mean) ** 2 for x in r)
+        self.centred = [x - self.mean for x in r]
+        # A product is correctly rounded on every machine, a power is as good as its C library
+        squares = math.fsum(c * c for c in self.centred)
         self.std = math.sqrt(squares / (self.n - 1)) if self.n > 1 else 0.0
         self.divisor = max(self.std, std_floor)
-        self.centred = [x - self.mean for x in r]
+
+
+def _gdpo(
+    rewards: Sequence[float | None], config: AdvantageConfig, components: Mapping[str, Sequence[float | None]]
+) -> GroupAdvantage:
+    """Weighted sum of the grpo advantages of the components (arXiv:2601.05242); the batcher whitens it.
+
+    A sample without a reward or one of the components is unscorable and enters no statistic. The group has zero
+    variance when every component has.
+    """
+    weights = dict(sorted((config.weights or dict.fromkeys(components, 1.0)).items()))
+    absent = [name for name in weights if len(components.get(name, ())) != len(rewards)]
+    if absent or not weights:
+        raise DataError(
+            f"estimator gdpo needs ratings of {sorted(absent) or 'one rater at least'} for each of {len(rewards)} "
+            f"samples; there are those of {sorted(components)}."
+        )
+    scored = [None not in sample for sample in zip(rewards, *(components[name] for name in weights), strict=True)]
+
+    def judge(column: Sequence[float | None], estimator: Estimator) -> GroupAdvantage:
+        valid = [value if ok else None for value, ok in zip(column, scored, strict=True)]
+        return group_advantage(valid, AdvantageConfig(estimator=estimator, std_floor=config.std_floor))
+
+    whole = judge(rewards, "centred")
+    if whole.verdict == "unscorable":
+        return whole
+    parts = [(weight, judge(components[name], "grpo")) for name, weight in weights.items()]
+    constant = all(part.verdict == "zero_variance" for _, part in parts)
+    columns = [[weight * (value or 0.0) for value in part.advantages] for weight, part in parts]
+    advantages = [math.fsum(values) if ok else None for ok, *values in zip(scored, *columns, strict=True)]
+    return replace(whole, advantages=tuple(advantages), verdict="zero_variance" if constant else "trainable")
 
 
 def _valid_lengths(

@@ -13,6 +13,8 @@ from typing import get_args
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
+from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
@@ -91,6 +93,7 @@ class _Batcher:
         self,
         service: Service,
         config: BatchingConfig,
+        advantage: AdvantageConfig,
         trainer: str,
         *,
         entry: LedgerEntry | None,
@@ -99,6 +102,7 @@ class _Batcher:
     ) -> None:
         self.service = service
         self.config = config
+        self.advantage = advantage
         self.subject = subjects.ledger(service.run, trainer)
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
@@ -121,7 +125,7 @@ class _Batcher:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
-        batcher = cls(service, config.batching, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
+        batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
         async for attempt in service.retrying("read the alerts"):
             with attempt:
                 await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
@@ -315,7 +319,10 @@ class _Batcher:
     async def _append(self, groups: Sequence[GroupRef]) -> None:
         """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
         start_ns = self.service.now_ns()
-        batch = make_batch(self.chain.next_batch, groups, self.config.batch_size) if groups else None
+        batch = None
+        if groups:
+            groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), self.advantage.std_floor)
+            batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(_OUTCOMES)
         batched = self.joiner.record(ref.seq for ref in groups)
         stamps = {

@@ -84,14 +84,18 @@ def advantage_stability(
     tolerance: float = 1e-3,
     seed: int = 0,
 ) -> Finding:
-    """Disturb rewards by a billionth of their size and see whether advantages stay: rounding must not decide them."""
+    """Disturb rewards by a billionth of their size and see whether advantages stay: rounding must not decide them.
+
+    Estimator gdpo is judged as grpo, which is what it applies to each component.
+    """
+    judged = AdvantageConfig(estimator="grpo", std_floor=config.std_floor) if config.estimator == "gdpo" else config
     rng = np.random.default_rng(seed)
     worst, flipped, n = 0.0, 0, 0
     for rewards, length in zip(groups, lengths, strict=True):
-        before = group_advantage(rewards, config, length)
+        before = group_advantage(rewards, judged, length)
         noise = 1.0 + _NOISE * rng.standard_normal(len(rewards))
         disturbed = [None if r is None else r * f for r, f in zip(rewards, noise.tolist(), strict=True)]
-        after = group_advantage(disturbed, config, length)
+        after = group_advantage(disturbed, judged, length)
         flipped += before.verdict != after.verdict
         n += 1
         for one, other in zip(before.advantages, after.advantages, strict=True):

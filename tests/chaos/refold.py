@@ -113,8 +113,8 @@ def _rewards(ready: Sequence[Ready], history: History, config: RunConfig, env: s
             found.append(f"{env}: group {reward.group} was rewarded, where one pass has nothing ready")
         else:
             values = item.snapshot.normalize("score", item.values["score"]).values
-            lengths = scores[item.group, item.source].lengths
-            advantages = list(group_advantage(values, config.advantage, lengths).advantages)
+            score = scores[item.group, item.source]
+            advantages = list(group_advantage(values, config.advantage, score.lengths, score.ratings).advantages)
             if (reward.snapshot, reward.rewards, reward.advantages) != (item.snapshot.id, list(values), advantages):
                 found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {values}")
         seen.add(reward.group)

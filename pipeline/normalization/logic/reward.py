@@ -7,6 +7,7 @@ import msgspec
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.advantage.whitening import needs_whitening
 from lachesis.pipeline.health.logic.groups import fault_of
 from lachesis.pipeline.normalization.logic.normalizer import Ready
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
@@ -47,7 +48,7 @@ def group_reward(ready: Ready, score: GroupScore, advantage: AdvantageConfig, *s
     if fault is not None:
         return msgspec.structs.replace(reward, reason=fault)
     try:
-        result = group_advantage(rewards, advantage, score.lengths)
+        result = group_advantage(rewards, advantage, score.lengths, score.ratings)
     except DataError as error:
         return msgspec.structs.replace(reward, reason=str(error))
     return msgspec.structs.replace(
@@ -58,4 +59,5 @@ def group_reward(ready: Ready, score: GroupScore, advantage: AdvantageConfig, *s
         std=result.std,
         range=result.range,
         n_valid=result.n_valid,
+        lengths=score.lengths if needs_whitening(advantage) else [],
     )

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
+from lachesis.pipeline.advantage.whitening import whiten
 from lachesis.pipeline.batching import stage as stage_module
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
@@ -87,7 +88,10 @@ class World:
         subject = subjects.rollout(RUN, ENV)
         return (await self.bus.publish_large(subject, encode(group), msg_id=msg_id, headers=headers)).seq
 
-    async def reward(self, *scored: tuple[int, RolloutGroup], verdict: Verdict = "trainable") -> None:
+    async def reward(
+        self, *scored: tuple[int, RolloutGroup], verdict: Verdict = "trainable", lengths: Sequence[int] = ()
+    ) -> None:
+        """Publish rewards in one message. With `lengths` sample i of the group at s has advantage i / s, to whiten."""
         items = [
             GroupReward(
                 group=group.id,
@@ -97,12 +101,13 @@ class World:
                 verdict=verdict,
                 scores=[1.0] * group.sequences.n_samples,
                 rewards=[1.0] * group.sequences.n_samples,
-                advantages=[0.5] * group.sequences.n_samples,
+                advantages=[i / seq if lengths else 0.5 for i in range(group.sequences.n_samples)],
                 snapshot="s",
                 mean=1.0,
                 std=0.0,
                 range=0.0,
                 n_valid=group.sequences.n_samples,
+                lengths=list(lengths),
             )
             for seq, group in scored
         ]
@@ -174,6 +179,30 @@ async def test_batches_are_exact_and_their_payloads_come_back(bus: Bus) -> None:
     payloads = await fetch_batch(bus, batches[0])
     assert [group.id for _, group, _ in payloads] == [groups[0][1].id, groups[2][1].id]
     assert entries[-1].totals == {"batched": 4, "batched_sequences": 16, "oversized": 1, "sequences": 32}
+
+
+async def test_the_ledger_has_advantages_whitened_over_the_batch_and_a_restart_gives_the_same_bits(bus: Bus) -> None:
+    world = World(bus)
+    config = make_config()
+    lengths = [5, 1, 9, 2]
+    groups = [await world.rollout() for _ in range(3)]
+    async with batcher(bus, config):
+        await world.reward(groups[0], lengths=lengths)
+        await world.rollout(16)
+        await read_until(bus, outcomes=1)
+    async with batcher(bus, config):  # knows the first reward from the stream alone
+        await world.reward(groups[2], lengths=lengths)
+        batch = (await read_until(bus, batches=1))[-1].batch
+        await world.reward(groups[1])
+        await world.reward(await world.rollout())
+        plain = (await read_until(bus, batches=2))[-1].batch
+    assert batch
+    seqs = [groups[0][0], groups[2][0]]
+    assert [ref.seq for ref in batch.groups] == seqs
+    expected = whiten([i / seq for seq in seqs for i in range(4)], lengths * 2, config.advantage.std_floor)
+    assert [value for ref in batch.groups for value in ref.advantages] == expected
+    assert plain
+    assert all(ref.advantages == [0.5] * 4 for ref in plain.groups)
 
 
 async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus: Bus) -> None:

@@ -1,16 +1,16 @@
 """Advantages: each estimator by hand, its behaviour under shift, scale and permutation, ties, noise and bad input."""
 
 import math
-import statistics
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage, needs_whitening, whiten
+from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.schemas.errors import ConfigError, DataError
 
+# gdpo is in test_gdpo.py
 ALL = ["centred", "grpo", "dr_grpo", "rloo", "maxrl", "opo", "reinforce++-baseline", "pass@k"]
 SHIFT_FREE = [name for name in ALL if name != "maxrl"]
 
@@ -166,19 +166,3 @@ def test_bad_input_is_refused():
         group_advantage([0.0, 1.0], AdvantageConfig(estimator="opo"))
     with pytest.raises(ConfigError, match="std_floor"):
         AdvantageConfig(std_floor=0.0)
-
-
-@given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 50)), min_size=2, max_size=20))
-def test_whitening_weighs_by_tokens(pairs):
-    advantages, tokens = [a for a, _ in pairs], [t for _, t in pairs]
-    by_token = [w for w, t in zip(whiten(advantages, tokens), tokens, strict=True) for _ in range(t)]
-    assert statistics.fmean(by_token) == pytest.approx(0, abs=1e-6)
-    if spread(advantages) > 0.1:
-        assert statistics.pstdev(by_token) == pytest.approx(1, abs=1e-6)
-
-
-def test_whitening_refuses_what_has_no_tokens():
-    assert needs_whitening(AdvantageConfig(estimator="reinforce++-baseline"))
-    assert not needs_whitening(AdvantageConfig())
-    with pytest.raises(DataError, match="whitening"):
-        whiten([1.0], [0])

@@ -6,6 +6,7 @@ import anyio
 import msgspec
 import pytest
 
+from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
@@ -77,6 +78,23 @@ async def test_every_scored_group_gets_one_reward(lab):
     assert first.rewards == first.scores  # nothing is known yet, so nothing is changed
     assert (first.policy_step, first.index, first.item) == (0, 0, "item-0")
     assert sum(first.advantages) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("estimator", "whitened"), [("gdpo", True), ("reinforce++-baseline", True), ("grpo", False)])
+async def test_what_the_batcher_needs_to_whiten_goes_with_the_reward(lab, estimator, whitened):
+    config = msgspec.structs.replace(CONFIG, advantage=AdvantageConfig(estimator=estimator))
+    async with lab.running(lambda service: run_normalizer(service, config), "normalizer"):
+        for n, ratings in enumerate(({"a": [0.0, 1.0], "b": [1.0, 0.5]}, {})):
+            score = a_score(lab, n, await lab.store(lab.group(n)), ratings=ratings, lengths=[4, 7])
+            await publish_scores(lab, [score], f"s{n}")
+        await lab.until(rewarded(lab, 2))
+    rated, unrated = await rewards(lab)
+    assert rated.lengths == ([4, 7] if whitened else [])
+    assert rated.verdict == "trainable"
+    if estimator == "gdpo":
+        assert rated.advantages == pytest.approx([0.0, 0.0], abs=1e-15), "two opposite components of two samples"
+        assert unrated.verdict == "quarantined"
+        assert "one rater at least" in unrated.reason
 
 
 async def history(lab, seed, groups=40):
