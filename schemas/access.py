@@ -106,7 +106,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             others=tuple(durable for durable in durables.values() if durable not in own),
             sets=(*sets, *attempts),
             measures=_merged((ROLLOUTS,), reads, measures),  # ROLLOUTS: the server's clock
-            trims=trims,
+            trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
         )
 
     def state(stage: str, partition: str = "*") -> str:
