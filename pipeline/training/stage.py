@@ -45,6 +45,7 @@ __all__ = ["run_trainer"]
 
 log = logging.getLogger("lachesis")
 
+_IDLE_S = 10.0
 _SLOW_STEPS = 20
 _SLOW_SHOWN = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -152,8 +153,13 @@ class _Trainer:
                 await send.send(batch)
 
     async def _next(self, receive: MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:
-        """Wait for a batch or for the drain."""
+        """Wait for a batch or for the drain.
+
+        Who is kept waiting makes a checkpoint: history is held for the batches behind the last one, and where that
+        fills a stream no further batch would ever come.
+        """
         found: FedBatch | None = None
+        done = anyio.Event()
 
         async def receive_one() -> None:
             nonlocal found
@@ -161,15 +167,22 @@ class _Trainer:
                 found = await receive.receive()
             except anyio.EndOfStream:  # whoever fetches has failed, and that ends the trainer
                 await anyio.sleep_forever()
-            tasks.cancel_scope.cancel()
+            done.set()
 
         async def end_on_drain() -> None:
             await self.service.draining.wait()
-            tasks.cancel_scope.cancel()
+            done.set()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(receive_one)
-            tasks.start_soon(end_on_drain)
+        async def save_when_idle() -> None:
+            await anyio.sleep(_IDLE_S)
+            if self.learner.steps > self.checkpointed:
+                with anyio.CancelScope(shield=True):
+                    await self._checkpoint()
+
+        async with background() as tasks:
+            for task in (receive_one, end_on_drain, save_when_idle):
+                tasks.start_soon(task)
+            await done.wait()
         return found
 
     async def _step(self, batch: FedBatch) -> None:

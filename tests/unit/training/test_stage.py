@@ -125,6 +125,26 @@ def recording(trained, on_step=None):
         yield
 
 
+async def test_a_trainer_kept_waiting_makes_a_checkpoint(lab, model, config, monkeypatch):
+    """It may wait for room that only a checkpoint can make."""
+    monkeypatch.setattr(stage_module, "_IDLE_S", 0.2)
+    await fill(lab, model, 3)
+
+    async def reported(step):
+        return [report.step for report in await reports(lab)][-1:] == [step]
+
+    async with lab.running(lambda service: run_trainer(service, config), "trainer"):
+        await lab.until(lambda: reported(3))  # two are due every second step
+        await fill_on(lab, model, 3)
+        await lab.until(lambda: reported(4))
+    assert [report.step for report in await reports(lab)] == [2, 3, 4]
+    assert weights_after(config)[0] == 4
+
+
+async def fill_on(lab, model, number):
+    await lab.extend_ledger(a_batch(lab, model, number))
+
+
 async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, config, monkeypatch):
     published = []
     put = lab.bus.put
