@@ -200,7 +200,8 @@ async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, gro
             return sum(kind == "batched" for seq, kind in found.items() if seq > after) >= 2
 
         await lab.until(trained_again)
-    assert (await read_health(lab.bus, CONFIG, "sums")).well
+    found = await read_health(lab.bus, CONFIG, "sums")
+    assert (found.stopped, found.well, found.groups) == (False, False, 0)  # it goes on, and was not judged since
 
 
 async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
