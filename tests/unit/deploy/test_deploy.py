@@ -53,7 +53,17 @@ def commands() -> list[list[str]]:
 
 def test_every_command_is_one_of_the_command_line() -> None:
     ran = {command[1] for command in commands() if command[0] == "run"}
-    needed = {"governor", "batcher", "normalizer", "curriculum", "scorer", "trainer", "inference", "environment"}
+    needed = {
+        "governor",
+        "batcher",
+        "normalizer",
+        "curriculum",
+        "health",
+        "scorer",
+        "trainer",
+        "inference",
+        "environment",
+    }
     assert needed <= ran <= set(SERVICES)
     assert {command[0] for command in commands()} == {"run", "init"}
 
