@@ -12,9 +12,10 @@ __all__ = ["NormalizationConfig"]
 class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How raw rewards become normalized ones. Part of every snapshot, so changing a field changes snapshot ids."""
 
-    mode: Literal["scale", "zscore", "minmax", "none"] = "scale"
+    mode: Literal["scale", "zscore", "minmax", "rank", "none"] = "scale"
     """scale: divide by the standard deviation, keep the centre (a group baseline removes it anyway). zscore: subtract
-    the mean as well. minmax: map the declared `bounds` to [0, 1]. none: leave as is."""
+    the mean as well. minmax: map the declared `bounds` to [0, 1]. rank: the share of earlier rewards below it, half of
+    its equals included, so that neither scale nor outliers matter. none: leave as is."""
     window: int = 64
     """Width of a window, in sequence numbers of the ROLLOUTS stream. Groups of window k are normalized with what was
     known after window k-2, so this is also the delay of the statistics. Default 64."""
@@ -32,7 +33,8 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Largest distance from the mean, in standard deviations; farther rewards are moved to it and counted. None or 0
     turns it off. Default 5."""
     bounds: dict[str, tuple[float, float]] = {}
-    """For mode "minmax": (lowest, highest) possible reward per key."""
+    """For mode "minmax": (lowest, highest) possible reward per key; a key without is ranked instead. What was observed
+    is no bound: one outlier would press all others together for good."""
 
     def __post_init__(self) -> None:
         for name in ("window", "history"):
@@ -47,8 +49,12 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"normalization.std_floor is {self.std_floor}; it must be positive and finite.")
         if self.clip is not None and not 0 <= self.clip < float("inf"):
             raise ConfigError(f"normalization.clip is {self.clip}; give a positive number, or 0 to turn it off.")
+        if self.bounds and self.mode != "minmax":
+            raise ConfigError(f'normalization.bounds is for mode "minmax", not "{self.mode}".')
         for key, (low, high) in self.bounds.items():
             if not low < high or high - low == float("inf"):
                 raise ConfigError(f"normalization.bounds.{key} is [{low}, {high}]; give finite numbers, low < high.")
-        if self.mode == "minmax" and not self.bounds:
-            raise ConfigError('normalization.mode is "minmax" but normalization.bounds is empty; declare the bounds.')
+
+    def ranks(self, key: str) -> bool:
+        """Say whether rewards under `key` are normalized to ranks."""
+        return self.mode == "rank" or (self.mode == "minmax" and key not in self.bounds)

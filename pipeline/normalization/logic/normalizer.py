@@ -12,12 +12,13 @@ what is in it are functions of the recorded sequence alone, whatever the order o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.accumulator import LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.normalization.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalization.logic.saved import saved_delta, saved_state
-from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot, bounds_of
+from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["DUPLICATE_WINDOWS", "LAG", "Columns", "EnvNormalizer", "Ready", "Step"]
@@ -27,6 +28,7 @@ LAG = 2
 DUPLICATE_WINDOWS = 16
 """A group stored twice within so many windows is one member, at its first sequence."""
 STATE_VERSION = 1
+_T = TypeVar("_T")
 _MOST = 1 << 16
 """Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
 
@@ -82,6 +84,7 @@ class EnvNormalizer:
         self._weights = decay_weights(config.decay, config.history)
         self._base = 0  # oldest window not folded
         self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
+        self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
         self._emitted: set[int] = set()  # sequences handed out, in windows not folded
         self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
         self._open: dict[int, _Window] = {}
@@ -128,7 +131,7 @@ class EnvNormalizer:
         names no sequence of the group counts for nothing.
         `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
         `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
-        different lengths, and ConfigError on a key without bounds in mode "minmax".
+        different lengths.
         """
         if values is not None:
             values = self._checked(group, values)
@@ -247,6 +250,7 @@ class EnvNormalizer:
             "ring": {str(w): {k: acc.to_list() for k, acc in keys.items()} for w, keys in self._ring.items()},
             "recent": sorted([seq, group] for group, seq in self._folded.items()),
             "emitted": sorted(self._emitted),
+            "ranks": {str(w): {k: counts.to_list() for k, counts in keys.items()} for w, keys in self._ranks.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -265,6 +269,8 @@ class EnvNormalizer:
         self._base = saved.base
         for window, keys in saved.ring.items():
             self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
+        for window, ranks in saved.ranks.items():
+            self._ranks[int(window)] = {key: RankCounts.from_list(counts) for key, counts in ranks.items()}
         self._folded = {group: seq for seq, group in saved.recent}
         self._emitted = set(saved.emitted)
 
@@ -280,6 +286,8 @@ class EnvNormalizer:
         self._require_unfed()
         for part in saved.closed:
             self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
+            if part.ranks:
+                self._ranks[part.window] = {key: RankCounts.from_list(c) for key, c in part.ranks.items()}
             self._folded.update({group: seq for seq, group in part.members})
         self._base = saved.base
         self._emitted.update(saved.emitted)
@@ -306,8 +314,6 @@ class EnvNormalizer:
         if {len(column) for column in checked.values()} in (set(), {0}) or len(set(map(len, checked.values()))) > 1:
             raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")
         for key, column in checked.items():
-            if self.config.mode == "minmax":
-                bounds_of(self.config, key)
             for i, value in enumerate(column):
                 if value is not None and not (isinstance(value, int | float) and abs(value) <= LIMIT):
                     raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
@@ -340,18 +346,26 @@ class EnvNormalizer:
 
     def _fold(self, window: int, opened: _Window) -> dict[str, Any]:
         keys: dict[str, Accumulator] = {}
+        ranks: dict[str, RankCounts] = {}
         for member in opened.members.values():
             for key, column in (member.values or {}).items():
                 keys.setdefault(key, Accumulator()).add_group(column)
+                if self.config.ranks(key):
+                    ranks.setdefault(key, RankCounts()).add_group(column)
         del self._open[window]
         self._ring[window] = keys
+        if ranks:
+            self._ranks[window] = ranks
         members = [[seq, member.group] for seq, member in opened.members.items()]
         for seq, member in opened.members.items():
             self._folded[member.group] = seq
             if self._known[member.group] == seq:
                 del self._known[member.group]
         fields = {key: acc.to_list() for key, acc in keys.items()}
-        return {"window": window, "keys": fields, "members": members}
+        folded: dict[str, Any] = {"window": window, "keys": fields, "members": members}
+        if ranks:
+            folded["ranks"] = {key: counts.to_list() for key, counts in ranks.items()}
+        return folded
 
     def _drop_passed(self) -> None:
         """Drop early outcomes whose membership can no longer come."""
@@ -366,18 +380,24 @@ class EnvNormalizer:
         """Drop what no future snapshot, duplicate or repeat can refer to."""
         oldest = self._base - LAG - self.config.history
         self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
+        self._ranks = {w: ranks for w, ranks in self._ranks.items() if w >= oldest}
         self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
         since = self._base - DUPLICATE_WINDOWS
         self._folded = {group: seq for group, seq in self._folded.items() if self._window(seq) >= since}
         self._snapshots = {w: s for w, s in self._snapshots.items() if w >= self._base - 1 - LAG}
 
     def _build(self, through: int) -> Snapshot:
-        parts: dict[str, list[tuple[int, Accumulator]]] = {}
-        for window, keys in self._ring.items():
+        folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}
+        stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
+        ranks = {key: RankTable.of(parts) for key, parts in self._reached(self._ranks, through).items()}
+        return Snapshot.build(self.env, through, self.config, stats, ranks)
+
+    def _reached(self, windows: Mapping[int, Mapping[str, _T]], through: int) -> dict[str, list[tuple[int, _T]]]:
+        """Return by key what the windows hold that a snapshot after `through` reaches back to, with their weights."""
+        parts: dict[str, list[tuple[int, _T]]] = {}
+        for window, keys in windows.items():
             age = through - window
             if 0 <= age < self.config.history:
-                for key, acc in keys.items():
-                    parts.setdefault(key, []).append((self._weights[age], acc))
-        folded = {key: fold(part) for key, part in sorted(parts.items())}
-        stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
-        return Snapshot.build(self.env, through, self.config, stats)
+                for key, part in keys.items():
+                    parts.setdefault(key, []).append((self._weights[age], part))
+        return dict(sorted(parts.items()))

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lachesis.pipeline.normalization.logic.accumulator import Accumulator
+from lachesis.pipeline.normalization.logic.accumulator import LIMIT, Accumulator, quantize
+from lachesis.pipeline.normalization.logic.ranks import LARGEST_SHIFT, MOST_CELLS, RankCounts
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Seq, shaped
 
@@ -20,7 +21,15 @@ __all__ = ["SavedDelta", "SavedState", "saved_delta", "saved_state"]
 _Digits = Annotated[str, Meta(pattern=r"\A-?[0-9]{1,80}\Z")]
 _Sums = tuple[_Digits, _Digits, _Digits, _Digits, _Digits, _Digits]
 _Keys = dict[str, _Sums]
+# shift, groups, cells: at most MOST_CELLS of 19 and 12 digits
+_Counts = tuple[
+    Annotated[int, Meta(ge=0, le=LARGEST_SHIFT)],
+    Annotated[int, Meta(ge=0, le=1 << 48)],
+    Annotated[str, Meta(pattern=r"\A(-?[0-9a-f]{1,19}:[0-9a-f]{1,12}( (?!\Z)|\Z))*\Z", max_length=MOST_CELLS * 34)],
+]
+_Ranks = dict[str, _Counts]
 _Number = Annotated[int, Meta(ge=0, le=1 << 48)]
+_LARGEST = 2 * quantize(LIMIT)
 _Window = Annotated[str, Meta(pattern=r"\A[0-9]{1,18}\Z")]
 
 
@@ -34,12 +43,14 @@ class SavedState(msgspec.Struct, frozen=True):
     ring: dict[_Window, _Keys]
     recent: list[tuple[Seq, str]]
     emitted: list[Seq]
+    ranks: dict[_Window, _Ranks] = {}
 
 
 class _Closed(msgspec.Struct, frozen=True):
     window: _Number
     keys: _Keys
     members: list[tuple[Seq, str]]
+    ranks: _Ranks = {}
 
 
 class SavedDelta(msgspec.Struct, frozen=True):
@@ -55,7 +66,8 @@ def saved_state(value: Any) -> SavedState:
     """Return the state. Raises `SchemaError`."""
     state = shaped("normalizer state", SavedState, value)
     _check(state.ring.values())
-    if any(int(window) >= state.base for window in state.ring):
+    _check_ranks(state.ranks.values())
+    if any(int(window) >= state.base for window in (*state.ring, *state.ranks)):
         raise SchemaError(f"normalizer state: a window beyond {state.base}, the first that is open")
     return state
 
@@ -64,6 +76,7 @@ def saved_delta(value: Any) -> SavedDelta:
     """Return the delta. Raises `SchemaError`."""
     delta = shaped("normalizer delta", SavedDelta, value)
     _check(part.keys for part in delta.closed)
+    _check_ranks(part.ranks for part in delta.closed)
     if any(part.window >= delta.base for part in delta.closed):
         raise SchemaError(f"normalizer delta: a window beyond {delta.base}, the first that is open")
     return delta
@@ -81,3 +94,18 @@ def _check(windows: Iterable[_Keys]) -> None:
             )
             if not possible or (sums.count == 0 and any((sums.squares, sums.low, sums.high))):
                 raise SchemaError(f"normalizer state: the sums of {key[:40]!r} are those of no values")
+
+
+def _check_ranks(windows: Iterable[_Ranks]) -> None:
+    for ranks in windows:
+        for key, fields in ranks.items():
+            counts = RankCounts.from_list(fields)
+            values = sum(counts.cells.values())
+            possible = (
+                len(fields[2].split()) == len(counts.cells) <= MOST_CELLS
+                and all(counts.cells.values())
+                and bool(values) <= counts.groups <= values
+                and all(abs(cell << counts.shift) <= _LARGEST for cell in counts.cells)
+            )
+            if not possible:
+                raise SchemaError(f"normalizer state: the ranks of {key[:40]!r} are those of no values")

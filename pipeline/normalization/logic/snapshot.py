@@ -12,7 +12,7 @@ import msgspec
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.accumulator import Moments
-from lachesis.schemas.errors import ConfigError
+from lachesis.pipeline.normalization.logic.ranks import RankTable
 
 __all__ = ["KeyStats", "Normalized", "Snapshot"]
 
@@ -56,37 +56,47 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     through: int
     config: NormalizationConfig
     keys: dict[str, KeyStats]
+    ranks: dict[str, RankTable] = {}
+    """Of the keys that are normalized to ranks."""
 
     @classmethod
-    def build(cls, env: str, through: int, config: NormalizationConfig, keys: dict[str, KeyStats]) -> "Snapshot":
+    def build(
+        cls,
+        env: str,
+        through: int,
+        config: NormalizationConfig,
+        keys: dict[str, KeyStats],
+        ranks: dict[str, RankTable] | None = None,
+    ) -> "Snapshot":
         """Return the snapshot with its id."""
-        content = msgspec.json.encode((1, env, through, config, keys), order="deterministic")
-        return cls(
-            id=hashlib.blake2b(content, digest_size=12).hexdigest(), env=env, through=through, config=config, keys=keys
+        content = msgspec.json.encode(
+            (1, env, through, config, keys, *([ranks] if ranks else [])), order="deterministic"
         )
+        digest = hashlib.blake2b(content, digest_size=12).hexdigest()
+        return cls(id=digest, env=env, through=through, config=config, keys=keys, ranks=ranks or {})
 
     def warm(self, key: str) -> bool:
         """Say whether there are enough rewards under `key` to normalize with."""
-        stats = self.keys.get(key)
+        stats = self.ranks.get(key) if self.config.ranks(key) else self.keys.get(key)
         if stats is None:
             return False
         return stats.count >= self.config.warmup_samples and stats.groups >= self.config.warmup_groups
 
     def normalize(self, key: str, column: Sequence[float | None]) -> Normalized:
-        """Normalize one group's values of `key`; None stays None.
-
-        Raises ConfigError in mode "minmax" if `key` has no declared bounds.
-        """
+        """Normalize one group's values of `key`; None stays None."""
         config = self.config
         if config.mode == "none":
             return Normalized(values=list(column), clipped=0, warmup=False)
-        if config.mode == "minmax":
-            low, high = bounds_of(config, key)
+        if config.mode == "minmax" and key in config.bounds:
+            low, high = config.bounds[key]
             inside = [None if x is None else min(max(x, low), high) for x in column]
             values = [None if x is None else (x - low) / (high - low) for x in inside]
             return Normalized(values=values, clipped=_moved(column, inside), warmup=False)
         if not self.warm(key):
             return Normalized(values=list(column), clipped=0, warmup=True)
+        if config.ranks(key):
+            table = self.ranks[key]
+            return Normalized(values=[None if x is None else table.rank(x) for x in column], clipped=0, warmup=False)
         stats = self.keys[key]
         std = max(stats.std, config.std_floor)
         # The clip bounds the distance from the mean in both modes. Clipping x/std itself would pin every reward of an
@@ -96,13 +106,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         centre = stats.mean if config.mode == "zscore" else 0.0
         values = [None if x is None else (x - centre) / std for x in inside]
         return Normalized(values=values, clipped=_moved(column, inside), warmup=False)
-
-
-def bounds_of(config: NormalizationConfig, key: str) -> tuple[float, float]:
-    """Return the declared bounds of `key`; raises ConfigError if there are none."""
-    if key not in config.bounds:
-        raise ConfigError(f'normalization.mode is "minmax" but {key!r} has no bounds; add normalization.bounds.{key}.')
-    return config.bounds[key]
 
 
 def _moved(before: Sequence[float | None], after: Sequence[float | None]) -> int:

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.normalization.logic import ranks as ranks_module
 from lachesis.pipeline.normalization.logic.normalizer import DUPLICATE_WINDOWS, EnvNormalizer, Ready
 from lachesis.pipeline.normalization.logic.snapshot import Snapshot
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
 
 SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3)
+RANKS = msgspec.structs.replace(SMALL, mode="minmax", bounds={"format": (0.0, 1.0)})
 
 
 def history(rng, groups, gap=3, dead=0.1, copies=0.1):
@@ -55,12 +57,12 @@ def roundtrip(state):
 class LiveRun:
     """Interleaves memberships and outcomes, repeats outcomes, restarts from snapshot and log, steps at random."""
 
-    def __init__(self, events, rng):
-        self.events, self.rng = events, rng
+    def __init__(self, events, rng, config=SMALL):
+        self.events, self.rng, self.config = events, rng, config
         self.inputs = [(group, seq, columns) for seq, group, columns in events]
         rng.shuffle(self.inputs)
         self.inputs += rng.choices(self.inputs, k=len(events) // 2)
-        self.norm = EnvNormalizer("e", SMALL)
+        self.norm = EnvNormalizer("e", config)
         self.got, self.log = {}, [("state", roundtrip(self.norm.state_dict()))]
         self.members = self.outcomes = 0
 
@@ -77,7 +79,7 @@ class LiveRun:
     def restart(self):
         source = self.norm.oldest_source()
         before = self.norm.state_dict()
-        self.norm = EnvNormalizer("e", SMALL)
+        self.norm = EnvNormalizer("e", self.config)
         self.norm.load_state_dict(self.log[0][1])
         for _, delta in self.log[1:]:
             self.norm.apply(delta)
@@ -106,15 +108,45 @@ class LiveRun:
         return self.got, self.norm.state_dict()
 
 
+@pytest.mark.parametrize("config", [SMALL, RANKS])
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), groups=st.integers(0, 60))
-def test_same_bits_for_any_order_redelivery_batching_and_restart(seed, groups):
+def test_same_bits_for_any_order_redelivery_batching_and_restart(config, seed, groups):
     rng = random.Random(seed)
     events = history(rng, groups)
-    expected, state = in_order(events)
-    got, live_state = LiveRun(events, rng).run()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks_module, "MOST_CELLS", 8)  # less than the 16 values of a window
+        expected, state = in_order(events, config)
+        got, live_state = LiveRun(events, rng, config).run()
     assert live_state == state
     assert got == expected
+
+
+def test_ranks_are_kept_of_keys_without_bounds_alone_and_no_longer_than_sums():
+    events = history(random.Random(2), 400, gap=1, dead=0, copies=0)
+    norm = EnvNormalizer("e", RANKS)
+    last = {}
+    for seq, group, columns in events:
+        norm.member(seq, group)
+        norm.outcome(group, seq, columns)
+        for ready in norm.step().ready:
+            last = {key: ready.snapshot.normalize(key, column) for key, column in ready.values.items()}
+        assert set(norm._ranks) <= set(norm._ring)
+    assert {key for keys in norm._ranks.values() for key in keys} == {"reward"}
+    assert norm.snapshot().ranks["reward"].count == norm.snapshot().keys["reward"].count
+    assert not last["reward"].warmup
+    assert all(0 <= value <= 1 for value in last["reward"].values if value is not None)
+
+
+def test_a_state_from_before_ranks_warms_up_again_instead_of_failing():
+    norm = EnvNormalizer("e", SMALL)
+    for seq in range(1, 40):
+        norm.member(seq, f"g{seq}")
+        norm.outcome(f"g{seq}", seq, {"reward": [float(seq), 0.0]})
+    norm.step()
+    later = EnvNormalizer("e", msgspec.structs.replace(SMALL, mode="rank"))
+    later.load_state_dict(roundtrip(norm.state_dict()))
+    assert later.snapshot().normalize("reward", [3.0]).warmup
 
 
 def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays_bounded():
