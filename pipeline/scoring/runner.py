@@ -38,9 +38,14 @@ class EnsembleRunner:
         results: dict[str, list[Rating]] = {
             calls.member.name: [Rating(None, "error")] * len(samples) for calls in self._calls
         }
-        async with anyio.create_task_group() as tasks:
-            for calls in self._calls:
-                tasks.start_soon(calls.rate, samples, results[calls.member.name])
+        waiting = [calls for calls in self._calls if not calls.at_once]
+        for calls in self._calls:
+            if calls.at_once:
+                await calls.rate(samples, results[calls.member.name])
+        if waiting:
+            async with anyio.create_task_group() as tasks:
+                for calls in waiting:
+                    tasks.start_soon(calls.rate, samples, results[calls.member.name])
         return results
 
 
@@ -57,6 +62,8 @@ class _MemberCalls:
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
         declared = rater.function if isinstance(rater, FunctionRater) else self._function
         self._on_loop = rater.inline or inspect.iscoroutinefunction(declared)
+        self.at_once = rater.inline and not inspect.iscoroutinefunction(declared)
+        """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
         self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
@@ -69,6 +76,9 @@ class _MemberCalls:
         with traced(f"score {name}", attributes={"rl.rater": name, "rl.samples": len(samples)}) as found:
             if self.member.rater.rates_groups:
                 await self._rate_group(samples, column)
+            elif self.at_once:
+                for i, sample in enumerate(samples):
+                    await self._rate_one(sample, column, i)
             else:
                 async with anyio.create_task_group() as tasks:
                     for i, sample in enumerate(samples):
@@ -93,7 +103,12 @@ class _MemberCalls:
             column[:] = [outcome] * len(samples)
 
     async def _guarded(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
-        """Call within a slot and the time limit, and turn every failure of the rater into a missing rating."""
+        """Call, and turn every failure of the rater into a missing rating."""
+        rating = self._rate_at_once(argument, judge) if self.at_once else None
+        return rating or await self._rate_patiently(argument, judge)
+
+    async def _rate_patiently(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
+        """Call within a slot and the time limit, and again where infrastructure failed."""
         config = self.member.config
         failure = ""
         async with self._slots:
@@ -120,6 +135,25 @@ class _MemberCalls:
             if failure:  # a rater that is slow on one answer is not down
                 self._breaker.failed(anyio.current_time())
             return Rating(None, "timeout", f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
+
+    def _rate_at_once(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating | None:
+        """Return the rating of an inline rater, None where there is something to wait for after all."""
+        if not self._breaker.admits(anyio.current_time()):
+            return None
+        try:
+            answer = self._function(argument)
+        except InfrastructureError:
+            return None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as below
+            self._breaker.succeeded()
+            return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
+        if inspect.isawaitable(answer):  # not a function's after all
+            self.at_once = False
+            if inspect.iscoroutine(answer):
+                answer.close()
+            return None
+        self._breaker.succeeded()
+        return judge(answer)
 
     async def _call(self, argument: Any) -> Any:
         result = self._function(argument) if self._on_loop else await self._in_thread(argument)

@@ -60,13 +60,10 @@ class Fold:
         self._open: list[_Open] = []
         self._fed: list[tuple[_Open, GroupScore | None]] = []
         self._unscored: list[Unscored] = []
+        self.fed = 0
+        """Samples fed since the last step, and one more for each group."""
         self.digest = ""
         """Names every score and reward handed out so far, in order; stamps and reasons are not in it."""
-
-    @property
-    def fed(self) -> int:
-        """Samples fed since the last step, and one more for each group."""
-        return sum(1 + len(part.scores or ()) for part, _ in self._fed)
 
     def restore(self, state: bytes | None, deltas: Sequence[bytes]) -> None:
         """Take over what was committed, before anything is fed. Raises `SchemaError` when it is malformed."""
@@ -94,6 +91,7 @@ class Fold:
         if part.scores is None:
             self._unscored.append(Unscored(group=group, seq=seq, reason=reason[:500]))
         self._fed.append((part, score))
+        self.fed += 1 + len(part.scores or ())
 
     def step(self) -> Folded:
         """Hand out scores and rewards of what was fed since the last step."""
@@ -111,7 +109,7 @@ class Fold:
         folded = Folded(
             list(scores.values()), rewards, self._unscored, msgspec.msgpack.encode(_State(changes, new, self.digest))
         )
-        self._fed, self._unscored = [], []
+        self._fed, self._unscored, self.fed = [], [], 0
         return folded
 
     def state(self) -> bytes:

@@ -201,3 +201,38 @@ def test_importing_the_runner_loads_no_optional_package():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_an_inline_rater_that_fails_is_treated_as_any_other():
+    asked = []
+
+    def flaky(sample):
+        asked.append(sample.item)
+        if sample.item == "1":
+            raise ValueError("bad")
+        if sample.item == "2" and asked.count("2") == 1:
+            raise InfrastructureError("down for a moment")
+        return None if sample.item == "3" else 1.0
+
+    results = await run(member(flaky, inline=True), member(lambda _: "text", "text", inline=True))
+    assert [(r.value, r.status) for r in results["r"]] == [(1.0, "ok"), (None, "error"), (1.0, "ok"), (None, "abstain")]
+    assert asked == ["0", "1", "2", "2", "3"]
+    assert {r.status for r in results["text"]} == {"error"}
+
+
+async def test_an_inline_rater_that_is_down_is_left_alone():
+    asked = []
+
+    def down(sample):
+        asked.append(sample)
+        raise InfrastructureError("down")
+
+    results = await run(member(down, inline=True, retries=0, breaker_failures=2))
+    assert [r.status for r in results["r"]] == ["error"] * 4
+    assert results["r"][3].detail == "not asked: its last calls all failed"
+    assert len(asked) == 4  # two samples, each at once and then patiently
+
+
+async def test_an_inline_function_that_returns_an_awaitable_is_awaited():
+    results = await run(member(coroutine, inline=True))
+    assert [r.value for r in results["r"]] == [0.0, 1.0, 2.0, 3.0]

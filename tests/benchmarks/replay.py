@@ -1,0 +1,166 @@
+"""Rate of a replay beside the rate of reading the same history raw: `python tests/benchmarks/replay.py --groups 2000`.
+
+One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
+of 64 messages that nobody acknowledges, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
+replay decodes and checks each group, rates it with three numeric raters (inline), normalizes and commits it. Each is
+run `--rounds` times in turn, and the median is told. All of it shares the machine's cores, the server included.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+import nats
+import numpy as np
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.rater import Sample, rater
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.columns import as_bytes, pack_mask
+from lachesis.schemas.ids import new_group_id
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.replay import Selection
+from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
+
+RUN, ENV = "bench", "env"
+SAMPLES, TOKENS, PROMPT = 8, 256, 32
+CONFIG = RunConfig(
+    run=RUN,
+    environments={ENV: EnvironmentConfig(kind="bench:None")},
+    scoring=ScoringConfig(raters=[RaterConfig(rater=f"__main__:{name}") for name in ("words", "distinct", "tokens")]),
+)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def words(sample: Sample) -> float:
+    return min(1.0, len(sample.completion.split()) / 512)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def distinct(sample: Sample) -> float:
+    said = sample.completion.split()
+    return len(set(said)) / max(len(said), 1)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def tokens(sample: Sample) -> float:
+    return min(1.0, sample.token_count / 512)
+
+
+def made(draw: np.random.Generator, n: int) -> RolloutGroup:
+    """Return a group of random tokens with texts of about as many words as a tokenizer would make of them."""
+    total = SAMPLES * TOKENS
+    mask = [t % TOKENS >= PROMPT for t in range(total)]
+    words = np.array(["the", "sum", "of", "seven", "and", "two", "is", "nine", "so", "answer"])
+    said = [
+        [
+            Message(role="user", content="What is seven and two? Think, then answer."),
+            Message(role="assistant", content=" ".join(draw.choice(words, (TOKENS - PROMPT) * 3 // 4))),
+        ]
+        for _ in range(SAMPLES)
+    ]
+    return RolloutGroup(
+        id=new_group_id(), run=RUN, env=ENV, item=str(n), producer="bench", epoch=1, counter=n,
+        policy_versions=["0-first-ab"], tokenizer_hash="t", started_ns=1, messages=said,
+        sequences=Sequences(
+            offsets=as_bytes(range(0, total + 1, TOKENS), "int32"),
+            tokens=as_bytes(draw.integers(0, 32000, total), "int32"),
+            loss_mask=pack_mask(mask),
+            logprobs=as_bytes(np.where(mask, -draw.exponential(1.0, total), 0.0), "float32"),
+            finish_reasons=["stop"] * SAMPLES,
+            version_spans=[VersionSpan(i, 0, 0) for i in range(SAMPLES)],
+        ),
+    )  # fmt: skip
+
+
+async def fill(bus: NatsBus, count: int) -> int:
+    """Store the history and return its bytes."""
+    draw = np.random.default_rng(0)
+    subject = subjects.rollout(RUN, ENV)
+    slots = anyio.Semaphore(64)
+
+    async def store(group: RolloutGroup) -> None:
+        async with slots:
+            headers = {PLAN_HEADER: Plan.of(group).pack()}
+            await bus.publish(subject, encode(group), msg_id=group.id, headers=headers)
+
+    for first in range(0, count, 1000):
+        async with anyio.create_task_group() as tasks:
+            for n in range(first, min(count, first + 1000)):
+                tasks.start_soon(store, made(draw, n))
+    return (await bus.usage(subjects.ROLLOUTS)).bytes
+
+
+async def raw(server: EmbeddedServer, count: int) -> float:
+    """Read with the client library alone; return groups a second."""
+    client = await nats.connect(server.url, token=server.token)
+    try:
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=subjects.rollout(RUN, ENV))
+        pull = await client.jetstream().pull_subscribe(
+            subjects.rollout(RUN, ENV), stream=subjects.ROLLOUTS, config=config
+        )
+        start, got = time.perf_counter(), 0
+        while got < count:
+            got += len(await pull.fetch(64, timeout=5))
+        return count / (time.perf_counter() - start)
+    finally:
+        await client.close()
+
+
+async def read(bus: NatsBus, count: int) -> float:
+    start = time.perf_counter()
+    async with bus.read(subjects.ROLLOUTS, [subjects.rollout(RUN, ENV)], follow=False) as messages:
+        got = sum([1 async for _ in messages])
+    assert got == count
+    return count / (time.perf_counter() - start)
+
+
+async def replay(bus: NatsBus, count: int, name: str) -> float:
+    request = Request(revision=name, selection=Selection(envs=[ENV]), pace=Pace())
+    result = await run_replay(bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None)
+    assert (result.groups, result.unscored, result.finished) == (count, 0, True)
+    return count / result.seconds
+
+
+async def main(options: argparse.Namespace) -> None:
+    gib = 1 << 30
+    streams = StreamsConfig(rollouts_bytes=8 * gib, replay_bytes=4 * gib)
+    with tempfile.TemporaryDirectory() as folder:
+        async with (
+            EmbeddedServer(Path(folder) / "nats", ServerConfig(max_file_bytes=32 * gib)) as server,
+            await connect(server.url, name="bench", token=server.token) as bus,
+        ):
+            await bus.ensure_streams(streams)
+            size = await fill(bus, options.groups)
+            kib = size / options.groups / 1024
+            print(f"{options.groups} groups of {SAMPLES} x {TOKENS} tokens, {kib:.1f} KiB each; {os.cpu_count()} cores")
+            rates: dict[str, list[float]] = {"raw": [], "read": [], "replay": []}
+            for number in range(options.rounds):
+                rates["raw"].append(await raw(server, options.groups))
+                rates["read"].append(await read(bus, options.groups))
+                rates["replay"].append(await replay(bus, options.groups, f"round-{number}"))
+            median = {name: statistics.median(found) for name, found in rates.items()}
+            for name, found in rates.items():
+                print(f"{name:7} {median[name]:9.0f} groups/s (of {', '.join(f'{rate:.0f}' for rate in found)})")
+            for other in ("raw", "read"):
+                print(f"replay / {other}: {median['replay'] / median[other]:.3f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    anyio.run(main, parser.parse_args())
