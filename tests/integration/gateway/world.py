@@ -1,0 +1,152 @@
+"""A run around a gateway that is a process: governor, batcher, normalizer and scorer are real, the trainer played."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.read import follow_ledger
+from lachesis.pipeline.batching.stage import run_batcher
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.stage.service import open_service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import Heartbeat, PolicyRecord
+from lachesis.schemas.ledger import Batch
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["CONFIG", "World"]
+
+CONFIG = """
+run = "g"
+[environments.words]
+kind = "gateway"
+longest_tokens = 64
+[environments.sums]
+kind = "gateway"
+longest_tokens = 64
+[batching]
+batch_size = 8
+max_staleness = 2
+[flow]
+lease_s = 2.0
+retry_s = 0.05
+[gateway]
+port = {port}
+hold_s = 20.0
+"""
+STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ("governor", run_governor), ("batcher", run_batcher), ("normalizer", run_normalizer), ("scorer", run_scorer),
+)  # fmt: skip
+
+
+class World:
+    """`batches` are those trained so far; `worst` is the most sequences that the governor ever counted."""
+
+    def __init__(self, bus: NatsBus, server: Any, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.bus = bus
+        self.file = folder / "run.toml"
+        self.file.write_text(CONFIG.format(port=self.port))
+        (folder / "token").write_text(server.token)
+        self.arguments = ["--config", str(self.file), "--nats", server.url, "--set", f"nats.token_file={folder}/token"]
+        self.config: RunConfig = load(RunConfig, file=self.file).config
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = folder / "gateway.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.batches: list[Batch] = []
+        self.trains = anyio.Event()
+        self.worst = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        try:
+            async with anyio.create_task_group() as tasks:
+                for name, stage in STAGES:
+                    tasks.start_soon(self._live, name, stage)
+                for task in (self._train, self._follow_governor):
+                    tasks.start_soon(task)
+                await self.start()
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            self.kill()
+
+    async def _live(self, name: str, stage: Callable[..., Any]) -> None:
+        async with open_service(self.bus, name, self.config.run) as service:
+            await stage(service, self.config)
+
+    async def start(self) -> None:
+        """Start the gateway, and return when it answers."""
+        self.process = self._spawn()
+        async with httpx.AsyncClient(trust_env=False) as http:
+            with anyio.fail_after(30):
+                while self.process.poll() is None:
+                    try:
+                        await http.get(self.url)
+                    except httpx.HTTPError:
+                        await anyio.sleep(0.05)
+                    else:
+                        return
+        raise AssertionError(self.log.read_text())
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
+        command = [sys.executable, "-m", "lachesis", "run", "gateway", *self.arguments]
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    async def _train(self) -> None:
+        await self._publish(0)
+        async with aclosing(follow_ledger(self.bus, self.config.run, "main", Position())) as entries:
+            async for entry in entries:
+                if entry.batch is not None:
+                    await self.trains.wait()
+                    self.batches.append(entry.batch)
+                    await self._publish(len(self.batches))
+
+    async def _publish(self, step: int) -> None:
+        record = PolicyRecord(run="g", version=f"{step}-a-b", weights="w", tokenizer_hash="tok", written_ns=step + 1)
+        await self.bus.put(subjects.BUCKETS["policy"], "g", encode(record))
+
+    async def _follow_governor(self) -> None:
+        async with self.bus.listen(subjects.heartbeat("g", "governor")) as beats:
+            async for message in beats:
+                figures = decode(Heartbeat, message.data).metrics
+                self.worst = max(self.worst, figures.get("flow/outstanding", 0.0))
+
+    async def groups(self) -> list[RolloutGroup]:
+        async with self.bus.read(subjects.ROLLOUTS, [subjects.rollout("g")], follow=False) as stored:
+            return [decode(RolloutGroup, message.data) async for message in stored]
+
+    async def outcomes(self) -> Counter[str]:
+        """Count what became of the rollouts, by kind; asserts that none has two outcomes."""
+        found: dict[int, str] = {}
+        async with aclosing(follow_ledger(self.bus, "g", "main", Position(), follow=False)) as entries:
+            async for entry in entries:
+                settled = [(outcome.seq, outcome.kind) for outcome in entry.outcomes]
+                settled += [(ref.seq, "batched") for ref in (entry.batch.groups if entry.batch else [])]
+                for seq, kind in settled:
+                    assert seq not in found
+                    found[seq] = kind
+        return Counter(found.values())
