@@ -279,7 +279,7 @@ class Supervisor:
             self._write_pids()
             code = await server.wait()
             log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
-            await server.start()  # not stopped first: services that start meanwhile find its endpoint and wait
+            await server.start_again()
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}

@@ -35,6 +35,7 @@ MAX_PAYLOAD_BYTES = 8 << 20
 
 _PR_SET_PDEATHSIG = 1
 _LOG_LINES = 12
+_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -136,6 +137,20 @@ class EmbeddedServer:
                 ) from None
             raise
         write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
+
+    async def start_again(self) -> None:
+        """Start the server after it ended by itself, several times if it ends again while it starts.
+
+        It is not stopped first: clients that start meanwhile find its endpoint and wait. Raises `StartupError`.
+        """
+        for pause_s in _PAUSES_S:
+            try:
+                await self.start()
+            except StartupError:
+                await anyio.sleep(pause_s)
+            else:
+                return
+        await self.start()
 
     async def wait(self) -> int:
         """Wait until the server ends by itself and return its exit status."""

@@ -135,4 +135,4 @@ class Standalone:
 async def _keep(server: EmbeddedServer) -> None:
     while True:
         await server.wait()
-        await server.start()
+        await server.start_again()

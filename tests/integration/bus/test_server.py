@@ -135,6 +135,23 @@ async def test_a_server_that_died_is_found_while_it_is_away_and_comes_back_in_it
     assert after.pid != before.pid
 
 
+async def test_a_server_that_ends_while_it_starts_again_is_started_once_more(tmp_path: Path) -> None:
+    fail = tmp_path / "fail"
+    binary = tmp_path / "nats-server"
+    binary.write_text(f'#!/bin/sh\n[ -e {fail} ] && rm {fail} && kill -9 $$\nexec {find_binary()} "$@"\n')
+    binary.chmod(0o700)
+    async with EmbeddedServer(tmp_path / "store", binary=binary) as server:
+        before = server.pid, server.url, server.token
+        for _ in range(2):
+            fail.touch()
+            os.kill(server.pid, signal.SIGKILL)
+            await server.wait()
+            await server.start_again()
+            assert not fail.exists()
+        assert server.pid != before[0]
+        assert (server.url, server.token) == before[1:]
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_the_server_dies_with_its_parent(tmp_path: Path, stopped: bool) -> None:
     program = (
