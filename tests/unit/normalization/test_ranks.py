@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.normalization.logic import ranks as ranks_module
 from lachesis.pipeline.normalization.logic.accumulator import LIMIT
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalization.logic.ranks import LARGEST_SHIFT, MOST_CELLS, RankCounts, RankTable
@@ -68,14 +69,25 @@ def test_cells_are_bounded_and_ranks_monotone(values, x, y):
 @pytest.mark.parametrize("replicas", [1, 2, 5])
 @given(columns=st.lists(st.lists(VALUES | st.none(), min_size=1, max_size=40), max_size=40), rng=st.randoms())
 def test_the_same_bits_for_any_order_and_number_of_replicas(replicas, columns, rng):
-    expected = counted(*columns)
-    shuffled = rng.sample(columns, len(columns))
-    parts = [counted(*shuffled[i::replicas]) for i in range(replicas)]
-    rng.shuffle(parts)
-    merged = RankCounts()
-    for part in parts:
-        merged.merge(RankCounts.from_list(part.to_list()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks_module, "MOST_CELLS", 8)  # so that cells are merged all the time
+        expected = counted(*columns)
+        shuffled = rng.sample(columns, len(columns))
+        parts = [counted(*shuffled[i::replicas]) for i in range(replicas)]
+        rng.shuffle(parts)
+        merged = RankCounts()
+        for part in parts:
+            merged.merge(RankCounts.from_list(part.to_list()))
+    assert len(merged.cells) <= 8
     assert merged.to_list() == expected.to_list()
+
+
+def test_windows_of_different_resolution_fold_to_the_coarser_one():
+    fine, coarse = counted([0.0, 1.0]), counted([i / 1000 for i in range(1000)])
+    made = RankTable.of([(ONE, fine), (ONE, coarse)])
+    assert (made.shift, made.count, made.groups) == (coarse.shift, 1002, 2)
+    assert made.rank(0.5) == pytest.approx(0.5, abs=0.01)
+    assert made == RankTable.of([(ONE, coarse), (ONE, fine)])
 
 
 def test_older_windows_weigh_less():
