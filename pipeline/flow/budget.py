@@ -132,7 +132,10 @@ class Budget:
             self._why[stream] = why
 
     def pressure(self, stream: str) -> Pressure:
-        """Return how much should be trimmed from a stream, by the newest figures and what was refused since."""
+        """Return how much should be trimmed from a stream, by the newest figures and what was refused since.
+
+        What has landed since those counts twice, so `short` may ask for more than there is in the stream.
+        """
         usage, wanted = self._usage.get(stream), self._wanted.pop(stream, 0)
         if usage is None or usage.max_bytes <= 0:
             return Pressure()

@@ -95,7 +95,8 @@ class History:
         self._budget.explain(stream, why)
         if why is None:
             self.metrics.pop(f"flow/held_from/{stream}", None)
-        self._say(stream, f"no group is admitted: stream {stream} is full, and {why}" if short > gone else None)
+        stopped = why is not None and short > gone
+        self._say(stream, f"no group is admitted: stream {stream} is full, and {why}" if stopped else None)
 
     async def _trim(self, stream: str, excess: int, claimed: Sequence[Claim]) -> tuple[int, Retention]:
         """Delete what is oldest until `excess` bytes are gone or nothing more may go; return how many went.
