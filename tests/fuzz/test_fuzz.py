@@ -23,10 +23,12 @@ NAMES = (
 def targets() -> Iterator[list[Target]]:
     logging.disable()
     tracemalloc.start(1)
-    with all_targets() as found:
-        yield found
-    tracemalloc.stop()
-    logging.disable(logging.NOTSET)
+    try:
+        with all_targets() as found:
+            yield found
+    finally:
+        tracemalloc.stop()
+        logging.disable(logging.NOTSET)
 
 
 def test_every_family_is_known(targets: list[Target]) -> None:

@@ -1,5 +1,6 @@
 """Requests, heartbeats and key-value records, taken in by those who act on them."""
 
+import asyncio
 import math
 import random
 
@@ -93,7 +94,7 @@ def _feed_attempts(data: bytes) -> None:
             await bus.put(subjects.BUCKETS["attempts"], "d.1", data)
             return await Attempts(bus, "d").deaths(1)
 
-    assert anyio.run(read) >= 0
+    assert asyncio.run(read()) >= 0
 
 
 def _mutate_url(rng: random.Random, good: bytes) -> bytes:
@@ -113,4 +114,4 @@ def _feed_url(data: bytes) -> None:
                 await bus.changed(until=bus.now() + 0.001)
             tasks.cancel_scope.cancel()
 
-    anyio.run(follow)
+    asyncio.run(follow())

@@ -1,11 +1,11 @@
 """Large messages: heads that lie about size, sequences and content, over a stream that answers as JetStream does."""
 
+import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import cast
 
-import anyio
 import msgspec
 from fuzz.mutate import mutate_msgpack
 from fuzz.oracle import Target
@@ -49,7 +49,7 @@ _WHOLE = random.Random(0).randbytes(2 * CHUNK_BYTES + 100)
 
 def targets() -> list[Target]:
     """Return the target; its seed is the head of a message of three chunks."""
-    ack = anyio.run(_BLOBS.store, rollout("r", "sums"), _WHOLE, {})
+    ack = asyncio.run(_BLOBS.store(rollout("r", "sums"), _WHOLE, {}))
     head = _STREAM.stored[ack.seq].data
     chunks, size, _ = msgspec.msgpack.decode(head)
     part = _STREAM.stored[chunks[0]].data * 64
@@ -67,6 +67,6 @@ def targets() -> list[Target]:
 
 def _feed(seq: int, data: bytes) -> None:
     good = _STREAM.stored[seq]
-    joined = anyio.run(_BLOBS.join, Stored(good.stream, good.subject, seq, data, 0, good.headers))
+    joined = asyncio.run(_BLOBS.join(Stored(good.stream, good.subject, seq, data, 0, good.headers)))
     assert LARGE_HEADER not in joined.headers
     assert joined.data == _WHOLE, "other data than was stored"
