@@ -1,18 +1,21 @@
 """Replays over a bus in memory: equal to the live run, to themselves however often killed, and refused where wrong."""
 
+from contextlib import asynccontextmanager
+
 import anyio
 import msgspec
 import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.flow.retention import change, holding, record
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.logic.selection import groups_digest
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent, ScoreEvent
@@ -242,3 +245,55 @@ async def test_pace_bounds_rate_and_groups_in_flight(lab):
     began = anyio.current_time()
     await replay(lab, pace=Pace(max_rate=40.0, max_inflight=2))
     assert anyio.current_time() - began >= 12 / 40
+
+
+async def test_how_long_each_rating_takes_changes_nothing(lab, monkeypatch):
+    await stored(lab, 40)
+    calm = await replay(lab, "calm", pace=Pace(max_inflight=1))
+    draw = np.random.default_rng(1)
+
+    class Slow(EnvironmentScorer):
+        async def score(self, group, seq):
+            await anyio.sleep(float(draw.random()) * 0.02)
+            return await super().score(group, seq)
+
+    monkeypatch.setattr("lachesis.pipeline.replay.stage.EnvironmentScorer", Slow)
+    hasty = await replay(lab, "hasty", pace=Pace(max_inflight=16))
+    assert hasty.digest == calm.digest
+
+
+async def test_what_has_been_read_is_let_go_while_it_runs(lab, monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
+    await stored(lab, 30)
+    needed = []
+
+    @asynccontextmanager
+    async def watched(*args, **kwargs):
+        async with holding(*args, **kwargs) as held:
+            yield held
+            needed.append(dict(held.needs))
+
+    monkeypatch.setattr("lachesis.pipeline.replay.stage.holding", watched)
+    await replay(lab)
+    last = (await lab.bus.usage(subjects.ROLLOUTS)).last
+    assert needed == [{subjects.ROLLOUTS: last + 1}]
+
+
+async def test_environments_are_replayed_each_for_itself(lab):
+    both = msgspec.structs.replace(CONFIG, environments={"sums": SUMS, "words": SUMS})
+    for n in range(1, 31):
+        for k, env in enumerate(("sums", "words")):
+            talk = [
+                Message(role="user", content="q"),
+                Message(role="assistant", content=["yes", "no"][(n * 7 + k) % 2]),
+            ]
+            said = [talk, [talk[0], Message(role="assistant", content="yes")]]
+            await lab.store(lab.group(2 * n + k, env=env, messages=said, task={"answer": "yes"}))
+    await replay(lab, "both", Selection(envs=["sums", "words"]), config=both, stop_at=10)
+    result = await replay(lab, "both", Selection(envs=["sums", "words"]), config=both)
+    assert (result.groups, result.finished) == (60, True)
+    for env in ("sums", "words"):
+        await replay(lab, env, Selection(envs=[env]), config=both)
+        together, alone = await written(lab, "both", env), await written(lab, env, env)
+        assert together[-1].digest == alone[-1].digest
+        assert len([item for event in together for item in event.scores]) == 30
