@@ -8,9 +8,12 @@ from types import ModuleType
 import pytest
 
 from lachesis import Environment, Sample
+from lachesis.pipeline.config.load import load as load_config
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.collect import collect_group
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.services.cli.commands import app
 from lachesis.testing import FakeInference
 
 ROOT = Path(__file__).parents[2]
@@ -56,3 +59,20 @@ def test_the_rater_of_the_readme_rates() -> None:
     brevity = load("tests/examples/brevity.py").brevity
     assert brevity.bounds == (0.0, 1.0)
     assert brevity(Sample(prompt="", completion="", token_count=40), enough=20) == 0.5
+
+
+@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL))
+def test_a_configuration_of_the_readme_is_one(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    load_config(RunConfig, file=file, environ={}, sets=[])
+
+
+def test_every_command_of_the_readme_is_there() -> None:
+    table = README[README.index("| command | does |") : README.index("Each service by hand")]
+    names = {
+        name for cell in re.findall(r"^\| (.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)
+    }
+    words = {word for name in names for word in name.removeprefix("lachesis ").split()[:1]}
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert words <= commands | {group.name for group in app.registered_groups}
