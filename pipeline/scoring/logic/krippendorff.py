@@ -39,21 +39,32 @@ class IntervalAlpha:
 
     From sum over ordered pairs (x_i-x_j)^2 = 2 (m S2 - S1^2), with S1 = sum x and S2 = sum x^2 of a unit of m ratings:
     alpha = 1 - (n-1) sum_m N[m]/(m-1) / (n T2 - T1^2), n = sum m, T1 = sum S1, T2 = sum S2, N[m] = sum m S2 - S1^2.
+    Held are, by m, the number of units and their sums of S1, S2 and S1^2.
     """
 
-    __slots__ = ("n", "spread", "t1", "t2", "units")
+    __slots__ = ("sums",)
 
     def __init__(self) -> None:
-        self.n = 0
-        self.t1 = 0
-        self.t2 = 0
-        self.units: dict[int, int] = {}  # m -> number of units
-        self.spread: dict[int, int] = {}  # m -> N[m]
+        self.sums: dict[int, list[int]] = {}
 
     def add(self, unit: Sequence[float | None]) -> None:
         """Add one unit. Raises ValueError on NaN or infinity."""
-        values = _quantized(unit)
-        self.add_sums(len(values), sum(values), sum([q * q for q in values]))
+        # Called for every sample there is, so it calls nothing of ours: that would cost as much as the arithmetic
+        try:
+            values = [round(x * _SCALE) for x in unit if x is not None]
+        except (ValueError, OverflowError) as error:
+            raise _not_finite(error) from error
+        m = len(values)
+        if m < 2:
+            return
+        s1 = sum(values)
+        sums = self.sums.get(m)
+        if sums is None:
+            sums = self.sums[m] = [0, 0, 0, 0]
+        sums[0] += 1
+        sums[1] += s1
+        sums[2] += sum([q * q for q in values])
+        sums[3] += s1 * s1
 
     def remove(self, unit: Sequence[float | None]) -> None:
         """Take back one unit that was added."""
@@ -62,48 +73,43 @@ class IntervalAlpha:
 
     def add_sums(self, m: int, s1: int, s2: int, times: int = 1) -> None:
         """Add a unit of m quantized ratings given as sums, `times` times (-1 takes it back)."""
-        if m < 2:
-            return
-        self.n += times * m
-        self.t1 += times * s1
-        self.t2 += times * s2
-        _bump(self.units, m, times)
-        self.spread[m] = self.spread.get(m, 0) + times * (m * s2 - s1 * s1)
-        if m not in self.units:
-            del self.spread[m]
+        if m > 1:
+            self._add(m, (times, times * s1, times * s2, times * s1 * s1))
 
     def merge(self, other: "IntervalAlpha") -> None:
         """Add all units of another."""
-        self.n += other.n
-        self.t1 += other.t1
-        self.t2 += other.t2
-        for m, count in other.units.items():
-            _bump(self.units, m, count)
-            self.spread[m] = self.spread.get(m, 0) + other.spread[m]
+        for m, sums in other.sums.items():
+            self._add(m, sums)
+
+    def _add(self, m: int, sums: Sequence[int]) -> None:
+        total = [a + b for a, b in zip(self.sums.get(m, (0, 0, 0, 0)), sums, strict=True)]
+        if total[0]:
+            self.sums[m] = total
+        else:  # dropped, so that equal contents mean equal tables
+            self.sums.pop(m, None)
 
     def alpha(self) -> Alpha:
         """Return alpha over the units held."""
-        units = sum(self.units.values())
-        if self.n == 0:
+        units = sum(sums[0] for sums in self.sums.values())
+        n = sum(m * sums[0] for m, sums in self.sums.items())
+        if n == 0:
             return _undefined(units, None)
+        t1, t2 = (sum(sums[i] for sums in self.sums.values()) for i in (1, 2))
         unit = Fraction(1, 1 << 64)
-        within = sum((Fraction(value, m - 1) for m, value in self.spread.items()), Fraction(0))
-        observed = 2 * within * unit / self.n
-        expected = 2 * (self.n * self.t2 - self.t1 * self.t1) * unit / (self.n * (self.n - 1))
+        within = sum((Fraction(m * s2 - squares, m - 1) for m, (_, _, s2, squares) in self.sums.items()), Fraction(0))
+        observed = 2 * within * unit / n
+        expected = 2 * (n * t2 - t1 * t1) * unit / (n * (n - 1))
         return _result(observed, expected, units)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums as strings (msgpack-able)."""
-        tables = {name: {str(m): str(v) for m, v in getattr(self, name).items()} for name in ("units", "spread")}
-        return {"version": 1, "n": str(self.n), "t1": str(self.t1), "t2": str(self.t2), **tables}
+        return {"version": 2, "sums": {str(m): [str(value) for value in sums] for m, sums in self.sums.items()}}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> "IntervalAlpha":
         """Undo `state_dict`."""
         made = cls()
-        made.n, made.t1, made.t2 = int(state["n"]), int(state["t1"]), int(state["t2"])
-        made.units = {int(m): int(v) for m, v in state["units"].items()}
-        made.spread = {int(m): int(v) for m, v in state["spread"].items()}
+        made.sums = {int(m): [int(value) for value in sums] for m, sums in state["sums"].items()}
         return made
 
 
@@ -211,8 +217,13 @@ class RaterReliability:
 def _quantized(unit: Sequence[float | None]) -> list[int]:
     try:
         return [round(x * _SCALE) for x in unit if x is not None]
-    except (ValueError, OverflowError) as error:  # rounding NaN or infinity to an integer
-        raise ValueError(f"a rating is not finite ({error}); a missing rating is None.") from error
+    except (ValueError, OverflowError) as error:
+        raise _not_finite(error) from error
+
+
+def _not_finite(error: Exception) -> ValueError:
+    """Say of NaN or infinity, which cannot be rounded to an integer, what was wrong."""
+    return ValueError(f"a rating is not finite ({error}); a missing rating is None.")
 
 
 def _finite(unit: Sequence[float | None]) -> list[float]:
