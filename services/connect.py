@@ -38,8 +38,8 @@ async def connect_run(config: RunConfig, name: str, identity: str) -> NatsBus:
 
 
 @asynccontextmanager
-async def open_history(config: RunConfig, name: str) -> AsyncIterator[NatsBus]:
-    """Yield a bus to read a run with, and nothing else.
+async def open_history(config: RunConfig, name: str, identity: str = OBSERVER) -> AsyncIterator[NatsBus]:
+    """Yield a bus to read a run with, and to do with its history what `identity` may.
 
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
     context. Raises as `connect_run`.
@@ -47,7 +47,7 @@ async def open_history(config: RunConfig, name: str) -> AsyncIterator[NatsBus]:
     store = config.path / NATS_FOLDER
     async with AsyncExitStack() as stack:
         try:
-            bus = await connect_run(config, name, OBSERVER)
+            bus = await connect_run(config, name, identity)
         except StartupError:
             if config.nats is not None or not (store / "jetstream").is_dir():
                 raise

@@ -11,12 +11,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, compare
 from lachesis.pipeline.replay.logic.condition import Condition, parse_condition
 from lachesis.pipeline.replay.revisions import conversation, read_revision
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 from lachesis.services.report.render import markdown, page
 from lachesis.services.report.tables import Report, report
 
@@ -51,7 +50,7 @@ def compare_revisions(
 async def _read(
     config: RunConfig, names: tuple[str, str], disputed: int
 ) -> tuple[Comparison, list[list[Message] | None]]:
-    async with await connect_run(config, f"{config.run}.compare", OBSERVER) as bus:
+    async with open_history(config, f"{config.run}.compare") as bus:
         a, b = [await read_revision(bus, config, name) for name in names]
         found = compare(config.run, a, b, disputed=disputed)
         return found, [await conversation(bus, one.seq, one.sample) for one in found.disputed]

@@ -21,7 +21,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.replay import Selection
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import open_history
 
 __all__ = ["Wanted", "replay_history"]
 
@@ -110,7 +110,10 @@ async def _run(config: RunConfig, request: Request) -> Replayed:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("groups"), TimeElapsedColumn(),
         TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    async with await connect_run(config, f"{config.run}.replay", OPERATOR) as bus, anyio.create_task_group() as tasks:
+    async with (
+        open_history(config, f"{config.run}.replay", OPERATOR) as bus,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(drain_when_told)
         with bar:
             task = bar.add_task(f"replay {request.revision}", total=None)

@@ -217,6 +217,20 @@ async def test_an_interrupted_replay_goes_on_where_it_was(world: World) -> None:
     assert await world.facts("paused") == await world.facts("whole")
 
 
+async def test_a_run_that_has_ended_is_scored_again_from_its_folder(tmp_path: Path) -> None:
+    async with (
+        EmbeddedServer(tmp_path / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,
+        await connect(server.url, name="tests", token=server.token) as bus,
+    ):
+        await bus.ensure_streams(RunConfig().streams)
+        world = World(tmp_path, bus)
+        await world.store(10)
+    assert (await world.replay("past"))["groups"] == 10
+    code, out, err = await world.lachesis("compare", "past", "past", "--json", "--fail-if", "sign_flips>0")
+    assert code == 0, err
+    assert json.loads(out)["metrics"]["rank_correlation"] == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 15 * KILLS)
 async def test_killed_at_random_points_it_gives_the_same_bits(world: World) -> None:
