@@ -1,7 +1,9 @@
 """The curriculum: rewards in, weights of the tasks out, one writer an environment.
 
-Every finished group teaches, dropped ones too. A commit holds the feedback of one burst, which is all that rebuilds
-the state; the snapshot that environments draw by goes to the curriculum bucket, at most twice a second.
+Every finished group teaches, dropped ones too, unless it names a policy step that the run has not trained: taken for
+the newest, it would make all that follows too old to learn from. A commit holds the feedback of one burst, which is
+all that rebuilds the state; the snapshot that environments draw by goes to the curriculum bucket, at most twice a
+second.
 """
 
 import anyio
@@ -25,6 +27,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
 from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.values import shaped, unpack
 
 __all__ = ["feedback_of", "items_of", "run_curriculum"]
@@ -86,6 +89,9 @@ class _EnvWriter:
         self.name = config.curriculum.strategy
         self.strategy = load_strategy(items, config.curriculum)
         self.next_event = 1
+        self._ledger = subjects.ledger(service.run, config.training.name)
+        self._batches = 0
+        """Batches that the ledger was seen to hold; a policy of step n has been trained on n of them."""
         self._changed = anyio.Event()
 
     @classmethod
@@ -113,6 +119,7 @@ class _EnvWriter:
     async def observe(self, burst: list[Stored]) -> None:
         """Learn from a burst of rewards and commit what was learned."""
         learned: list[Feedback] = []
+        looked = False  # the batches behind a policy are stored before anything it made
         for message in burst:
             if len(learned) >= _MOST:
                 await self._commit(learned)
@@ -132,13 +139,29 @@ class _EnvWriter:
                 feedback = feedback_of(self.env, reward)
                 if feedback is None:
                     continue
+                if feedback.policy_step > self._batches and not looked:
+                    self._batches, looked = await self._formed(), True
                 try:
+                    self._check_step(feedback)
                     self.strategy.observe(feedback)
-                except DataError as error:  # no item of the pool, or no share of successes: an environment's slip
+                except DataError as error:  # no item of the pool, no share of successes: an environment's slip
                     self.service.health.note = f"feedback left out: {error}"
                 else:
                     learned.append(feedback)
         await self._commit(learned)
+
+    async def _formed(self) -> int:
+        """Return how many batches were formed so far."""
+        read = self.service.retrying("read the ledger")
+        last: Stored | None = await read(self.service.bus.last, subjects.LEDGER, self._ledger)
+        return 0 if last is None else decode(LedgerEntry, last.data).next_batch
+
+    def _check_step(self, feedback: Feedback) -> None:
+        if feedback.policy_step > self._batches:
+            raise DataError(
+                f"group {feedback.id} was made by policy step {feedback.policy_step}, which cannot be: "
+                f"{self._batches} batches were ever formed"
+            )
 
     async def _commit(self, learned: list[Feedback]) -> None:
         cursors = {subjects.EVENTS: self.next_event}

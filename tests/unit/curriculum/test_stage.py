@@ -13,6 +13,7 @@ from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, Gr
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
 from lachesis.schemas.errors import InfrastructureError, StreamFullError
+from lachesis.schemas.ledger import GENESIS, LedgerEntry
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
 CONFIG = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind=SUMS, params={"largest": 2})})  # 9 tasks
@@ -25,7 +26,7 @@ def curriculum(service):
 def a_reward(n, **changes):
     rng = random.Random(n)
     fields = {
-        "group": f"{n:032x}", "seq": n + 1, "item": "i", "policy_step": n // 8, "verdict": "trainable",
+        "group": f"{n:032x}", "seq": n + 1, "item": "i", "policy_step": 0, "verdict": "trainable",
         "scores": [0.0] * 4, "rewards": [0.0] * 4, "advantages": [0.0] * 4, "snapshot": "s", "mean": 0.0, "std": 0.0,
         "range": 0.0, "n_valid": 4, "success": rng.randint(0, 4) / 4, "index": rng.randrange(9),
     }  # fmt: skip
@@ -38,6 +39,15 @@ async def publish(lab, rewards, msg_id):
         commit=Commit(term="t", index=0, cursors={}, delta=b""),
     )  # fmt: skip
     await lab.bus.publish(subjects.event("reward", "r", "live", "sums"), encode(event), msg_id=msg_id)
+
+
+async def form_batches(lab, number):
+    """Let the ledger say that `number` batches were formed."""
+    subject = subjects.ledger("r", "main")
+    last = await lab.bus.last(subjects.LEDGER, subject)
+    fields = {"run": "r", "trainer": "main", "index": 0, "watermark": 0, "resolved": b"", "events_cursor": 1}
+    entry = LedgerEntry(**fields, previous=GENESIS, next_batch=number)
+    await lab.bus.commit(subject, encode(entry), expected=last.seq if last else 0, msg_id=f"batches-{number}")
 
 
 async def snapshot(lab):
@@ -69,18 +79,24 @@ async def test_there_is_a_snapshot_before_any_feedback_and_a_new_one_after(lab):
     assert after[0] > after[1]  # what is half solved teaches more than what is always solved
 
 
+def two_rewards(n):
+    return [a_reward(i, policy_step=i // 8) for i in (2 * n, 2 * n + 1)]
+
+
 @pytest.mark.parametrize("seed", range(5))
 async def test_restarts_at_any_moment_give_the_same_weights_bit_for_bit(lab, seed):
+    await form_batches(lab, 40)
     for n in range(150):
-        await publish(lab, [a_reward(2 * n), a_reward(2 * n + 1)], f"{n}")
+        await publish(lab, two_rewards(n), f"{n}")
     async with lab.running(curriculum, "curriculum"):
         await lab.until(published(lab, 300))
     calm = await snapshot(lab)
 
     wild_lab = type(lab)(type(lab.bus)())
     rng = random.Random(seed)
+    await form_batches(wild_lab, 40)
     for n in range(150):
-        await publish(wild_lab, [a_reward(2 * n), a_reward(2 * n + 1)], f"{n}")
+        await publish(wild_lab, two_rewards(n), f"{n}")
         if n % 15 == 14:  # by now a hundred commits and more: a restart reads snapshot and deltas
             async with wild_lab.running(curriculum, "curriculum") as service:
                 await anyio.sleep(rng.random() * 0.03)
@@ -118,6 +134,21 @@ async def test_feedback_that_names_no_task_or_no_share_is_left_out(lab, changes)
     assert await observed(lab) == [f"{0:032x}", f"{2:032x}"]
     async with lab.running(curriculum, "curriculum"):  # nor does it stand in the way of a restart
         await lab.until(published(lab, 2))
+
+
+async def test_a_policy_step_that_was_never_trained_makes_nothing_else_too_old(lab):
+    await form_batches(lab, 3)
+    await publish(lab, [a_reward(0, policy_step=2), a_reward(1, policy_step=2**40), a_reward(2, policy_step=4)], "a")
+    async with lab.running(curriculum, "curriculum") as service:
+        await lab.until(published(lab, 1))
+        assert "which cannot be: 3 batches" in service.health.note
+        await form_batches(lab, 4)  # from now on step 4 is possible
+        await publish(lab, [a_reward(3, policy_step=4), a_reward(4, policy_step=3)], "b")
+        await lab.until(published(lab, 3))
+    assert await observed(lab) == [f"{n:032x}" for n in (0, 3, 4)]
+    async with lab.running(curriculum, "curriculum") as service:
+        await lab.until(lambda: _true(service.health.metrics.get("curriculum/observed") == 3))
+        assert service.health.metrics["curriculum/too_old"] == 0
 
 
 @pytest.mark.parametrize("changes", [{"index": -1}, {"success": float("nan")}, None])
