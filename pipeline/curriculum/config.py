@@ -32,8 +32,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """sec: weight of a new observation in an arm's value. Default 0.5."""
     temperature: float = 0.2
     """sec: of the softmax over arm values, which lie in [0, 1]. Default 0.2."""
-    item_rate: float = 3.2
-    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 3.2."""
+    item_rate: float = 8.0
+    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 8."""
     item_rate_floor: float = 0.6
     """irt: smallest step of an item's difficulty, in logits. Default 0.6."""
     ability_rate: float = 0.1

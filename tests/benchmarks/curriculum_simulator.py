@@ -1,75 +1,189 @@
 """Steps until a simulated learner passes 70 % of the sound items, for every curriculum strategy.
 
-    python tests/benchmarks/curriculum_simulator.py [--seeds 3] [--prior 1.0]
+    python tests/benchmarks/curriculum_simulator.py [--seeds 20] [--prior 1.0] [--draws]
 
-The learner: per skill an ability in logits; sound items pass with sigmoid(ability - difficulty). A group moves the
-ability of its skill by its success variance y(1-y) (advantages r - mu) or by its square root (advantages / std), and a
-skill that is not practised falls back. 8 % of the items always fail and 7 % are coin flips, whatever the ability.
-Feedback arrives 16 steps late. `--prior` is the noise, in logits, of the difficulties the strategy is told.
+3000 items in 6 skills, of which 8 % always fail and 7 % are coin flips, whatever the ability; 32 groups of 8 a step;
+feedback 16 steps late. A group moves the ability of its skill, in logits, by its success variance y(1-y) ("r - mu",
+advantages without std) or by its root ("with std"); all abilities fall a little each step. No learner was fitted to a
+strategy, and none is the model that a strategy holds of it:
+
+- wide: item difficulties N(0, 3), ability -2 at first: half of the items are far out of reach or done.
+- narrow: N(0, 2) and -3: most items are worth something for most of the time, so there is less to gain.
+- misspecified: difficulties uniform in [-5, 5]; item curves differ in slope; 30 % of the items can be guessed (.2);
+  four topics within each skill learn by themselves twice as fast as from each other, unknown to the strategy; 20 %
+  of the items are told under the wrong skill.
+
+"oracle" draws by the true success and knows the unsound items; no strategy can. `--draws` times a draw at 1e6 items.
 """
 
 import argparse
+import time
 
 import numpy as np
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
+from lachesis.pipeline.curriculum.logic.sampler import Sampler
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
 
-ITEMS, SKILLS, GROUPS, SAMPLES, DELAY, LIMIT, TARGET = 3000, 6, 32, 8, 16, 2500, 0.70
+ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
+SOUND, FAILS, FLIPS = range(3)
 
 
-def run(strategy, seed, std, prior_noise):
+class Learner:
+    """True difficulties, and abilities that move with what is practised."""
+
+    def __init__(self, rng, spread, start, forgets):
+        self.difficulty = rng.normal(0.0, spread, ITEMS)
+        self.skill = self.told = rng.integers(0, SKILLS, ITEMS).astype(np.int32)
+        self.kind = rng.choice(3, ITEMS, p=[0.85, 0.08, 0.07])
+        self.ability = np.full(SKILLS, start)
+        self.forgets = forgets
+
+    def ability_for(self):
+        return self.ability[self.skill] - self.difficulty
+
+    def success(self):
+        """Probability of success of every item, as if all were sound."""
+        return 1 / (1 + np.exp(-self.ability_for()))
+
+    def practise(self, items, signal):
+        """Learn from the groups of one step."""
+        self.ability += RATE * np.bincount(self.skill[items], signal, SKILLS) - self.forgets
+
+
+class Misspecified(Learner):
+    """What no strategy assumes: topics, slopes, guessing, wrong labels."""
+
+    def __init__(self, rng, forgets):
+        super().__init__(rng, 1.0, -3.0, forgets)
+        self.difficulty = rng.uniform(-5.0, 5.0, ITEMS)
+        self.slope = rng.lognormal(0.0, 0.4, ITEMS)
+        self.guess = np.where(rng.random(ITEMS) < 0.3, 0.2, 0.0)
+        self.topic = rng.integers(0, TOPICS, ITEMS)
+        self.skill = (self.topic % SKILLS).astype(np.int32)
+        wrong = rng.random(ITEMS) < 0.2
+        self.told = np.where(wrong, rng.integers(0, SKILLS, ITEMS), self.skill).astype(np.int32)
+        self.ability = np.full(TOPICS, -3.0)
+
+    def ability_for(self):
+        return self.slope * (self.ability[self.topic] - self.difficulty)
+
+    def success(self):
+        return self.guess + (1 - self.guess) * super().success()
+
+    def practise(self, items, signal):
+        topics = np.bincount(self.topic[items], signal, TOPICS)
+        skills = np.tile(np.bincount(self.skill[items], signal, SKILLS), TOPICS // SKILLS)
+        self.ability += RATE * (topics + skills) * 0.8 - self.forgets  # in all as much as where skills are one
+
+
+LEARNERS = {
+    "wide": lambda rng: Learner(rng, 3.0, -2.0, 0.0024),
+    "narrow": lambda rng: Learner(rng, 2.0, -3.0, 0.0015),
+    "misspecified": lambda rng: Misspecified(rng, 0.0015),
+}
+
+
+class Oracle:
+    """Draws by the learner's true state; sees no feedback."""
+
+    def __init__(self, learner):
+        self.learner = learner
+
+    def sample(self, n, rng):
+        p = self.learner.success()
+        weight = np.where(self.learner.kind == SOUND, (4 * p * (1 - p)) ** 4, 0.0)
+        return Sampler.from_snapshot(weight).sample(n, rng)
+
+    def observe(self, feedback):
+        pass
+
+
+def run(make, strategy, seed, *, std, delay, prior_noise):
     """Return steps to the target (at most LIMIT), and the shares of zero-variance groups and of unsound items."""
     rng = np.random.default_rng(seed)
-    difficulty = rng.normal(0.0, 2.0, ITEMS)
-    skill = rng.integers(0, SKILLS, ITEMS).astype(np.int32)
-    kind = rng.choice(3, ITEMS, p=[0.85, 0.08, 0.07])  # sound, always fails, coin flip
-    ability = np.full(SKILLS, -3.0)
-    prior = None if prior_noise is None else difficulty + rng.normal(0, prior_noise, ITEMS)
+    learner = make(rng)
+    prior = None if prior_noise is None else learner.difficulty + rng.normal(0, prior_noise, ITEMS)
     names = tuple(f"s{k}" for k in range(SKILLS))
-    curriculum = load_strategy(Items(ITEMS, prior, skill, names), CurriculumConfig(strategy=strategy, total_steps=800))
+    curriculum = Oracle(learner) if strategy == "oracle" else load_strategy(
+        Items(ITEMS, prior, learner.told, names), CurriculumConfig(strategy=strategy, total_steps=800)
+    )  # fmt: skip
     late, flat, unsound = [], 0, 0
     for step in range(LIMIT):
-        p = 1 / (1 + np.exp(difficulty - ability[skill]))
-        if p[kind == 0].mean() >= TARGET:
+        p = learner.success()
+        if p[learner.kind == SOUND].mean() >= TARGET:
             break
-        p = np.where(kind == 1, 0.0, np.where(kind == 2, 0.5, p))
-        gain = np.zeros(SKILLS)
-        for draw in curriculum.sample(GROUPS, rng):
-            i = draw.item
-            y = rng.binomial(SAMPLES, p[i]) / SAMPLES
-            signal = y * (1 - y)
-            flat += signal == 0
-            unsound += kind[i] > 0
-            if kind[i] == 0:  # noise teaches nothing
-                gain[skill[i]] += np.sqrt(signal) / 2 if std else signal
-            late.append((step, len(late), i, y))
-        ability += 0.012 * gain - 0.0015
-        while late and late[0][0] <= step - DELAY:
-            at, n, i, y = late.pop(0)
-            curriculum.observe(
-                Feedback(
-                    id=f"{at}-{n}-{i}", env="e", item=i, skill=names[skill[i]], n=SAMPLES, success=y, policy_step=at
+        p = np.choose(learner.kind, [p, 0.0, 0.5])
+        items = np.array([draw.item for draw in curriculum.sample(GROUPS, rng)])
+        y = rng.binomial(SAMPLES, p[items]) / SAMPLES
+        signal = np.sqrt(y * (1 - y)) / 2 if std else y * (1 - y)
+        flat += int((signal == 0).sum())
+        unsound += int((learner.kind[items] != SOUND).sum())
+        learner.practise(items, signal * (learner.kind[items] == SOUND))  # noise teaches nothing
+        late.append(list(zip(items.tolist(), y.tolist(), strict=True)))
+        if step >= delay:
+            for n, (item, success) in enumerate(late.pop(0)):
+                skill, at = names[learner.told[item]], step - delay
+                curriculum.observe(
+                    Feedback(
+                        id=f"{at}-{n}", env="e", item=item, skill=skill, n=SAMPLES, success=success, policy_step=at
+                    )
                 )
-            )
     drawn = max(1, step * GROUPS)
     return step, flat / drawn, unsound / drawn
+
+
+def time_draws(items=1_000_000, draws=2000):
+    """Print what a draw costs, and a snapshot: building one, and getting ready to draw by it."""
+    strategy = load_strategy(Items(items), CurriculumConfig())
+    rng = np.random.default_rng(0)
+    for n, item in enumerate(rng.integers(0, items, 10_000).tolist()):
+        strategy.observe(Feedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=(n % 9) / 8, policy_step=0))
+    begun = time.perf_counter()
+    snapshot = strategy.snapshot()
+    made = time.perf_counter()
+    sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)
+    ready = time.perf_counter()
+    for _ in range(draws):
+        sampler.sample(1, rng)
+    spent = time.perf_counter() - ready
+    print(f"{items} items: snapshot {1e3 * (made - begun):.0f} ms, sampler {1e3 * (ready - made):.0f} ms, ", end="")
+    print(f"draw {1e6 * spent / draws:.1f} us")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs averaged (default 3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the runs (default 0)")
+    parser.add_argument("--delay", type=int, default=16, help="steps until feedback arrives (default 16)")
     parser.add_argument("--prior", type=float, default=None, help="noise of the difficulty prior; default: no prior")
+    parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS))
+    parser.add_argument("--strategies", nargs="+", default=[*STRATEGIES, "oracle"])
+    parser.add_argument("--draws", action="store_true", help="time draws at 1e6 items instead")
     options = parser.parse_args()
-    print(f"{'strategy':12} {'no std':>8} {'std':>8} {'zero var.':>10} {'unsound':>8}")
-    for strategy in STRATEGIES:
-        figures = {
-            std: np.mean([run(strategy, seed, std, options.prior) for seed in range(options.seeds)], axis=0)
-            for std in (False, True)
-        }
-        plain, scaled = figures[False], figures[True]
-        print(f"{strategy:12} {plain[0]:8.0f} {scaled[0]:8.0f} {plain[1]:10.2f} {plain[2]:8.2f}")
+    if options.draws:
+        time_draws()
+        return
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    for name in options.learners:
+        print(f"{name:13} {'r - mu':>13} {'x':>6} {'with std':>13} {'x':>6} {'zero var.':>10} {'unsound':>8}")
+        base = {}
+        for strategy in options.strategies:
+            line = f"  {strategy:11}"
+            shares = []
+            for std in (False, True):
+                runs = [
+                    run(LEARNERS[name], strategy, seed, std=std, delay=options.delay, prior_noise=options.prior)
+                    for seed in seeds
+                ]
+                steps, flat, unsound = np.array(runs, float).T
+                base.setdefault(std, steps.mean())
+                shares.append((flat.mean(), unsound.mean()))
+                error = steps.std() / np.sqrt(len(steps))
+                line += f" {steps.mean():7.0f} +-{error:3.0f} {base[std] / steps.mean():6.2f}"
+            flat, unsound = np.max(shares, axis=0)
+            print(f"{line} {flat:10.2f} {unsound:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 import math
 import sys
+import textwrap
 import types
 
 import msgspec
 import numpy as np
 import pytest
 
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
@@ -155,9 +158,9 @@ def test_irt_by_hand():
     strategy = make("irt", Items(2))
     strategy.observe(result(0, 0, 1.0))
     arrays = strategy.arrays()
-    assert arrays["difficulty"].tolist() == [-3.2 * 0.5, 0.0]
+    assert arrays["difficulty"].tolist() == [-8.0 * 0.5, 0.0]
     assert arrays["ability"].tolist() == [0.05]
-    p = 1 / (1 + math.exp(-(0.05 + 1.6)))
+    p = 1 / (1 + math.exp(-(0.05 + 4.0)))
     q = 1 / (1 + math.exp(-0.05))
     weight = np.array([(4 * p * (1 - p)) ** 4, (4 * q * (1 - q)) ** 4])
     unseen = np.array([1.0, 2.0])
@@ -193,7 +196,69 @@ def test_extreme_difficulties_still_draw():
     assert strategy.snapshot().weights.sum() == pytest.approx(2.0)
 
 
-def test_a_strategy_of_ones_own(monkeypatch):
+def drawn(curriculum, steps=40):
+    """Mean difficulty of the first and the last quarter of draws, where items pass as their difficulty says."""
+    rng = np.random.default_rng(5)
+    strategy = load_strategy(Items(200, np.linspace(-4.0, 4.0, 200)), curriculum)
+    found = []
+    for step in range(steps):
+        for item in [draw.item for draw in strategy.sample(16, rng)]:
+            difficulty = strategy.items.difficulty[item]
+            found.append(difficulty)
+            success = rng.binomial(8, 1 / (1 + math.exp(difficulty + 2.0))) / 8  # a weak learner
+            strategy.observe(result(len(found), item, success, step=step))
+    quarter = len(found) // 4
+    return np.mean(found[:quarter]), np.mean(found[-quarter:])
+
+
+def test_a_strategy_chosen_on_the_command_line_changes_what_is_drawn():
+    means = {}
+    for name in ALL:
+        sets = [f"curriculum.strategy={name}", "curriculum.total_steps=40"]
+        config = load(RunConfig, sets=sets).config.curriculum
+        assert config.strategy == name
+        means[name] = drawn(config)
+    even = means.pop("uniform")
+    assert even == pytest.approx((0.0, 0.0), abs=0.5)
+    assert means["competence"][0] < means["easy_first"][0] < even[0] - 0.5  # they open up from easy to even
+    assert means["easy_first"][0] < means["easy_first"][1] - 0.4
+    assert means["competence"][0] < means["competence"][1] - 0.4
+    for name in ("pools", "sec", "irt"):  # they find what the learner half knows: difficulties around -2
+        assert means[name][1] < even[1] - 0.5
+    assert means["irt"][1] == pytest.approx(-2.0, abs=0.5)
+
+
+def test_a_strategy_of_ones_own_is_found_by_its_module(tmp_path, monkeypatch):
+    source = """
+    import numpy as np
+    from lachesis.pipeline.curriculum.logic.strategy import Strategy
+
+    class FewestResults(Strategy):
+        def __init__(self, items, config):
+            super().__init__(items, config)
+            self._results = np.zeros(items.count, np.int64)
+
+        def weights(self):
+            return 1.0 / (1.0 + self._results)
+
+        def learn(self, feedback, success, discount):
+            self._results[feedback.item] += 1
+
+        def arrays(self):
+            return {"results": self._results}
+    """
+    (tmp_path / "few_results.py").write_text(textwrap.dedent(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load(RunConfig, sets=["curriculum.strategy=few_results:FewestResults"]).config.curriculum
+    first, second = load_strategy(Items(4), config), load_strategy(Items(4), config)
+    for n in range(3):
+        first.observe(result(n, 1, 0.5))
+    assert first.snapshot().weights.tolist() == pytest.approx([4 / 3.25, 1 / 3.25, 4 / 3.25, 4 / 3.25])
+    second.load_state_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(first.state_dict())))
+    assert second.snapshot().id == first.snapshot().id
+
+
+def test_a_name_that_is_no_strategy_is_refused(monkeypatch):
     class Reverse(Strategy):
         def weights(self):
             return np.arange(self.items.count, dtype=float) + 1
