@@ -240,7 +240,7 @@ def replay(
 ) -> None:
     """Score history again, with the raters, normalization and advantages of --config and --set, as a new revision.
 
-    The live run is not touched. Ctrl-C pauses it, and so does a crash: the same command goes on. Compare the result
+    The live run is not touched. After Ctrl-C or a crash the same command goes on where it was. Compare the result
     with `lachesis compare live NAME`.
     """
     from lachesis.pipeline.replay.config import Pace
