@@ -158,6 +158,7 @@ class _Replay:
         self._term = f"{time.time_ns():x}"
         self._envs: dict[str, _Env] = {}
         self._due = 0.0
+        self._expected = 0  # the last sequence on the subject of the definition
 
     async def open(self) -> bool:
         """Read what earlier starts left, and say whether there was any. Raises `ConfigError` where it was another."""
@@ -167,7 +168,7 @@ class _Replay:
         usage = await self._bus.usage(ROLLOUTS)
         first = self._selection.first_seq or max(1, trimmed)
         asked = self._define(scorers, first, max(1, min(self._selection.last_seq or usage.last, usage.last)))
-        stored, _, _ = await newest(
+        stored, _, self._expected = await newest(
             self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
         )
         if stored is not None and (changed := differences(stored, asked)):
@@ -255,7 +256,8 @@ class _Replay:
         self._check(found)
         self.definition = defined.replace(groups={env: len(wanted) for env, wanted in found.items()})
         subject = subjects.revision(run, self._revision)
-        await self._bus.commit(subject, encode(self.definition), expected=0, msg_id=f"revision.{subject}.{self._term}")
+        msg_id = f"revision.{subject}.{self._term}"
+        await self._bus.commit(subject, encode(self.definition), expected=self._expected, msg_id=msg_id)
         return found
 
     def _check(self, found: Mapping[str, Sequence[Found]]) -> None:

@@ -297,3 +297,12 @@ async def test_environments_are_replayed_each_for_itself(lab):
         together, alone = await written(lab, "both", env), await written(lab, env, env)
         assert together[-1].digest == alone[-1].digest
         assert len([item for event in together for item in event.scores]) == 30
+
+
+async def test_foreign_messages_on_its_subjects_are_passed_over(lab):
+    await stored(lab, 20)
+    for n, subject in enumerate((subjects.revision("r", "again"), subjects.replay("rescore", "r", "again", "sums"))):
+        await lab.bus.publish(subject, b"garbage", msg_id=f"garbage-{n}")
+    result = await replay(lab)
+    assert result.finished
+    assert (await replay(lab)).digest == result.digest == (await replay(lab, "other")).digest
