@@ -7,6 +7,7 @@ is missing is made up, and what the client does not say (weights, finish reasons
 
 import hashlib
 from collections.abc import Sequence as Items
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -52,8 +53,8 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
     _check_shape(data, origin)
     lengths = [len(tokens) for tokens in data.tokens]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = np.array([token for sequence in data.tokens for token in sequence], np.int32)
-    labels = np.array([label for sequence in data.masks for label in sequence], np.int32)
+    tokens = np.fromiter(chain.from_iterable(data.tokens), np.int32)
+    labels = np.fromiter(chain.from_iterable(data.masks), np.int32)
     mask = labels != PROMPT
     _check_labels(tokens, labels, offsets)
     mask[offsets[:-1]] = False  # nothing comes before the first token, so no trainer has ever trained on it
@@ -134,7 +135,7 @@ def _flat(name: str, rows: Items[Items[float]], lengths: Items[int]) -> NDArray[
         if len(row) != length:
             raise SchemaError(f"{name}[{i}]: {len(row)} values for {length} tokens")
     with np.errstate(over="ignore"):  # what is too large for it is found below
-        found = np.array([value for row in rows for value in row], np.float32)
+        found = np.fromiter(chain.from_iterable(rows), np.float32)
     if not np.isfinite(found).all():
         raise SchemaError(f"{name}: a value is too large for a 32-bit float")
     return found
