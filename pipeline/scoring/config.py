@@ -69,7 +69,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
     rise when one is missing."""
     penalty: float = 0.5
-    """Lambda of uwo and lcb. Default 0.5."""
+    """Lambda of uwo and lcb. A variance of ratings between 0 and 1 is small: where good answers use a small part of a
+    rater's bounds, uwo needs a larger one, 5 say, to withstand one exploited rater; lcb does not. Default 0.5."""
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5
