@@ -37,7 +37,12 @@ def main() -> None:
         without = cost(lambda names=names: RaterReliability(names).add, named)  # type: ignore[misc]
         print(f"{raters} raters: alpha {alpha:.2f} us a unit, with each rater left out as well {without:.2f}")
     named_units = [(f"unit {i}", unit) for i, unit in enumerate(units[:1000])]
-    ci = cost(lambda: lambda pair, made=StreamingCI(): made.add(*pair), named_units)  # type: ignore[misc]
+
+    def start() -> Callable[[Any], None]:
+        made = StreamingCI()
+        return lambda pair: made.add(*pair)
+
+    ci = cost(start, named_units)
     print(f"8 raters: streaming interval of {StreamingCI().replicates} replicates {ci:.1f}")
 
 
