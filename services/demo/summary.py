@@ -196,9 +196,11 @@ def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) ->
 def _next(places: Mapping[str, str], steps: int) -> list[str]:
     config = f"--config {shlex.quote(places['config'])}"
     return [
+        f"lachesis tail reward {config} --last 5 --no-follow    # what its rollouts earned",
+        f"lachesis replay {config} --revision median --set scoring.aggregation=median    # score them again",
+        f"lachesis compare live median {config}    # what that would have changed",
         f"lachesis up {config} --set training.steps={2 * steps}    # train on, and while it runs, elsewhere:",
-        f"lachesis status {config}",
-        f"lachesis tail reward {config} --since-start",
+        f"lachesis top {config}",
     ]
 
 
