@@ -191,7 +191,8 @@ def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
     judged = summary(with_evaluations(evaluation(0, 0.1), evaluation(2, 0.5)))
     assert msgspec.json.decode(msgspec.json.encode(judged), type=Summary) == judged
     text = render(judged)
-    assert "lachesis status --config '/a b/run.toml'" in text
+    for command in ("tail reward", "replay", "compare live median", "top"):
+        assert f"lachesis {command} --config '/a b/run.toml'" in text
     assert text.endswith("PASSED: the held-out pass rate rose by 40.0 points; 20 points are required")
 
 
