@@ -49,7 +49,7 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
     """The definition of a revision: all that its scores and rewards depend on.
 
     `first` and `last` are the sequences of ROLLOUTS that the selection came to when it was first made, `groups` how
-    many by environment. `normalization` and `advantage` are their settings.
+    many by environment. `normalization` holds its settings, `advantage` those of each environment.
     """
 
     run: str

@@ -44,7 +44,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
     policy = load_model(config.model)
     group = await _generate(config, settings, name, index, policy)
     score = await EnvironmentScorer(settings.scoring or config.scoring, settings).score(group, seq=1)
-    advantage = group_advantage(score.scores, config.advantage, score.lengths, score.ratings)
+    advantage = group_advantage(score.scores, config.advantage_of(name), score.lengths, score.ratings)
     _show(console, group, score, advantage)
     if advantage.verdict != "trainable":
         console.print(f"verdict {advantage.verdict}: nothing to train on")

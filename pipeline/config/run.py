@@ -62,6 +62,8 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A sample succeeds when that value reaches this. Default 1."""
     scoring: ScoringConfig | None = None
     """Raters of this environment alone. Default None: those of the run."""
+    advantage: AdvantageConfig | None = None
+    """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
 
@@ -198,7 +200,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring and timeout_s. Only kind is required."""
+    concurrency, longest_tokens, success_rater, success_threshold, scoring, advantage and timeout_s. Only kind is
+    required."""
     evaluation: dict[str, EnvironmentConfig] = {}
     """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
     evaluate: EvaluationConfig = EvaluationConfig()
@@ -266,6 +269,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def path(self) -> Path:
         """The run's folder as an absolute path."""
         return Path(self.folder or f"runs/{self.run}").absolute()
+
+    def advantage_of(self, env: str) -> AdvantageConfig:
+        """Return how the rewards of an environment become advantages."""
+        settings = self.environments.get(env)
+        return (settings and settings.advantage) or self.advantage
 
     def drain_s(self, service: str) -> float:
         """Return how long a service may take to drain, seconds."""

@@ -71,7 +71,7 @@ class _EnvWriter:
 
     def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[RewardEvent]) -> None:
         self.service = service
-        self.config = config
+        self.advantage = config.advantage_of(env)
         self.env = env
         self.log = log
         self.normalizer = EnvNormalizer(env, config.normalization)
@@ -159,7 +159,7 @@ class _EnvWriter:
             run=self.service.run,
             env=self.env,
             revision=self.service.revision,
-            advantage=self.config.advantage.estimator,
+            advantage=self.advantage.estimator,
             commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
             groups=[self._reward(ready, start_ns) for ready in step.ready],
         )
@@ -194,4 +194,4 @@ class _EnvWriter:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         self.service.health.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
-        return group_reward(ready, score, self.config.advantage, stamp)
+        return group_reward(ready, score, self.advantage, stamp)

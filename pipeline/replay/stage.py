@@ -204,7 +204,7 @@ class _Replay:
                 for env, scorer in scorers.items()
             },
             normalization=msgspec.to_builtins(self._config.normalization),
-            advantage=msgspec.to_builtins(self._config.advantage),
+            advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in scorers},
             created_ns=time.time_ns(),
         )
 
@@ -220,7 +220,7 @@ class _Replay:
             term=self._term,
             stream=REPLAY,
         )
-        fold = Fold(env, self._config.normalization, self._config.advantage)
+        fold = Fold(env, self._config.normalization, self._config.advantage_of(env))
         fold.restore(restored.state, restored.deltas)
         return _Env(scorer, fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
 
@@ -339,7 +339,7 @@ class _Replay:
             revision=self._revision,
             ensemble=env.scorer.digest,
             raters=env.scorer.versions,
-            advantage=self._config.advantage.estimator,
+            advantage=self._config.advantage_of(name).estimator,
             commit=env.log.next_commit(cursors, folded.delta),
             digest=env.fold.digest,
             scores=folded.scores,

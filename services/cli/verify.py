@@ -74,6 +74,7 @@ async def _newest(bus: Bus, run: str, count: int) -> list[RolloutGroup]:
 async def _raters(
     config: RunConfig, scoring: ScoringConfig, groups: list[RolloutGroup], runs: int, atol: float
 ) -> list[Finding]:
+    """Rate the groups of one environment several times."""
     members = load_members(scoring.raters)
     runner = EnsembleRunner(members)
     samples: list[list[Sample]] = [samples_of(group) for group in groups]
@@ -93,7 +94,7 @@ async def _raters(
     return [
         *determinism(passes, atol=atol),
         *distribution(passes[0], {member.name: member.bounds for member in members}),
-        advantage_stability(scores, config.advantage, lengths),
+        advantage_stability(scores, config.advantage_of(groups[0].env), lengths),
     ]
 
 

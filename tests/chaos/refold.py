@@ -114,7 +114,9 @@ def _rewards(ready: Sequence[Ready], history: History, config: RunConfig, env: s
         else:
             values = item.snapshot.normalize("score", item.values["score"]).values
             score = scores[item.group, item.source]
-            advantages = list(group_advantage(values, config.advantage, score.lengths, score.ratings).advantages)
+            advantages = list(
+                group_advantage(values, config.advantage_of(env), score.lengths, score.ratings).advantages
+            )
             if (reward.snapshot, reward.rewards, reward.advantages) != (item.snapshot.id, list(values), advantages):
                 found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {values}")
         seen.add(reward.group)

@@ -97,6 +97,18 @@ async def test_what_the_batcher_needs_to_whiten_goes_with_the_reward(lab, estima
         assert "one rater at least" in unrated.reason
 
 
+async def test_an_environments_own_estimator_is_used_and_named(lab):
+    own = EnvironmentConfig(kind="x", advantage=AdvantageConfig(estimator="rloo"))
+    config = msgspec.structs.replace(CONFIG, environments={"sums": own})
+    assert config.advantage_of("other").estimator == "centred"
+    async with lab.running(lambda service: run_normalizer(service, config), "normalizer"):
+        score = a_score(lab, 0, await lab.store(lab.group(0)), scores=[0.0, 1.0])
+        await publish_scores(lab, [score], "s0")
+        await lab.until(rewarded(lab, 1))
+    assert {event.advantage for event in await lab.events("reward", RewardEvent)} == {"rloo"}
+    assert [item.advantages for item in await rewards(lab)] == [[-1.0, 1.0]]
+
+
 async def history(lab, seed, groups=40):
     """Store a history: groups, scores (early, late, repeated, several a message), dead letters. Return who is scored.
 
