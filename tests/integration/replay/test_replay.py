@@ -36,7 +36,7 @@ from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, Sequences, VersionSpan
 
 RUN = "demo"
-KILLS = int(os.environ.get("LACHESIS_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("REPLAY_KILLS", "5"))
 """How often the replay is killed: the more, the more history is made."""
 SAMPLES = 64
 LIVE = """
