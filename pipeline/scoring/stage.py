@@ -11,17 +11,29 @@ from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
+from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_scorer"]
 
 
 async def run_scorer(service: Service, config: RunConfig) -> None:
-    """Run one replica of the scorer until the service drains. Raises `ConfigError` when a rater cannot be loaded."""
+    """Run one replica of the scorer until the service drains.
+
+    Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
+    """
     shared = EnvironmentScorer(config.scoring, None)
     scorers = {
         env: EnvironmentScorer(settings.scoring or config.scoring, settings)
         for env, settings in config.environments.items()
     }
+
+    for env, scorer in scorers.items():
+        unknown = sorted(set(config.advantage_of(env).weights) - set(scorer.versions))
+        if unknown and scorer.versions:
+            raise ConfigError(
+                f"environment {env}: advantage.weights names {', '.join(unknown)}; its raters are "
+                f"{', '.join(scorer.versions)}"
+            )
 
     async def handle(rollout: Rollout) -> GroupScore:
         return await scorers.get(rollout.group.env, shared).score(rollout.group, rollout.seq)

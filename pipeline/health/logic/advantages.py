@@ -7,7 +7,7 @@ from lachesis.schemas.annotations import GroupReward
 
 __all__ = ["Advantages"]
 
-_ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl"}
+_ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl", "gdpo"}
 _WITHIN_RANGE = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "opo"}
 
 

@@ -2,12 +2,14 @@
 
 import pytest
 
+from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.rollout import Message
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])
@@ -49,6 +51,13 @@ async def test_groups_are_scored_by_their_environments_raters(lab):
     events = {env: (await lab.events("score", ScoreEvent, env))[0] for env in ("sums", "own")}
     assert events["own"].ensemble == "environment"
     assert events["sums"].ensemble != "environment"
+
+
+async def test_advantages_by_a_rater_that_there_is_not_refuse_to_start(lab):
+    weighted = AdvantageConfig(estimator="gdpo", weights={"exact": 1.0, "style": 1.0})
+    sums = EnvironmentConfig(kind="x", scoring=EXACT, advantage=weighted)
+    with pytest.raises(ConfigError, match=r"environment sums: advantage\.weights names style; its raters are exact"):
+        await run_scorer(Service(lab.bus, "scorer", "r"), RunConfig(run="r", environments={"sums": sums}))
 
 
 async def test_a_group_nobody_can_score_is_a_dead_letter(lab):
