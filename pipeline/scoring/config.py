@@ -9,7 +9,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
-Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "borda"]
+Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "dawid_skene", "borda"]
 
 
 class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,7 +22,7 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     params: dict[str, Any] = {}
     """Keyword arguments for the rater."""
     weight: float = 1.0
-    """Relative weight, for aggregation "weighted" only. Default 1."""
+    """Relative weight, for aggregations "weighted" and "dawid_skene" only. Default 1."""
     bounds: tuple[float, float] | None = None
     """Lowest and highest rating, for a rater that declares none itself, found by a calibration pass."""
     timeout_s: float = 10.0
@@ -63,7 +63,9 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Groups that one replica of the scorer rates at once. Default 16."""
     aggregation: Aggregation | None = None
     """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
-    majority (of ratings above `threshold`; a tie is unscorable), borda (mean centred rank within the group).
+    majority (of ratings above `threshold`; a tie is unscorable), dawid_skene (a majority in which votes have the
+    raters' weights, log(a / (1 - a)) for one that is right with probability a; `lachesis verify` estimates them from
+    verdicts), borda (mean centred rank within the group).
     Default: uwo for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
@@ -74,7 +76,7 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5
-    """Calibrated rating above which a rater's vote is yes, for majority. Default 0.5."""
+    """Calibrated rating above which a rater's vote is yes, for majority and dawid_skene. Default 0.5."""
 
     def __post_init__(self) -> None:
         if self.quorum is not None and not 1 <= self.quorum <= max(1, len(self.raters)):

@@ -9,8 +9,9 @@ import numpy as np
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
 
-__all__ = ["Finding", "advantage_stability", "determinism", "distribution", "loss_agreement"]
+__all__ = ["Finding", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]
 
 Ratings = Mapping[str, Sequence[float | None]]
 """Rater -> one rating a sample."""
@@ -74,6 +75,30 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
             verdict = "warn"
         found.append(Finding(check="distribution", subject=rater, verdict=verdict, text=text))
     return found
+
+
+def accuracy(ratings: Ratings, threshold: float) -> list[Finding]:
+    """Estimate how often each rater's verdict (a calibrated rating above `threshold`) is right; [] for too few raters.
+
+    No label is needed, but raters must err apart from each other: those that share an error confirm each other.
+    """
+    columns = [[(rater, value) for value in column] for rater, column in ratings.items()]
+    samples = [{rater: value > threshold for rater, value in row if value is not None}
+               for row in zip(*columns, strict=True)]  # fmt: skip
+    try:
+        fitted = rater_accuracies(samples)
+    except ValueError:
+        return []
+    return [
+        Finding(
+            check="accuracy",
+            subject=rater,
+            verdict="ok" if found.weight > 0 else "warn",
+            text=f"right in {found.accuracy:.1%} of {found.verdicts} verdicts, judged by the others; as a vote of "
+            f"dawid_skene it weighs {found.weight:.3f}",
+        )
+        for rater, found in fitted.items()
+    ]
 
 
 def advantage_stability(

@@ -15,7 +15,7 @@ from lachesis.pipeline.scoring.logic.aggregate import Ensemble
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.stage.rollouts import read_rollout
-from lachesis.pipeline.verification.checks import Finding, advantage_stability, determinism, distribution
+from lachesis.pipeline.verification.checks import Finding, accuracy, advantage_stability, determinism, distribution
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
@@ -25,6 +25,8 @@ from lachesis.services.cli.output import print_json, print_table
 from lachesis.services.connect import open_history
 
 __all__ = ["verify_run"]
+
+_OF_VERDICTS = {"majority", "dawid_skene"}
 
 
 def verify_run(options: Options, *, groups: int, runs: int, atol: float, as_json: bool) -> None:
@@ -80,6 +82,7 @@ async def _raters(
     samples: list[list[Sample]] = [samples_of(group) for group in groups]
     passes = []
     scores: list[list[float | None]] = []
+    calibrated: defaultdict[str, list[float | None]] = defaultdict(list)
     ensemble = Ensemble([member.describe() for member in members], scoring)
     for i in range(runs):
         columns: defaultdict[str, list[float | None]] = defaultdict(list)
@@ -88,12 +91,16 @@ async def _raters(
             for rater, column in ratings.items():
                 columns[rater] += [rating.value for rating in column]
             if i == 0:
-                scores.append(list(ensemble.score(ratings).scores))
+                scored = ensemble.score(ratings)
+                scores.append(list(scored.scores))
+                for rater, values in scored.ratings.items():
+                    calibrated[rater] += values
         passes.append(dict(columns))
     lengths = [[sample.token_count for sample in of_group] for of_group in samples]
     return [
         *determinism(passes, atol=atol),
         *distribution(passes[0], {member.name: member.bounds for member in members}),
+        *(accuracy(calibrated, scoring.threshold) if ensemble.aggregation in _OF_VERDICTS else []),
         advantage_stability(scores, config.advantage_of(groups[0].env), lengths),
     ]
 

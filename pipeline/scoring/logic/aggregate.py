@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lachesis.pipeline.scoring.config import Aggregation, ScoringConfig
+from lachesis.pipeline.scoring.logic.accuracy import FEWEST_RATERS
 from lachesis.pipeline.scoring.rater import Rating
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -56,6 +57,8 @@ class Ensemble:
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
         self.members = tuple(members)
         self.aggregation: Aggregation = config.aggregation or ("uwo" if len(names) >= 3 else "min")
+        if self.aggregation == "dawid_skene" and len(names) < FEWEST_RATERS:
+            raise ConfigError(f"scoring.aggregation dawid_skene needs {FEWEST_RATERS} raters or more, has {names}.")
         if config.quorum is not None:
             self.quorum = config.quorum
         else:
@@ -103,8 +106,10 @@ class Ensemble:
         present = _present(column)
         if len(present) < self.quorum:
             return None
+        weights = [m.weight for m, x in zip(self.members, column, strict=True) if x is not None]
+        if self.aggregation == "dawid_skene":
+            return _weighted_majority(present, weights, self._config.threshold)
         if self.aggregation == "weighted":
-            weights = [m.weight for m, x in zip(self.members, column, strict=True) if x is not None]
             return math.fsum(w * x for w, x in zip(weights, present, strict=True)) / math.fsum(weights)
         return _RULES[self.aggregation](present, self._config)
 
@@ -170,6 +175,11 @@ def _lcb(x: list[float], config: ScoringConfig) -> float:
 def _majority(x: list[float], config: ScoringConfig) -> float | None:
     yes = sum(v > config.threshold for v in x)
     return None if 2 * yes == len(x) else float(2 * yes > len(x))
+
+
+def _weighted_majority(x: list[float], weights: list[float], threshold: float) -> float | None:
+    balance = math.fsum(w if v > threshold else -w for v, w in zip(x, weights, strict=True))
+    return None if balance == 0 else float(balance > 0)
 
 
 _RULES: dict[str, Callable[[list[float], ScoringConfig], float | None]] = {

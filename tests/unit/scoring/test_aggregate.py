@@ -51,6 +51,15 @@ def test_a_tie_has_no_majority():
     assert one(ensemble(aggregation="majority"), 0.5, 0.5, None, 0.9) == 0.0, "yes is above the threshold, not at it"
 
 
+def test_votes_weigh_by_what_is_known_of_the_raters():
+    made = ensemble(aggregation="dawid_skene", weights=[3.0, 1.0, 1.0, 0.5])
+    assert one(made, 0.9, 0.1, 0.1, 0.1) == 1.0, "a sure rater outvotes three doubtful ones"
+    assert one(made, 0.1, 0.9, 0.9, 0.9) == 0.0
+    assert one(made, None, 0.9, 0.1, 0.9) == 1.0, "weights count among the raters present"
+    assert one(made, None, 0.9, 0.1, None) is None, "a tie"
+    assert made.digest != ensemble(aggregation="dawid_skene", weights=[3.0, 1.0, 1.0, 0.6]).digest
+
+
 def test_borda_ignores_scale():
     made = ensemble(n=2, aggregation="borda", bounds=(0.0, 100.0))
     scores = made.score({"r0": column(1.0, 2.0, 3.0), "r1": column(1.0, 50.0, 99.0)}).scores
@@ -107,6 +116,8 @@ def test_wrong_settings_are_config_errors():
         Ensemble([], ScoringConfig())
     with pytest.raises(ConfigError, match="quorum"):
         ensemble(2, quorum=3)
+    with pytest.raises(ConfigError, match="dawid_skene needs 3 raters"):
+        ensemble(2, aggregation="dawid_skene")
     with pytest.raises(ConfigError, match="trim"):
         ensemble(2, trim=0.5)
 

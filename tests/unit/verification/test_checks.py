@@ -9,7 +9,13 @@ from lachesis.pipeline.training.agreement import losses
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.model import build_tiny_policy
-from lachesis.pipeline.verification.checks import advantage_stability, determinism, distribution, loss_agreement
+from lachesis.pipeline.verification.checks import (
+    accuracy,
+    advantage_stability,
+    determinism,
+    distribution,
+    loss_agreement,
+)
 
 BOUNDS = {"a": (0.0, 1.0)}
 
@@ -84,3 +90,18 @@ def test_the_loss_agrees_in_both_dtypes_and_a_broken_one_is_told() -> None:
     assert loss_agreement(found, norms, rtol=0.2).verdict == "ok"
     assert loss_agreement(found, norms | {"bfloat16": 2 * norms["float32"]}).verdict == "warn"
     assert loss_agreement({"float32": 1.0, "bfloat16": float("nan")}, norms).verdict == "warn"
+
+
+def test_a_rater_that_contradicts_the_others_is_seen_without_labels() -> None:
+    rng = np.random.default_rng(0)
+    truth = rng.random(300) < 0.5
+    ratings = {
+        name: [float(t == (u < p)) for t, u in zip(truth, rng.random(300), strict=True)]
+        for name, p in (("a", 0.9), ("b", 0.9), ("c", 0.8), ("contrary", 0.1))
+    }
+    found = {finding.subject: finding for finding in accuracy(ratings, 0.5)}
+    assert {name: finding.verdict for name, finding in found.items()} == {
+        "a": "ok", "b": "ok", "c": "ok", "contrary": "warn",
+    }  # fmt: skip
+    assert "300 verdicts" in found["a"].text
+    assert accuracy({"a": [1.0], "b": [None]}, 0.5) == []
