@@ -52,7 +52,7 @@ class Shares:
             self._waiting.setdefault(env, _Wait(sequences, now_s)).sequences = sequences
         used = self._capacity - free
         if sequences > free:
-            return f"{used} of {self._capacity} sequences are outstanding; what is under way has to be trained or resolved first"
+            return f"{used} of {self._capacity} sequences are outstanding; some must be trained or dropped first"
         kept = free - left
         return (
             f"{used} of {self._capacity} sequences are outstanding, {kept:g} are kept for environments that have less"

@@ -63,8 +63,20 @@ WRITES = {
     "evaluator": {"eval"},
     "environment": {"rollout", "rollout chunk", "lease"},
     "gateway": {"rollout", "rollout chunk", "lease", "gateway"},
-    # to put dead letters back, and to let environments go on
-    OPERATOR: {"rollout", "rollout chunk", "lease", "score", "teacher", "eval", "resume"},
+    # to put dead letters back, to let environments go on, and to replay history, which it holds meanwhile
+    OPERATOR: {
+        "rollout",
+        "rollout chunk",
+        "lease",
+        "score",
+        "teacher",
+        "eval",
+        "resume",
+        "replay",
+        "revision",
+        "replay state",
+        "retention",
+    },
     OBSERVER: set(),
 }
 """By identity, what it may publish of SUBJECTS."""

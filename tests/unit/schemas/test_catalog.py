@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.schemas import alerts, annotations, control, ledger, replay, retention, rollout, subjects
+from lachesis.schemas import alerts, annotations, columns, control, ledger, replay, retention, rollout, subjects
 from lachesis.schemas.catalog import BINARY, BUCKET_EVENTS, CHANNELS, channel_of, narrow
 from lachesis.schemas.codec import Event
 
@@ -29,7 +29,7 @@ def test_every_event_and_bucket_is_in_the_catalog() -> None:
 
 
 def test_every_binary_field_is_described() -> None:
-    modules = (alerts, annotations, control, ledger, rollout, __import__("lachesis.schemas.columns", fromlist=["Column"]))
+    modules = (alerts, annotations, columns, control, ledger, rollout)
     found: dict[str, set[str]] = {}
     for kind in {getattr(module, name) for module in modules for name in module.__all__}:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
