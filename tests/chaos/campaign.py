@@ -3,8 +3,10 @@
     python tests/chaos/campaign.py --seed 1 --kills 1000
 
 Rounds of `--round` kills alternate between the supervisor's own server and one beside the run, behind a proxy whose
-connections are cut and silenced. The seed decides the whole schedule; `--only N` plays round N again. Prints a line for
-each round as it ends, then the report; the result so far is in `--out` after each round. Exits with 1 on a violation.
+connections are cut and silenced; of four, the third has so little room that history is trimmed all the time, and in the
+fourth every rollout is a large message, in chunks. The seed decides the whole schedule; `--only N` plays round N again.
+Prints a line for each round as it ends, then the report; the result so far is in `--out` after each round. Exits with 1
+on a violation.
 """
 
 import argparse
@@ -21,7 +23,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from chaos.rounds import Round, play
+from chaos.rounds import TIGHT, Round, play
 from chaos.strikes import Tally, percentile
 
 _TORCH = {"trainer", "inference", "supervisor"}
@@ -122,7 +124,14 @@ async def play_all(arguments: argparse.Namespace, report: Report) -> None:
     for number in range(rounds) if arguments.only is None else [arguments.only]:
         kills = min(arguments.round, arguments.kills - number * arguments.round)
         seed = arguments.seed * 1000 + number
-        this = Round(seed, kills, pause_s=arguments.pause, standalone=number % 2 == 1)
+        this = Round(
+            seed,
+            kills,
+            pause_s=arguments.pause,
+            standalone=number % 2 == 1,
+            sets=TIGHT if number % 4 == 2 else {},
+            patches=["small_chunks"] if number % 4 == 3 else [],
+        )
         folder = Path(tempfile.mkdtemp(prefix="lachesis chaos "))
         start = time.monotonic()
         try:

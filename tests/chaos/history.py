@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.bus.routing import LARGE_HEADER
+from lachesis.pipeline.flow.retention import record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent, TeacherEvent
 from lachesis.schemas.codec import decode
@@ -45,7 +46,7 @@ class Entry:
 
 @dataclass(slots=True)
 class History:
-    """The streams of one run, each in its own order. `first` and `last`: sequences that each stream still holds."""
+    """The streams of one run, each in its own order."""
 
     run: str
     trainer: str
@@ -59,6 +60,13 @@ class History:
     """The same, as the stored heads name them."""
     sequences: dict[str, set[int]] = field(default_factory=dict)
     """Sequences present by stream, of the run's rollouts, annotations and ledger entries."""
+    trimmed: dict[str, int] = field(default_factory=dict)
+    """By stream, the sequence below which the governor says that it deleted what nobody needed."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was deleted, so that one pass over all of it can be made."""
+        return not any(self.trimmed.get(stream, 1) > 1 for stream in (subjects.ROLLOUTS, subjects.EVENTS))
 
 
 async def read_history(bus: Bus, run: str, trainer: str = "main") -> History:
@@ -84,6 +92,7 @@ async def read_history(bus: Bus, run: str, trainer: str = "main") -> History:
     async for message in _all(bus, subjects.LEDGER, subjects.ledger(run, trainer)):
         seen[subjects.LEDGER].add(message.seq)
         history.entries.append(Entry(message.seq, message.time_ns, decode(LedgerEntry, message.data)))
+    history.trimmed = dict((await record(bus, run)).trimmed)
     report = await bus.last(subjects.LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer))
     history.report = decode(TrainReport, report.data) if report else None
     return history

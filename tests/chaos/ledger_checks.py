@@ -12,6 +12,7 @@ from chaos.witness import Acknowledged
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, TeacherEvent, TeacherPointer
 from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome
@@ -56,7 +57,9 @@ def outcomes(history: History, config: BatchingConfig) -> list[str]:
     """Every rollout has exactly one outcome, or is ready for the next batch, which has too few groups yet."""
     counts = Counter(seq for stored in history.entries for seq in _recorded(stored.entry))
     found = [f"rollout {seq} has {count} outcomes" for seq, count in counts.items() if count > 1]
-    found += [f"rollout {seq} has an outcome but is not stored" for seq in counts.keys() - _seqs(history.rollouts)]
+    gone = counts.keys() - {rollout.seq for rollout in history.rollouts}
+    below = history.trimmed.get(subjects.ROLLOUTS, 1)
+    found += [f"rollout {seq} has an outcome but is not stored" for seq in gone if seq >= below]
     annotated = Annotated(history)
     waiting = 0
     for rollout in history.rollouts:
@@ -86,10 +89,6 @@ def _missing(rollout: Rollout, annotated: Annotated, config: BatchingConfig) -> 
     return None
 
 
-def _seqs(rollouts: Iterable[Rollout]) -> set[int]:
-    return {rollout.seq for rollout in rollouts}
-
-
 def manifests(history: History) -> list[str]:
     """Batches are numbered without a gap, and each group is in one of them at most."""
     batches = [stored.entry.batch for stored in history.entries if stored.entry.batch is not None]
@@ -97,6 +96,8 @@ def manifests(history: History) -> list[str]:
     found = [] if numbers == list(range(len(numbers))) else [f"batches are numbered {numbers}"]
     counts = Counter(ref.group for batch in batches for ref in batch.groups)
     found += [f"group {group} is in {count} batches" for group, count in counts.items() if count > 1]
+    if history.report is not None and history.report.voids:
+        found.append(f"batches were void: {history.report.voids[:3]}")
     if history.report is not None and history.report.next_batch > len(batches):
         found.append(f"batch {history.report.next_batch - 1} is trained, of {len(batches)} in the ledger")
     return found
@@ -138,14 +139,27 @@ def stored_once(history: History) -> list[str]:
 
 
 def kept(history: History, acknowledged: Iterable[Acknowledged]) -> list[str]:
-    """Everything acknowledged is still there."""
+    """Everything acknowledged is still there, or was deleted by the governor when nobody could need it any more."""
     ours = (f"rl.rollout.{history.run}.", f"rl.ledger.{history.run}.")
-    return [
-        f"{ack.subject}: {ack.msg_id} was acknowledged at sequence {ack.seq} of {ack.stream}, and is gone"
-        for ack in acknowledged
-        if (ack.subject.startswith(ours) or (ack.stream == "EVENTS" and ack.subject.split(".")[2] == history.run))
-        and ack.seq not in history.sequences[ack.stream]
-    ]
+    trained = history.report.next_batch if history.report else 0
+    done = {
+        seq
+        for stored in history.entries
+        if stored.entry.batch is None or stored.entry.batch.number < trained
+        for seq in _recorded(stored.entry)
+    } | {outcome.seq for stored in history.entries for outcome in stored.entry.outcomes}
+    found = []
+    for ack in acknowledged:
+        if not (ack.subject.startswith(ours) or (ack.stream == subjects.EVENTS and f".{history.run}." in ack.subject)):
+            continue
+        if ack.seq in history.sequences[ack.stream]:
+            continue
+        what = f"{ack.subject}: {ack.msg_id} was acknowledged at sequence {ack.seq} of {ack.stream}"
+        if ack.seq >= history.trimmed.get(ack.stream, 1):
+            found.append(f"{what}, and is gone")
+        elif ack.stream == subjects.ROLLOUTS and ack.seq not in done:
+            found.append(f"{what}, and was deleted before it was trained or settled")
+    return found
 
 
 def reasons(history: History, config: BatchingConfig) -> list[str]:

@@ -15,7 +15,9 @@ from typing import Any
 import anyio
 from chaos.schedule import CONNECTION, Action, Strike
 
-__all__ = ["MUTATIONS", "PATCHES", "Mutation"]
+__all__ = ["MUTATIONS", "PATCHES", "SMALL_CHUNK_BYTES", "Mutation"]
+
+SMALL_CHUNK_BYTES = 512
 
 
 # Conditions: what the pipeline must stand
@@ -44,8 +46,8 @@ def small_chunks() -> None:
     from lachesis.pipeline.bus import blobs, getter, jetstream
 
     for module in (blobs, getter, jetstream):
-        module.INLINE_BYTES = 512  # type: ignore[attr-defined]
-    blobs.CHUNK_BYTES = 512  # type: ignore[misc]
+        module.INLINE_BYTES = SMALL_CHUNK_BYTES  # type: ignore[attr-defined]
+    blobs.CHUNK_BYTES = SMALL_CHUNK_BYTES  # type: ignore[misc]
 
 
 # Mutations: what the audit must notice

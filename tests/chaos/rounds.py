@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,17 +12,19 @@ import psutil
 from chaos import ledger_checks, leftovers
 from chaos.history import History, read_history
 from chaos.judge import Verdict, judge
+from chaos.mutations import SMALL_CHUNK_BYTES
 from chaos.recovery import Observer, observe
 from chaos.schedule import SERVER, SUPERVISOR, Strike, schedule
 from chaos.strikes import Striker, Tally
 from integration.harness import RUN, Run, until
 from integration.servers import Servers, Standalone, Supervised
 
+from lachesis.pipeline.bus import blobs
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import leaves
 from lachesis.services.supervisor import plan
 
-__all__ = ["Round", "play"]
+__all__ = ["TIGHT", "Round", "play"]
 
 _TESTS = Path(__file__).parents[1]
 _SETS = {
@@ -31,7 +33,18 @@ _SETS = {
     "evaluate.every_steps": 20,
     **{f"streams.{name}_bytes": 1 << 28 for name in ("rollouts", "events", "replay", "teacher", "ledger")},
     "streams.bucket_bytes": 16 << 20,
+    "flow.retention.orphans_after_s": 3,
 }
+
+
+TIGHT = {
+    "streams.rollouts_bytes": 1 << 20,
+    "streams.events_bytes": 2 << 20,
+    "streams.teacher_bytes": 1 << 20,
+    "flow.retention.trim_at": 0.1,
+    "flow.retention.trim_to": 0.05,
+}
+"""So little room that history is trimmed all the time."""
 
 
 @dataclass
@@ -72,12 +85,25 @@ async def play(this: Round, folder: Path) -> None:
             this.verdict.blame("goes on", [f"{error!r}\n{run.tail()}" for error in leaves(errors)])
         finally:
             _end(run)
-        async with servers.afterwards("audit") as bus:
-            verdict = await judge(bus, run, witness)
+        with _reading("small_chunks" in this.patches):
+            async with servers.afterwards("audit") as bus:
+                verdict = await judge(bus, run, witness)
         for check, found in this.verdict.violations.items():
             verdict.blame(check, found)
         this.verdict = verdict
     this.verdict.blame("recovery", this.tally.lost)
+
+
+@contextmanager
+def _reading(small_chunks: bool) -> Iterator[None]:
+    """Read as the run wrote: how many chunks a message may have depends on their size."""
+    usual = blobs.CHUNK_BYTES
+    if small_chunks:
+        blobs.CHUNK_BYTES = SMALL_CHUNK_BYTES  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        blobs.CHUNK_BYTES = usual  # type: ignore[misc]
 
 
 @asynccontextmanager
