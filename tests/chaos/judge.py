@@ -68,7 +68,7 @@ async def judge(bus: NatsBus, run: Run, witness: Path) -> Verdict:
     verdict.blame("stored once", ledger_checks.stored_once(history))
     verdict.blame("kept", ledger_checks.kept(history, acknowledged))
     if history.is_whole:
-        verdict.blame("reasons", ledger_checks.reasons(history, config.batching))
+        verdict.blame("reasons", ledger_checks.reasons(history, config.batching, config.advantage.std_floor))
         verdict.blame("writer state", ledger_checks.writer_state(history))
         verdict.most_outstanding, found = ledger_checks.bound(history, acknowledged, config.batching)
         verdict.blame("bound", found)

@@ -4,11 +4,13 @@ Each check returns the violations it found, as sentences; none when everything h
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
 from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
+from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
@@ -162,7 +164,7 @@ def kept(history: History, acknowledged: Iterable[Acknowledged]) -> list[str]:
     return found
 
 
-def reasons(history: History, config: BatchingConfig) -> list[str]:
+def reasons(history: History, config: BatchingConfig, std_floor: float) -> list[str]:
     """Each outcome follows from what is stored: advantages, staleness, verdicts, dead letters, duplicates."""
     rollouts = {rollout.seq: rollout for rollout in history.rollouts}
     annotated = Annotated(history)
@@ -173,12 +175,27 @@ def reasons(history: History, config: BatchingConfig) -> list[str]:
             rollout = rollouts.get(outcome.seq)
             if rollout is not None and not _justified(outcome, rollout, annotated, entry.next_batch, config):
                 found.append(f"rollout {outcome.seq} is called {outcome.kind} ({outcome.reason}), which it is not")
-        for ref in entry.batch.groups if entry.batch else ():
+        groups = entry.batch.groups if entry.batch else []
+        given = _given_advantages(groups, annotated, std_floor)
+        for ref in groups:
             rollout = rollouts.get(ref.seq)
             wrong = _wrong(ref, rollout, annotated, entry.next_batch - 1, config) if rollout else "is not stored"
+            if wrong is None and ref.advantages != given[ref.seq]:
+                wrong = f"has advantages {ref.advantages}, where the first rewards of its batch give {given[ref.seq]}"
             if wrong:
                 found.append(f"batch {entry.next_batch - 1}: rollout {ref.seq} {wrong}")
     return found
+
+
+def _given_advantages(
+    groups: Sequence[GroupRef], annotated: Annotated, std_floor: float
+) -> dict[int, list[float | None]]:
+    """Return by sequence the advantages that the first rewards give the groups of one batch."""
+    rewards = {ref.seq: annotated.rewards[ref.group] for ref in groups if ref.group in annotated.rewards}
+    known = [ref for ref in groups if ref.seq in rewards]
+    plain = [msgspec.structs.replace(ref, advantages=rewards[ref.seq].advantages) for ref in known]
+    to_whiten = {seq: reward.lengths for seq, reward in rewards.items() if reward.lengths}
+    return {ref.seq: ref.advantages for ref in whiten_batch(plain, to_whiten, std_floor)}
 
 
 def _justified(
@@ -213,8 +230,8 @@ def _wrong(ref: GroupRef, rollout: Rollout, annotated: Annotated, batch: int, co
     if batch - ref.policy_step > config.max_staleness:
         return f"is of step {ref.policy_step}, too old"
     reward = annotated.rewards.get(ref.group)
-    if reward is None or reward.verdict != "trainable" or ref.advantages != reward.advantages:
-        return f"has advantages {ref.advantages}, where its first reward says {reward}"
+    if reward is None or reward.verdict != "trainable":
+        return f"is trained, where its first reward says {reward}"
     pointer = annotated.teachers.get(ref.group)
     if ref.teacher is not None and (pointer is None or pointer.stored != ref.teacher):
         return f"has teacher {ref.teacher}, where the first pointer says {pointer}"
