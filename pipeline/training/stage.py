@@ -159,7 +159,7 @@ class _Trainer:
         fills a stream no further batch would ever come.
         """
         found: FedBatch | None = None
-        done = anyio.Event()
+        done, saving = anyio.Event(), anyio.Lock()
 
         async def receive_one() -> None:
             nonlocal found
@@ -175,14 +175,15 @@ class _Trainer:
 
         async def save_when_idle() -> None:
             await anyio.sleep(_IDLE_S)
-            if self.learner.steps > self.checkpointed:
-                with anyio.CancelScope(shield=True):
+            async with saving:
+                if self.learner.steps > self.checkpointed:
                     await self._checkpoint()
 
         async with background() as tasks:
             for task in (receive_one, end_on_drain, save_when_idle):
                 tasks.start_soon(task)
             await done.wait()
+            await saving.acquire()  # what is being saved is finished first: a report cut off would fence its own writer
         return found
 
     async def _step(self, batch: FedBatch) -> None:
