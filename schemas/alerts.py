@@ -15,7 +15,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Count, Finite, Seq
 
-__all__ = ["Alert", "AlertEvent", "ResumeRequest", "Severity", "Standing"]
+__all__ = ["Alert", "AlertEvent", "ResumeRequest", "Severity", "Span", "Standing"]
 
 Severity = Literal["idle", "ok", "inform", "warn", "quarantine", "halt"]
 """From `inform` on it is an alert. idle: the check does not apply, or has nothing to judge by; that is not healthy."""
@@ -36,16 +36,37 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     examples: list[str] = []
 
 
+class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The rollouts from sequence `first` of ROLLOUTS up to `last`, both among them; `cause` names the check."""
+
+    first: Seq
+    last: Seq
+    cause: str | None = None
+
+
 class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from the alerts so far. Rollouts from sequence `quarantined_from` of ROLLOUTS on are not trained.
 
-    `cause` names the check, `since` the window that brought it about.
+    `cause` names the check, `since` the window that brought it about. `diverted` are the newest quarantines that were
+    lifted, oldest first: whoever learns of them only now does not train their rollouts either.
     """
 
     quarantined_from: Seq | None = None
     halted: bool = False
     cause: str | None = None
     since: Count | None = None
+    diverted: list[Span] = []
+
+    def why_not(self, seq: int) -> str | None:
+        """Return why the rollout at sequence `seq` is not trained, None if it may be."""
+        if self.quarantined_from is not None and seq >= self.quarantined_from:
+            return f"the environment is quarantined by the health check {self.cause}"
+        for span in self.diverted:
+            if span.first <= seq <= span.last:
+                return (
+                    f"the environment was quarantined by the health check {span.cause} from {span.first} to {span.last}"
+                )
+        return None
 
 
 class AlertEvent(Event, frozen=True, kw_only=True):

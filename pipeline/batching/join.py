@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.early import Annotation, Early, EarlyAnnotations
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.schemas.alerts import Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
 from lachesis.schemas.plan import Plan
@@ -84,7 +85,7 @@ class Joiner:
         self._deadlines: list[tuple[int, int, Wanted]] = []
         self._outcomes: deque[Member] = deque()
         self._batch = 0
-        self._quarantines: dict[str, tuple[int, str]] = {}
+        self._standings: dict[str, Standing] = {}
         self.frontier = self._recorded.watermark
         self.ready: dict[int, GroupRef] = {}
 
@@ -310,22 +311,19 @@ class Joiner:
 
     # quarantine
 
-    def quarantine(self, env: str, start: int | None, reason: str) -> None:
-        """Settle every rollout of `env` from sequence `start` of ROLLOUTS on, now and from now on; None: no longer."""
-        if start is None:
-            self._quarantines.pop(env, None)
-            return
-        self._quarantines[env] = (start, reason)
+    def quarantine(self, env: str, standing: Standing) -> None:
+        """Settle every rollout of `env` that `standing` keeps from training, now and until told of another standing."""
+        self._standings[env] = standing
         for member in self._open.values():
             if member.outcome is None:
                 self._divert(member)
 
     def _divert(self, member: Member) -> bool:
-        start, reason = self._quarantines.get(member.env, (None, ""))
-        if start is None or member.seq < start:
-            return False
-        self._settle(member, "quarantined", reason)
-        return True
+        standing = self._standings.get(member.env)
+        reason = standing.why_not(member.seq) if standing else None
+        if reason is not None:
+            self._settle(member, "quarantined", reason)
+        return reason is not None
 
     def _settle(self, member: Member, kind: OutcomeKind, reason: str | None) -> None:
         plan = member.plan

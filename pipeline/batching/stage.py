@@ -130,7 +130,7 @@ class _Batcher:
             with attempt:
                 await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
         for env in batcher.standings.environments:
-            batcher._quarantine(env)
+            batcher.joiner.quarantine(env, batcher.standings.of(env))
         return batcher
 
     def sources(self) -> list[Source]:
@@ -170,7 +170,7 @@ class _Batcher:
         if message.subject.startswith("rl.alert."):
             env = self.standings.take(message)
             if env is not None:
-                self._quarantine(env)
+                self.joiner.quarantine(env, self.standings.of(env))
             return
         try:
             items = _annotations(message)
@@ -184,11 +184,6 @@ class _Batcher:
             if not self._offer(message, item):
                 await self._see_all_members()
                 self._offer(message, item)
-
-    def _quarantine(self, env: str) -> None:
-        standing = self.standings.of(env)
-        reason = f"the environment is quarantined by the health check {standing.cause}"
-        self.joiner.quarantine(env, standing.quarantined_from, reason)
 
     def _take_member(self, message: Stored) -> None:
         env = message.subject.rsplit(".", 1)[-1]

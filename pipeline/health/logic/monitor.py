@@ -18,7 +18,7 @@ from lachesis.pipeline.health.logic.drift import RewardDrift, ScoreShift, SlowDr
 from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
-from lachesis.schemas.alerts import Alert, Severity, Standing
+from lachesis.schemas.alerts import Alert, Severity, Span, Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
@@ -33,6 +33,8 @@ _BATCHES = 8
 """Batches judged together."""
 _BEFORE = 4
 """Windows of groups that the next one is compared with."""
+_SPANS = 16
+"""Lifted quarantines remembered, for a batcher that is behind them."""
 _SEEN = 512
 """Rollouts remembered as scored: a score that is stored twice, by a redelivery, counts once."""
 
@@ -158,9 +160,16 @@ class Monitor:
         return results
 
     def resume(self, revision: int, after: int) -> None:
-        """Lift the standing and begin anew with the rollouts after sequence `after`; `revision` numbers requests."""
+        """Lift the standing and begin anew with the rollouts after sequence `after`; `revision` numbers requests.
+
+        What was quarantined up to `after` stays so.
+        """
+        lifted, diverted = self.standing, self.standing.diverted
+        if lifted.quarantined_from is not None and lifted.quarantined_from <= after:
+            diverted = [*diverted, Span(first=lifted.quarantined_from, last=after, cause=lifted.cause)]
         self.resumed, self._after = revision, after
         self._begin()
+        self.standing = Standing(diverted=diverted[-_SPANS:])
 
     def _result(self, name: str, finding: Finding) -> Alert:
         severity = finding.severity

@@ -10,6 +10,7 @@ from lachesis.pipeline.batching import early as early_module
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.batching.marks import Resolved
+from lachesis.schemas.alerts import Span, Standing
 from lachesis.schemas.annotations import DeadKind, DeadLetter, GroupReward, TeacherPointer, Verdict
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
@@ -501,14 +502,15 @@ def test_a_quarantine_settles_what_is_open_and_what_comes_from_a_sequence_on() -
         joiner.member(seq, "e", make_plan(seq), 0, 0)
         joiner.reward(seq, 0, make_reward(seq, seq))
     joiner.member(4, "other", make_plan(4), 0, 0)
-    joiner.quarantine("e", 2, "hacked")
+    joiner.quarantine("e", Standing(quarantined_from=2, cause="hacked"))
     assert sorted(joiner.ready) == [1]
     joiner.member(5, "e", make_plan(5), 0, 0)
     joiner.reward(5, 0, make_reward(5, 5))
     assert outcomes(joiner) == {2: "quarantined", 3: "quarantined", 5: "quarantined"}
     assert joiner.undecided == 1  # the other environment's
-    joiner.quarantine("e", None, "")
-    joiner.member(6, "e", make_plan(6), 0, 0)
-    joiner.reward(6, 0, make_reward(6, 6))
-    assert sorted(joiner.ready) == [1, 6]
-    assert outcomes(joiner) == {}
+    joiner.quarantine("e", Standing(diverted=[Span(first=2, last=6, cause="hacked")]))
+    for seq in (6, 7):  # the first was stored before the quarantine was lifted, and is seen after
+        joiner.member(seq, "e", make_plan(seq), 0, 0)
+        joiner.reward(seq, 0, make_reward(seq, seq))
+    assert sorted(joiner.ready) == [1, 7]
+    assert outcomes(joiner) == {6: "quarantined"}

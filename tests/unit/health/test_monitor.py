@@ -7,6 +7,7 @@ import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.schemas.alerts import Span
 from lachesis.schemas.errors import ConfigError
 
 
@@ -87,6 +88,23 @@ def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
     assert len(groups.windows(monitor, 1)) == 1
     assert monitor.groups == 64
     assert not monitor.standing.halted
+
+
+def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
+    for n in range(1, 20):
+        first = groups.seq + 1
+        groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
+        assert monitor.standing.quarantined_from == first
+        groups.seq += 5  # stored, not scored yet
+        for _ in range(2):  # the second one lifts nothing
+            monitor.resume(n, groups.seq)
+            assert monitor.standing.diverted[-1] == Span(first=first, last=groups.seq, cause="zero_variance")
+        state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
+        monitor = Monitor(HealthConfig())
+        monitor.load_state_dict(state)
+        assert len(monitor.standing.diverted) == min(n, 16)
+    assert monitor.standing.why_not(first) == monitor.standing.why_not(groups.seq) is not None
+    assert monitor.standing.why_not(groups.seq + 1) is None
 
 
 @pytest.mark.parametrize("seed", range(5))

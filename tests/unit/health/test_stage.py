@@ -204,6 +204,23 @@ async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, gro
     assert (found.stopped, found.well, found.groups) == (False, False, 0)  # it goes on, and was not judged since
 
 
+async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_quarantine(lab, groups):
+    await train(lab, groups, 16, flat=True)
+    async with lab.running(health, "health"):
+        await lab.until(judged(lab, 1))
+        await train(lab, groups, 8)  # nothing is wrong with these but when they were made
+        assert await ask_to_resume(lab.bus, CONFIG, "sums", wait_s=10)
+        await train(lab, groups, 4)
+    async with lab.running(batcher, "batcher"):
+
+        async def all_settled():
+            return len(await outcomes(lab)) == 28
+
+        await lab.until(all_settled)
+    found = await outcomes(lab)
+    assert found == dict.fromkeys(range(1, 25), "quarantined") | dict.fromkeys(range(25, 29), "batched")
+
+
 async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
     assert (await read_health(lab.bus, CONFIG, "sums")).well is False  # nothing was judged: that is not healthy
     async with lab.running(governor, "governor"):
