@@ -6,7 +6,7 @@ score with this, so the same group, ensemble and answers of the raters give the 
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.schemas.annotations import GroupScore
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -56,12 +56,16 @@ class EnvironmentScorer:
         self.versions = self._judges.ensemble.versions if self._judges else {}
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
-        """Return the scores of `group`, stored at `seq`. Raises `DataError` when nothing can score it."""
+        """Return the scores of `group`, stored at `seq`.
+
+        Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
+        """
         if self._judges is not None:
             samples = samples_of(group)
             ratings = await self._judges.runner.rate_group(samples)
             self._tell_failures(ratings)
             scores = self._judges.ensemble.score(ratings)
+            self._wait_for_the_unavailable(ratings, scores.unscorable)
         else:
             scores = _own_rewards(group)
         return GroupScore(
@@ -79,6 +83,16 @@ class EnvironmentScorer:
             success=self._success(scores),
             signals=signals_of(group.sequences),
         )
+
+    def _wait_for_the_unavailable(self, ratings: Mapping[str, list[Rating]], unscorable: Sequence[int]) -> None:
+        """Raise `InfrastructureError` where samples are unscorable because a rater is away: no outcome of theirs.
+
+        The group is then judged again, for as long as it takes: an outage stalls a run and costs it nothing.
+        """
+        for name, column in ratings.items():
+            for i in unscorable:
+                if column[i].status == "unavailable":
+                    raise InfrastructureError(f"rater {name}: {column[i].detail}")
 
     def _tell_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
         """Log why ratings are missing, each reason once: the events carry the status alone."""

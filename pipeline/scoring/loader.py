@@ -52,6 +52,11 @@ def load_member(config: RaterConfig) -> Member:
     """Load one rater. Raises ConfigError if it is unknown, refuses its parameters or has no bounds."""
     rater = _make(_find(config.rater), config)
     name = config.name or rater.name or type(rater).__name__
+    if config.timeout_s < rater.needs_s:
+        raise ConfigError(
+            f"rater {name!r}: timeout_s is {config.timeout_s:g}, but by its own limits a rating may take "
+            f"{rater.needs_s:g} s; an answer could make its rating missing"
+        )
     check_bounds(rater.bounds, name)
     check_bounds(config.bounds, name)
     if rater.bounds is not None and config.bounds is not None and tuple(rater.bounds) != tuple(config.bounds):

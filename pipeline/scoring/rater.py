@@ -20,7 +20,8 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "to_rating"]
 
-RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite"]
+RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavailable"]
+"""unavailable: infrastructure failed, however often it was tried; this says nothing about the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Rater:
     version: str = "1"
     bounds: tuple[float, float] | None = None
     """Lowest and highest rating; None if they are not known before a calibration pass."""
+    needs_s: float = 0.0
+    """Seconds that one rating may take by the rater's own limits; its `timeout_s` must be longer."""
     inline: bool = False
     """Call a sync rater on the event loop: only for one that is sure to finish within about 100 us, since no timeout
     can reach it. Otherwise it runs in a worker thread."""

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.scoring.breaker import Breaker
 from lachesis.pipeline.scoring.loader import Member
-from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, to_rating
+from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, to_rating
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
 
@@ -113,7 +113,7 @@ class _MemberCalls:
         failure = ""
         async with self._slots:
             if not self._breaker.admits(anyio.current_time()):
-                return Rating(None, "error", "not asked: its last calls all failed")
+                return Rating(None, "unavailable", "not asked: its last calls all failed")
             with anyio.move_on_after(config.timeout_s):
                 for attempt in range(config.retries + 1):
                     if attempt:
@@ -131,10 +131,11 @@ class _MemberCalls:
                         self._breaker.succeeded()
                         return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
                 self._breaker.failed(anyio.current_time())
-                return Rating(None, "error", f"{failure} (gave up after {config.retries + 1} attempts)"[:500])
+                return Rating(None, "unavailable", f"{failure} (gave up after {config.retries + 1} attempts)"[:500])
             if failure:  # a rater that is slow on one answer is not down
                 self._breaker.failed(anyio.current_time())
-            return Rating(None, "timeout", f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
+            status: RatingStatus = "unavailable" if failure else "timeout"
+            return Rating(None, status, f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
 
     def _rate_at_once(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating | None:
         """Return the rating of an inline rater, None where there is something to wait for after all."""

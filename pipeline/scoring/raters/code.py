@@ -18,12 +18,11 @@ import anyio
 import anyio.abc
 
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.schemas.errors import ConfigError, DataError, StartupError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, StartupError
 
 __all__ = ["CodeRater"]
 
 _SANDBOX = Path(__file__).with_name("sandbox.py")
-_REFUSED = 97
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MOST_OUTPUT = 1 << 16
 _LONGEST_CODE = 1 << 16
@@ -35,84 +34,103 @@ class CodeRater(Rater):
     {assert}, lines of Python that are run after the code. Assertions run in the interpreter that ran the code, so code
     that sets out to deceive them can; standard input and output leave it no way.
 
-    `time_s` and `memory_mb` hold for each test; a test beyond them has failed, since that is the answer's own doing.
+    `time_s` (of processor) and `memory_mb` hold for each test, `total_s` for all of a sample: what goes beyond has
+    failed, since that is the answer's own doing.
     """
 
     name = "code"
     bounds = (0.0, 1.0)
 
-    def __init__(self, *, time_s: int = 5, memory_mb: int = 512, processes: int = 16) -> None:
-        if min(time_s, memory_mb, processes) < 1:
-            raise ConfigError("rater code: time_s, memory_mb and processes must be at least 1.")
-        self._time_s = time_s
-        self._limits = [str(time_s), str(memory_mb << 20), str(processes)]
+    def __init__(self, *, time_s: int = 2, total_s: int = 8, memory_mb: int = 512, processes: int = 16) -> None:
+        if min(time_s, total_s, memory_mb, processes) < 1:
+            raise ConfigError("rater code: time_s, total_s, memory_mb and processes must be at least 1.")
+        self.needs_s = total_s + 1.0
+        self._total_s = total_s
+        self._limits = [str(_SCRATCH_BYTES), str(time_s), str(memory_mb << 20), str(processes)]
         self._check()
 
     def _check(self) -> None:
         """Raise `StartupError` where the sandbox cannot be had."""
-        with tempfile.TemporaryDirectory() as scratch:
-            done = subprocess.run(
-                [*self._command(scratch), "-c", "print(6 * 7)"], capture_output=True, timeout=60, check=False
-            )
-        if done.returncode != 0 or done.stdout.strip() != b"42":
+        read, write = os.pipe()
+        with tempfile.TemporaryDirectory() as scratch, os.fdopen(read, "rb") as report:
+            command = [*self._command(scratch, write), "-c", "print(6 * 7)"]
+            done = subprocess.run(command, capture_output=True, pass_fds=[write], timeout=60, check=False)
+            os.close(write)
+            reason = (report.read() or done.stderr).decode(errors="replace")
+        if done.stdout.strip() != b"42":
             raise StartupError(
-                f"rater code: untrusted code cannot be isolated here ({done.stderr.decode(errors='replace').strip()}); "
-                "it needs Linux 5.12 or newer with unprivileged user namespaces"
+                f"rater code: untrusted code cannot be isolated here ({reason}); "
+                "it needs Linux 5.12 or newer on x86_64 or aarch64 with unprivileged user namespaces"
             )
 
     async def rate(self, sample: Sample) -> float | None:
-        """Return the share of tests that pass; abstains if the task has none. Without code, 0."""
+        """Return the share of tests that pass; abstains if the task has none. Without code, 0.
+
+        Raises `InfrastructureError` where the sandbox could not be set up this time.
+        """
         tests = sample.task.get("tests")
         if not tests:
             return None
+        checked = [_checked(test, sample.item) for test in tests]
         blocks = _BLOCK.findall(sample.completion)
-        if not blocks or len(blocks[-1]) > _LONGEST_CODE:
-            return 0.0
-        passed = [await self._passes(blocks[-1], _checked(test, sample.item)) for test in tests]
-        return sum(passed) / len(passed)
+        passed = 0
+        with anyio.move_on_after(self._total_s):
+            for test in checked if blocks else ():
+                passed += await self._passes(blocks[-1], test)
+        return passed / len(tests)
 
     async def _passes(self, code: str, test: Mapping[str, str]) -> bool:
         # the seal is printed after the assertions: a program that exits early has not passed them
         seal = os.urandom(16).hex()
         program = f"{code}\n\n{test['assert']}\nprint({seal!r})\n" if "assert" in test else code
-        output = await self._run(program, test.get("input", ""))
+        try:
+            data = program.encode()
+        except UnicodeEncodeError:  # half a character is no program
+            return False
+        output = await self._run(data, test.get("input", "")) if len(data) <= _LONGEST_CODE else None
         if output is None:
             return False
         if "assert" in test:
             return output.rstrip().endswith(seal)
         return output.split() == test["output"].split()
 
-    async def _run(self, program: str, text: str) -> str | None:
-        """Return what the program printed, None if it failed, took too long or printed too much."""
-        with tempfile.TemporaryDirectory() as scratch:
-            process = await anyio.open_process(
-                [*self._command(scratch), "-c", program],
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+    async def _run(self, program: bytes, text: str) -> str | None:
+        """Return what the program printed, None if it failed or printed too much."""
+        read, write = os.pipe()
+        with tempfile.TemporaryDirectory() as folder, os.fdopen(read, "rb") as report:
+            file, scratch = _prepared(Path(folder), program)
             try:
-                with anyio.move_on_after(self._time_s + 1):  # time that is slept away is no processor time
-                    return await _talk(process, text)
-                return None
+                process = await anyio.open_process(
+                    [*self._command(str(scratch), write), str(file)],
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                    pass_fds=[write],
+                )
+            finally:
+                os.close(write)
+            try:
+                output = await _talk(process, text)
             finally:
                 with anyio.CancelScope(shield=True):
                     if process.returncode is None:
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
                     await process.aclose()
+            reason = report.read().decode(errors="replace")
+        if reason:
+            raise InfrastructureError(f"rater code: the sandbox could not be set up: {reason}")
+        return output
 
-    def _command(self, scratch: str) -> list[str]:
-        return [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_SANDBOX),
-            scratch,
-            str(_SCRATCH_BYTES),
-            *self._limits,
-            sys.executable,
-            "-I",
-        ]
+    def _command(self, scratch: str, report: int) -> list[str]:
+        bare = [sys.executable, "-I", "-S", str(_SANDBOX)]
+        return [*bare, str(report), scratch, *self._limits, sys.executable, "-I"]
+
+
+def _prepared(folder: Path, program: bytes) -> tuple[Path, Path]:
+    file, scratch = folder / "program.py", folder / "scratch"
+    file.write_bytes(program)
+    scratch.mkdir()
+    return file, scratch
 
 
 async def _talk(process: anyio.abc.Process, text: str) -> str | None:
@@ -134,8 +152,6 @@ async def _talk(process: anyio.abc.Process, text: str) -> str | None:
                 tasks.cancel_scope.cancel()
                 return None
     code = await process.wait()
-    if code == _REFUSED:
-        raise OSError("the sandbox could not be set up")
     return output.decode(errors="replace") if code == 0 else None
 
 

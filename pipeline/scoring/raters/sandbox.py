@@ -1,9 +1,10 @@
 """Runs one command that nobody trusts: `python sandbox.py LIMITS COMMAND...`, started by the code rater, not imported.
 
 Linux alone, and without privileges: in user, mount, process and network namespaces of its own the command sees a
-read-only file system with one small writable folder, no process but its own, and no network. Limits hold for time,
-memory, files and processes. It refuses to run the command (exit code 97, reason on standard error) where any of this
-cannot be had. Only the standard library, and nothing of this package: it starts in a bare interpreter.
+read-only file system with one small writable folder, no process but its own, and no network; a system call filter lets
+it open no socket of any kind, since a path socket would lead out of every namespace. What its user may read, it may
+read. Limits hold for time, memory, files and processes. Where any of this cannot be had the command does not run, and
+the reason goes to the pipe named first. Only the standard library: it starts in a bare interpreter.
 """
 
 import ctypes
@@ -11,13 +12,23 @@ import errno
 import os
 import resource
 import signal
+import struct
 import sys
 
 REFUSED = 97
 NEWNS, NEWUSER, NEWPID, NEWNET, NEWIPC = 0x20000, 0x10000000, 0x20000000, 0x40000000, 0x8000000
 MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV = 0x4000, 0x40000, 0x2, 0x4
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, LAST_CAP = 1, 38, 24, 63
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, LAST_CAP = 1, 22, 24, 38, 63
+SECCOMP_MODE_FILTER, RET_ALLOW, RET_ERRNO, EPERM = 2, 0x7FFF0000, 0x00050000, 1
+LOAD, JUMP_EQUAL, JUMP_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+REFUSED_CALLS = {
+    # (audit architecture): socket, socketpair, io_uring_setup, unshare, setns, mount, umount2, mount_setattr, ptrace,
+    # process_vm_readv, process_vm_writev, bpf, keyctl, add_key, userfaultfd
+    "x86_64": (0xC000003E, (41, 53, 425, 272, 308, 165, 166, 442, 101, 310, 311, 321, 250, 248, 323)),
+    "aarch64": (0xC00000B7, (198, 199, 425, 97, 268, 40, 39, 442, 117, 270, 271, 280, 219, 217, 282)),
+}
+X32_CALLS = 0x40000000
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,6 +65,27 @@ def separate(scratch: str, scratch_bytes: int) -> None:
     )
 
 
+def refuse_calls() -> None:
+    """Let the kernel refuse what leads out of the sandbox, for this process and all that come of it."""
+    machine = os.uname().machine
+    if machine not in REFUSED_CALLS:
+        raise OSError(errno.ENOSYS, f"no system call filter for {machine}")
+    architecture, numbers = REFUSED_CALLS[machine]
+    n = len(numbers)
+    program = [
+        (LOAD, 0, 0, 4),
+        (JUMP_EQUAL, 0, n + 3, architecture),
+        (LOAD, 0, 0, 0),
+        (JUMP_AT_LEAST, n + 1, 0, X32_CALLS),
+    ]
+    program += [(JUMP_EQUAL, n - i, 0, number) for i, number in enumerate(numbers)]
+    program += [(RETURN, 0, 0, RET_ALLOW), (RETURN, 0, 0, RET_ERRNO | EPERM)]
+    code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    held = ctypes.create_string_buffer(code)
+    described = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(held))
+    must(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "set the system call filter")
+
+
 def limit(seconds: int, memory_bytes: int, processes: int) -> None:
     for kind, value in (
         (resource.RLIMIT_CPU, seconds),
@@ -72,8 +104,10 @@ def hide_processes() -> None:
 
 
 def main() -> int:
-    scratch, scratch_bytes, seconds, memory_bytes, processes = sys.argv[1], *map(int, sys.argv[2:6])
-    command = sys.argv[6:]
+    report, scratch, *numbers = sys.argv[1:7]
+    scratch_bytes, seconds, memory_bytes, processes = map(int, numbers)
+    command = sys.argv[7:]
+    os.set_inheritable(int(report), False)  # the command cannot write to it
     try:
         separate(scratch, scratch_bytes)
         child = os.fork()  # the first process of the new namespace: with it all others end
@@ -89,9 +123,10 @@ def main() -> int:
             must(0 if dropped or ctypes.get_errno() == errno.EINVAL else -1, "drop capabilities")
         must(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
         limit(seconds, memory_bytes, processes)
+        refuse_calls()
         os.execve(command[0], command, {"PATH": "/usr/bin:/bin", "HOME": scratch, "LANG": "C.UTF-8"})  # noqa: S606
     except OSError as error:
-        print(f"sandbox: {error}", file=sys.stderr)
+        os.write(int(report), str(error).encode())
         os._exit(REFUSED)
 
 

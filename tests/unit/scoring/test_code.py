@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Sample
 from lachesis.pipeline.scoring.raters.code import CodeRater
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import ConfigError, DataError
 
-RATER = CodeRater(time_s=1, memory_mb=256)
+RATER = CodeRater(time_s=1, total_s=2, memory_mb=256)
 
 
 def answer(code: str, *tests: dict[str, str]) -> Sample:
@@ -67,6 +69,42 @@ async def test_it_cannot_reach_a_server_on_this_machine() -> None:
         with socket.create_connection(("127.0.0.1", port), 1):  # the server was there to be reached
             reached.set()
         assert reached.is_set()
+
+
+async def test_no_socket_file_leads_out_of_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        server.settimeout(0.1)
+        code = f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); s.send(b'escaped'); print('in')"
+        assert await rated(code, {"output": "in"}) == 0.0
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sys; sys.exit(97)",
+        "print('a\0b')",
+        "x = '" + "\N{SNAKE}" * 40_000 + "'",
+        "print('\ud800')",
+        "import os; os.close(1)",
+    ],
+)
+async def test_no_answer_can_make_its_own_rating_missing(code: str) -> None:
+    assert await rated(code, {"output": "never"}) == 0.0
+
+
+async def test_tests_that_come_after_the_time_is_up_have_failed() -> None:
+    late = [{"input": "", "output": ""}] * 4
+    assert await rated("import time; time.sleep(60)", *late) == 0.0
+
+
+def test_a_time_limit_that_would_make_ratings_missing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an answer could make its rating missing"):
+        load_member(RaterConfig(rater="code", timeout_s=5))
 
 
 async def test_it_can_write_nowhere_but_into_its_scratch_folder(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from lachesis.pipeline.scoring.breaker import Breaker
-from lachesis.pipeline.scoring.config import RaterConfig
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.loader import load_member
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, InfrastructureError
 
 SAMPLE = Sample(
     prompt="2 + 2?",
@@ -176,5 +177,17 @@ async def test_a_rater_that_stays_down_is_left_alone(server: FakeServer) -> None
     runner = EnsembleRunner([load_member(config)])
     (column,) = (await runner.rate_group([SAMPLE] * 8)).values()
     assert len(server.asked) == 3
-    assert [rating.value for rating in column] == [None] * 8
+    assert {(rating.value, rating.status) for rating in column} == {(None, "unavailable")}
     assert column[-1].detail == "not asked: its last calls all failed"
+
+
+async def test_a_group_waits_for_a_rater_that_is_away_and_is_never_dropped_for_it(server: FakeServer, lab: Any) -> None:
+    server.answers = [(503, {})]
+    config = RaterConfig(rater="reward_model", params={"url": server.url, "model": "rm"}, bounds=(0.0, 1.0), retries=0)
+    scorer = EnvironmentScorer(ScoringConfig(raters=[config]), None)
+    with pytest.raises(InfrastructureError, match="reward_model"):
+        await scorer.score(lab.group(1), 1)
+    server.answers = [(200, {"data": [{"data": [0.5]}]})]
+    assert (await scorer.score(lab.group(1), 1)).scores == [0.5, 0.5]
+    server.answers = [(404, {})]
+    assert (await scorer.score(lab.group(1), 1)).scores == [None, None]
