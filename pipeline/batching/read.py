@@ -13,7 +13,15 @@ from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Payload", "check_rollouts", "fetch_batch", "find_position", "follow_ledger", "newest_entry"]
+__all__ = [
+    "Payload",
+    "check_rollouts",
+    "fetch_batch",
+    "find_position",
+    "follow_ledger",
+    "newest_entry",
+    "position_before",
+]
 
 Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
@@ -76,14 +84,7 @@ async def find_position(bus: Bus, run: str, trainer: str, position: Position) ->
         return 0
     subject = subjects.ledger(run, trainer)
     newest, seq, _ = await newest_entry(bus, run, trainer)
-    entry = newest
-    while entry is not None and entry.index >= position.entries:
-        message = await bus.get(subjects.LEDGER, seq)
-        previous = message.headers.get(PREVIOUS_HEADER, "")
-        if not previous.isdecimal():
-            raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
-        seq = int(previous)
-        entry = decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data) if seq else None
+    entry, seq = await _last_below(bus, subject, newest, seq, position.entries)
     if entry is None or entry.index < position.entries - 1:
         held = newest.index + 1 if newest else 0
         raise HistoryLostError(
@@ -96,6 +97,34 @@ async def find_position(bus: Bus, run: str, trainer: str, position: Position) ->
             "the broker's history was replaced: restore its store, or start a new run"
         )
     return seq
+
+
+async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Position:
+    """Return the position of a reader that knows the entries below `index`, or all where the ledger is shorter.
+
+    Raises `LedgerError` as `find_position`, save that it takes the ledger as it is.
+    """
+    if not index:
+        return Position()
+    newest, seq, _ = await newest_entry(bus, run, trainer)
+    entry, _ = await _last_below(bus, subjects.ledger(run, trainer), newest, seq, index)
+    return Position(entry.index + 1, entry.digest()) if entry else Position()
+
+
+async def _last_below(
+    bus: Bus, subject: str, entry: LedgerEntry | None, seq: int, index: int
+) -> tuple[LedgerEntry | None, int]:
+    """Walk back from `entry` at `seq`; return the last entry below `index` and its sequence (None, 0: there is none).
+
+    Raises `LedgerError` where an entry does not say which one it follows.
+    """
+    while entry is not None and entry.index >= index:
+        previous = (await bus.get(subjects.LEDGER, seq)).headers.get(PREVIOUS_HEADER, "")
+        if not previous.isdecimal():
+            raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
+        seq = int(previous)
+        entry = decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data) if seq else None
+    return entry, seq
 
 
 async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:

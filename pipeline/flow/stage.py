@@ -5,10 +5,12 @@ earlier life may have granted has run out. One governor a run: its term is writt
 """
 
 import time
+from contextlib import aclosing
 
 import anyio
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.history import History
@@ -19,7 +21,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
-from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_governor"]
@@ -91,15 +93,16 @@ class _Follower:
     def __init__(self, service: Service, config: RunConfig, governor: Governor) -> None:
         self.service = service
         self.governor = governor
-        self.ledger_subject = subjects.ledger(service.run, config.training.name)
-        self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, config.training.name)
+        self.trainer = config.training.name
+        self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
         self.history = History(service, config, governor.budget)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
         self.environments = list(config.environments)
         self.standings = Standings()
-        self.next_entry = self.next_report = 1
+        self.position = Position()
+        self.next_report = 1
 
     async def catch_up(self) -> None:
         """Take in everything that is stored now: the last entry is the whole state of the ledger."""
@@ -107,14 +110,13 @@ class _Follower:
         async with bus.read(subjects.LEDGER, [self.report_subject], follow=False) as reports:
             async for message in reports:
                 self._report(message)
-        last = await bus.last(subjects.LEDGER, self.ledger_subject)
+        last, _, _ = await newest_entry(bus, self.service.run, self.trainer)
         if last is not None:
-            for entry in await self._entries_to_train_again(last):
-                self.readers.entry(entry)
-            entry = decode(LedgerEntry, last.data)
-            self.governor.entry(entry)
-            self.next_entry = last.seq + 1
-            self.next_rollout = entry.watermark + 1
+            await self._take_up_untrained()
+            self.readers.entry(last)
+            self.governor.entry(last)
+            self.position = Position(last.index + 1, last.digest())
+            self.next_rollout = last.watermark + 1
         await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
         for env in self.standings.environments:
             self._heed(env)
@@ -128,13 +130,13 @@ class _Follower:
             async for message in stored:
                 self._member(message)
 
-    async def _entries_to_train_again(self, last: Stored) -> list[LedgerEntry]:
-        """Return the entries that a trainer may take up again, the `last` one of the ledger always among them."""
-        found = [decode(LedgerEntry, last.data)]
-        while found[-1].index > self.readers.untrained.position:
-            last = await self.service.bus.get(subjects.LEDGER, int(last.headers.get(PREVIOUS_HEADER, 0)))
-            found.append(decode(LedgerEntry, last.data))
-        return found[::-1]
+    async def _take_up_untrained(self) -> None:
+        """Tell of the entries that a trainer may take up again, one by one: without any report it is all of them."""
+        bus, run = self.service.bus, self.service.run
+        begin = await position_before(bus, run, self.trainer, self.readers.untrained.position)
+        async with aclosing(follow_ledger(bus, run, self.trainer, begin, follow=False)) as entries:
+            async for entry in entries:
+                self.readers.entry(entry)
 
     async def members(self) -> None:
         async with self.service.bus.read(
@@ -153,9 +155,9 @@ class _Follower:
             self.governor.member(message.seq, message.subject.rsplit(".", 1)[-1], plan, time.monotonic())
 
     async def ledger(self) -> None:
-        async with self.service.bus.read(subjects.LEDGER, [self.ledger_subject], start=self.next_entry) as entries:
-            async for message in entries:
-                entry = decode(LedgerEntry, message.data)
+        followed = follow_ledger(self.service.bus, self.service.run, self.trainer, self.position)
+        async with aclosing(followed) as entries:
+            async for entry in entries:
                 self.governor.entry(entry)
                 self.readers.entry(entry)
 

@@ -6,14 +6,16 @@ from contextlib import aclosing, asynccontextmanager
 import anyio
 import pytest
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, Position, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.join import JoinState
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.stage import run_governor
+from lachesis.pipeline.flow.logic import Governor
+from lachesis.pipeline.flow.stage import _Follower, run_governor
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
@@ -21,7 +23,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.ledger import Batch
+from lachesis.schemas.ledger import Batch, GroupRef, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 RUN = "r"
@@ -129,6 +131,79 @@ async def test_leases_follow_the_log(bus: Bus) -> None:
         await train(bus, 1)
         await granted(bus, acquire())
         tasks.cancel_scope.cancel()
+
+
+async def test_foreign_messages_on_the_ledger_hinder_neither_a_start_nor_a_governor_that_runs(bus: Bus) -> None:
+    config, ledger = make_config(lease_s=1.0, max_staleness=1), subjects.ledger(RUN, "main")
+    batches = 0
+
+    async def train_one() -> None:
+        nonlocal batches
+        for n in range(2):
+            seq, group = await publish(bus, 2 * batches + n, 4, await granted(bus, acquire()), step=batches)
+            await reward(bus, 2 * batches + n, seq, group, 4)
+        batches += 1
+        with anyio.fail_after(10):
+            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+                while (await anext(entries)).next_batch < batches:
+                    pass
+        await train(bus, batches)
+
+    @asynccontextmanager
+    async def batcher() -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), config)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async with governor(bus, config):
+        async with batcher():
+            await train_one()
+        first = await bus.last(subjects.LEDGER, ledger)
+        assert first is not None
+        await bus.publish(ledger, b"\xc1 nonsense", msg_id="foreign")
+        async with batcher():
+            await train_one()
+    await bus.publish(ledger, first.data, msg_id="an old entry under another name")
+    await bus.publish(ledger, b"\xc1 nonsense", msg_id="foreign too")
+    async with governor(bus, config), batcher():
+        await train_one()
+
+
+@pytest.mark.parametrize("reported", [0, 1, 3, 9])
+async def test_a_start_knows_what_a_trainer_may_take_up_again(bus: Bus, reported: int) -> None:
+    """The ledger holds three entries; a report of a ninth is the trainer's trouble, not the governor's."""
+    config, chain = make_config(), Chain(RUN, "main", "t")
+    seq = 0
+    for n in range(3):
+        ref = GroupRef(
+            group=f"g{n}", seq=5 + n, env="words", sequences=8, tokens=8, policy_step=0, advantages=[1.0] * 8
+        )
+        state = JoinState(watermark=0, resolved=b"", events_cursor=0, producers={})
+        batch = make_batch(n, [ref], 8)
+        entry = chain.extend(state, batch=batch, outcomes=[], stamps={}, written_ns=1)
+        headers = {PREVIOUS_HEADER: str(seq)}
+        seq = (await bus.publish(subjects.ledger(RUN, "main"), encode(entry), msg_id=f"e{n}", headers=headers)).seq
+        await bus.publish(subjects.ledger(RUN, "main"), b"nonsense", msg_id=f"foreign {n}")
+    if reported:
+        report = TrainReport(
+            run=RUN,
+            trainer="main",
+            lineage="a",
+            term="t",
+            step=reported,
+            ledger_index=reported - 1,
+            chain="c",
+            next_batch=reported,
+            policy_version="v",
+            checkpoint="c",
+        )
+        await bus.publish(subjects.state(RUN, "trainer", "live", "main"), encode(report), msg_id="report")
+    service = Service(bus, "governor", RUN)
+    follower = _Follower(service, config, Governor(config.flow, config.batching, term="t", grants_from_s=0.0))
+    await follower.catch_up()
+    assert follower.position == chain.position
+    assert follower.readers.untrained.lowest() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})
 
 
 async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_what_is_stored(bus: Bus) -> None:
