@@ -18,6 +18,7 @@ from typing import Self
 
 from lachesis.pipeline.batching.marks import Resolved
 from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.newest import owned
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import Leases
@@ -149,11 +150,18 @@ class _Record:
 
     @classmethod
     async def read(cls, bus: Bus, config: RunConfig) -> Self:
-        record = cls()
+        record, follows = cls(), 0
+
+        def is_next(entry: LedgerEntry) -> bool:
+            return (entry.run, entry.trainer) == (config.run, config.training.name) and entry.index >= follows
+
         subject = subjects.ledger(config.run, config.training.name)
         async with bus.read(subjects.LEDGER, [subject], follow=False) as entries:
             async for message in entries:
-                entry = decode(LedgerEntry, message.data)
+                entry = owned(LedgerEntry, message, is_next)
+                if entry is None:
+                    continue
+                follows = entry.index + 1
                 record.resolved = Resolved(entry.watermark, entry.resolved)
                 record.next_batch = entry.next_batch
                 record.outcomes.update({ref.seq: "batched" for ref in (entry.batch.groups if entry.batch else ())})

@@ -14,7 +14,7 @@ from lachesis.pipeline.stage.deadletter import dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent
-from lachesis.schemas.codec import encode
+from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, Outcome, OutcomeKind
@@ -78,6 +78,18 @@ async def test_a_dead_one_comes_back_and_an_old_one_is_known_to_be_stale(world: 
 async def test_one_too_old_is_told_so(world: World) -> None:
     await world.store()
     await world.settle("dead", next_batch=7)
+    case = await world.examine()
+    assert (case.qualifies, case.stale) == (True, True)
+
+
+async def test_foreign_messages_on_the_ledger_are_passed_over(world: World) -> None:
+    await world.store()
+    await world.bus.publish(subjects.ledger("r", "main"), b"\xc1 nonsense", msg_id="foreign")
+    await world.settle("dead", next_batch=7)
+    entry = await world.bus.last(subjects.LEDGER, subjects.ledger("r", "main"))
+    assert entry is not None
+    other = msgspec.structs.replace(decode(LedgerEntry, entry.data), outcomes=[Outcome(1, GROUP, "batched", 2)])
+    await world.bus.publish(subjects.ledger("r", "main"), encode(other), msg_id="not the next entry")
     case = await world.examine()
     assert (case.qualifies, case.stale) == (True, True)
 
