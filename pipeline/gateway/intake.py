@@ -268,7 +268,7 @@ class Intake:
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         subject = subjects.rollout(group.run, group.env)
         ack: PubAck = await service.retrying(f"publish {subject}")(
-            service.bus.publish_large, subject, data, msg_id=f"gateway.{digest}", headers=headers
+            service.bus.publish_large, subject, data, msg_id=f"{subject}.{digest}", headers=headers
         )
         service.called(group.started_ns, len(group.sequences), payload=len(data))
         service.recovered()

@@ -90,9 +90,7 @@ class Otlp:
         self._closing = True
         self._due.set()
         self._thread.join(_CLOSE_S)
-        left = len(self._queue)
-        self.dropped += left
-        self._queue.clear()
+        self.dropped += len(self._queue)  # the thread may still be held up by the receiver; it ends with the process
         if self.dropped:
             log.warning(
                 "%d spans were dropped, %d exported: the receiver was too slow or away", self.dropped, self.exported
@@ -115,11 +113,14 @@ class Otlp:
 
     def _export_spans(self) -> None:
         while self._spans is not None and self._queue:
-            batch = [self._readable(self._queue.popleft()) for _ in range(min(self._batch, len(self._queue)))]
-            if self._spans.export(batch) is SpanExportResult.SUCCESS:
-                self.exported += len(batch)
-            else:
-                self.dropped += len(batch)
+            taken = [self._queue.popleft() for _ in range(min(self._batch, len(self._queue)))]
+            try:
+                done = self._spans.export([self._readable(span) for span in taken]) is SpanExportResult.SUCCESS
+            except Exception:  # the thread lives on: one batch that cannot be encoded must not end all export
+                log.exception("%d spans cannot be exported", len(taken))
+                done = False
+            self.exported += len(taken) * done
+            self.dropped += len(taken) * (not done)
 
     def _export_metrics(self) -> None:
         if self._metrics is not None and self._figures is not None:  # counts are since the start: none is lost for good
