@@ -362,7 +362,7 @@ async def _score(slot: _Slot, message: Stored, scorer: EnvironmentScorer) -> Non
     start_ns = time.time_ns()
     try:
         rollout = read_rollout(message)
-        score = await scorer.score(rollout.group, rollout.seq)
+        score: GroupScore = await _retrying()(scorer.score, rollout.group, rollout.seq)
         stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
         slot.score = msgspec.structs.replace(score, stamps=[stamp])
     except DataError as error:
