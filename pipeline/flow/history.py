@@ -77,8 +77,9 @@ class History:
             await self._bus.trim(LEDGER, replaced, before=(await self._bus.usage(LEDGER)).last)
             self._states_s = now
         if now - self._sweep_s >= orphans_s:
+            before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
             for stream in subjects.BLOB_KINDS.values():
-                await self._bus.sweep(stream, run, before_ns=time.time_ns() - int(orphans_s * 1e9))
+                await self._bus.sweep(stream, run, before_ns=before_ns)
             self._sweep_s = now
 
     # what goes to make room
@@ -103,7 +104,8 @@ class History:
 
         What others stored meanwhile counts against that.
         """
-        record = await change(self._bus, self._service.run, self._lapsed)
+        now_ns = await self._bus.server_time_ns()
+        record = await change(self._bus, self._service.run, lambda old: self._lapsed(old, now_ns))
         names = self._names(stream)
         first = now = await self._bus.usage(stream)
         end = await self._old_enough(stream, names, now.last + 1)
@@ -129,9 +131,10 @@ class History:
     ) -> tuple[dict[str, int], Retention]:
         """Write down how far history may go up to `cut`; return that by subject, and the record as it is then."""
         before: dict[str, int] = {}
+        now_ns = await self._bus.server_time_ns()
 
         def update(old: Retention) -> Retention:
-            new = self._lapsed(old)
+            new = self._lapsed(old, now_ns)
             held = [*claimed, *floor.hold_claims(new.holds)]
             before.update({subject: min(cut, floor.on(held, stream, subject)[0].needs) for subject in names})
             reached = max(new.trimmed.get(stream, 1), *before.values())
@@ -140,11 +143,13 @@ class History:
         record = await change(self._bus, self._service.run, update)
         return before, record
 
-    def _lapsed(self, old: Retention) -> Retention:
-        """Return the record without holds that were not renewed. Raises `FencedError` when it is another governor's."""
+    def _lapsed(self, old: Retention, now_ns: int) -> Retention:
+        """Return the record without holds that were not renewed. Raises `FencedError` when it is another governor's.
+
+        `now_ns` is the server's: what is gone by mistake is gone for good, so no other clock is good enough.
+        """
         if old.term != self._service.instance:
             raise FencedError(f"governor {old.term} has taken over trimming of run {old.run}")
-        now_ns = time.time_ns()
         lapsed = {name for name, hold in old.holds.items() if hold.expires_ns <= now_ns}
         for name in lapsed:
             log.warning("hold %s (%s) was not renewed and has lapsed", name, old.holds[name].about)
@@ -158,7 +163,7 @@ class History:
         age_s = self._config.flow.retention.min_age_s
         if not age_s or not names:
             return end
-        born_ns = time.time_ns() - int(age_s * 1e9)
+        born_ns = await self._bus.server_time_ns() - int(age_s * 1e9)
         low = 1
         while low < end:
             middle = (low + end) // 2

@@ -2,10 +2,9 @@
 
 Everything goes through one key a run, changed by compare-and-set: what the record says may be gone is not promised to
 anybody, and what somebody holds is not deleted. A hold that its owner stops renewing lapses, visibly, and the owner
-learns of it at the next renewal.
+learns of it at the next renewal. Times are the server's: the clocks of holders and of the governor may differ.
 """
 
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -64,23 +63,29 @@ async def holding(
     check_name("hold", name)
     held = Holding(dict(needs))
 
-    def written() -> Hold:
-        return Hold(needs=dict(held.needs), expires_ns=time.time_ns() + int(lease_s * 1e9), about=about)
+    async def write(check: Callable[[Retention], None]) -> None:
+        expires_ns = await bus.server_time_ns() + int(lease_s * 1e9)
 
-    def take(old: Retention) -> Retention:
+        def update(old: Retention) -> Retention:
+            check(old)
+            return old.replace(
+                holds={**old.holds, name: Hold(needs=dict(held.needs), expires_ns=expires_ns, about=about)}
+            )
+
+        await change(bus, run, update)
+
+    def is_there(old: Retention) -> None:
         for stream, seq in held.needs.items():
             if seq < old.trimmed.get(stream, 0):
                 raise NotFoundError(
                     f"history of run {run} in {stream} is kept from sequence {old.trimmed[stream]} on, not from {seq}"
                 )
-        return old.replace(holds={**old.holds, name: written()})
 
-    def keep(old: Retention) -> Retention:
+    def has_not_lapsed(old: Retention) -> None:
         if name not in old.holds:
             raise NotFoundError(
                 f"hold {name} of run {run} was not renewed within {lease_s} s and has lapsed: what it held may be gone"
             )
-        return old.replace(holds={**old.holds, name: written()})
 
     def let_go(old: Retention) -> Retention:
         return old.replace(holds={other: hold for other, hold in old.holds.items() if other != name})
@@ -89,9 +94,9 @@ async def holding(
         while True:
             await anyio.sleep(lease_s / 4)
             with suppress(InfrastructureError):  # tried again before it lapses
-                await change(bus, run, keep)
+                await write(has_not_lapsed)
 
-    await change(bus, run, take)
+    await write(is_there)
     try:
         async with background() as tasks:
             tasks.start_soon(renew)
