@@ -48,7 +48,7 @@ class Report:
         self.rounds += 1
         self.tally.add(played.tally)
         verdict = played.verdict
-        for what in ("rollouts", "outcomes", "batches", "steps", "acknowledged"):
+        for what in ("rollouts", "outcomes", "batches", "steps", "acknowledged", "late"):
             self.audited[what] += getattr(verdict, what)
         self.most_outstanding = max(self.most_outstanding, verdict.most_outstanding)
         self.standstills.append(verdict.longest_standstill_s)

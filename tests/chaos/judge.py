@@ -33,6 +33,7 @@ class Verdict:
     steps: int = 0
     acknowledged: int = 0
     most_outstanding: int = 0
+    late: int = 0
     is_whole: bool = True
     """Whether nothing was trimmed, so that everything could be checked."""
     longest_standstill_s: float = 0.0
@@ -44,8 +45,12 @@ class Verdict:
             self.violations[check] = self.violations.get(check, []) + found
 
 
-async def judge(bus: NatsBus, run: Run, witness: Path) -> Verdict:
-    """Audit what `run` left on the servers and in its folder. What takes one pass over everything needs all of it."""
+async def judge(bus: NatsBus, run: Run, witness: Path, *, settled: int | None, late: int) -> Verdict:
+    """Audit what `run` left on the servers and in its folder. What takes one pass over everything needs all of it.
+
+    `settled`: the last rollout that was to have an outcome, None where the run never came to rest. `late`: groups that
+    the governors counted as late.
+    """
     config = run.load_config()
     history = await read_history(bus, RUN)
     acknowledged = list(read_witness(witness))
@@ -57,20 +62,21 @@ async def judge(bus: NatsBus, run: Run, witness: Path) -> Verdict:
             for stored in history.entries
         ),
         acknowledged=len(acknowledged),
+        late=late,
         steps=history.report.step if history.report else 0,
         is_whole=history.is_whole,
     )
     times = [stored.time_ns for stored in history.entries]
     verdict.longest_standstill_s = max((b - a for a, b in pairwise(times)), default=0) / 1e9
     verdict.blame("chain", ledger_checks.chain(history))
-    verdict.blame("outcomes", ledger_checks.outcomes(history, config.batching))
+    verdict.blame("outcomes", ledger_checks.outcomes(history, config.batching, settled))
     verdict.blame("manifests", ledger_checks.manifests(history))
     verdict.blame("stored once", ledger_checks.stored_once(history))
     verdict.blame("kept", ledger_checks.kept(history, acknowledged))
     if history.is_whole:
         verdict.blame("reasons", ledger_checks.reasons(history, config.batching, config.advantage.std_floor))
         verdict.blame("writer state", ledger_checks.writer_state(history))
-        verdict.most_outstanding, found = ledger_checks.bound(history, acknowledged, config.batching)
+        verdict.most_outstanding, found = ledger_checks.bound(history, acknowledged, config.batching, late)
         verdict.blame("bound", found)
         for env in config.environments:
             verdict.blame("normalizer", await refold.normalizer(bus, history, config, env))

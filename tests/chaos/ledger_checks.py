@@ -55,8 +55,11 @@ def _recorded(entry: LedgerEntry) -> Iterator[int]:
     yield from (ref.seq for ref in (entry.batch.groups if entry.batch else ()))
 
 
-def outcomes(history: History, config: BatchingConfig) -> list[str]:
-    """Every rollout has exactly one outcome, or is ready for the next batch, which has too few groups yet."""
+def outcomes(history: History, config: BatchingConfig, settled: int | None = None) -> list[str]:
+    """Every rollout has exactly one outcome, or is ready for the next batch, which has too few groups yet.
+
+    Of rollouts beyond sequence `settled` only that they have not two: the run was stopped with them under way.
+    """
     counts = Counter(seq for stored in history.entries for seq in _recorded(stored.entry))
     found = [f"rollout {seq} has {count} outcomes" for seq, count in counts.items() if count > 1]
     gone = counts.keys() - {rollout.seq for rollout in history.rollouts}
@@ -65,7 +68,7 @@ def outcomes(history: History, config: BatchingConfig) -> list[str]:
     annotated = Annotated(history)
     waiting = 0
     for rollout in history.rollouts:
-        if counts[rollout.seq]:
+        if counts[rollout.seq] or (settled is not None and rollout.seq > settled):
             continue
         missing = _missing(rollout, annotated, config)
         if missing:
@@ -277,9 +280,12 @@ def writer_state(history: History) -> list[str]:
     return []
 
 
-def bound(history: History, acknowledged: Iterable[Acknowledged], config: BatchingConfig) -> tuple[int, list[str]]:
+def bound(
+    history: History, acknowledged: Iterable[Acknowledged], config: BatchingConfig, late: int
+) -> tuple[int, list[str]]:
     """Return the most sequences stored and not trained at any time, which the leases bound, and the violations.
 
+    Groups that came late, after their lease had run out in an outage, may pass the bound: so many did.
     Times are the servers' and, of policies, the trainer's: on one machine the same clock. A trainer that starts again
     steps back to its checkpoint; what it had trained before counts as trained, so this is a lower estimate.
     """
@@ -302,5 +308,5 @@ def bound(history: History, acknowledged: Iterable[Acknowledged], config: Batchi
     for _, change in sorted(changes):
         now += change
         most = max(most, now)
-    capacity = (config.max_staleness + 1) * config.batch_size
+    capacity = (config.max_staleness + 1) * config.batch_size + late * max(weights.values(), default=0)
     return most, [f"{most} sequences were stored and not trained, {capacity} are allowed"] if most > capacity else []

@@ -25,12 +25,21 @@ SMALL_CHUNK_BYTES = 512
 
 def slow_scorer() -> None:
     """A group takes a second to be scored."""
-    from lachesis.pipeline.scoring.judge import EnvironmentScorer
+    _scoring_takes(1.0)
+
+
+def very_slow_scorer() -> None:
+    """A group takes three seconds to be scored."""
+    _scoring_takes(3.0)
+
+
+def _scoring_takes(seconds: float) -> None:
+    from lachesis.pipeline.scoring.stage import EnvironmentScorer
 
     score = EnvironmentScorer.score
 
     async def slowly(self: Any, *arguments: Any) -> Any:
-        await anyio.sleep(1.0)
+        await anyio.sleep(seconds)
         return await score(self, *arguments)
 
     EnvironmentScorer.score = slowly  # type: ignore[method-assign]
@@ -159,6 +168,7 @@ PATCHES: dict[str, Callable[[], None]] = {
     patch.__name__: patch
     for patch in (
         slow_scorer,
+        very_slow_scorer,
         impatient_broker,
         small_chunks,
         ack_before_commit,
@@ -213,7 +223,7 @@ MUTATIONS = {
             "max_deliver_5",
             frozenset({"outcomes"}),
             _strikes("kill", ["scorer-1", "scorer-2"], 14, after_s=1.2),
-            ["slow_scorer", "impatient_broker"],
+            ["very_slow_scorer", "impatient_broker"],
         ),
         Mutation(
             "trim_by_age",

@@ -64,6 +64,9 @@ class Round:
     """What is struck; None: what the seed says."""
     progress_s: float = 120.0
     """How long the run may take, once it is left in peace, for its next steps, and then to settle."""
+    settled: int | None = None
+    """The last rollout stored before the run came to rest."""
+    late: int = 0
     tally: Tally = field(default_factory=Tally)
     verdict: Verdict = field(default_factory=Verdict)
 
@@ -87,7 +90,7 @@ async def play(this: Round, folder: Path) -> None:
             _end(run)
         with _reading("small_chunks" in this.patches):
             async with servers.afterwards("audit") as bus:
-                verdict = await judge(bus, run, witness)
+                verdict = await judge(bus, run, witness, settled=this.settled, late=this.late)
         for check, found in this.verdict.violations.items():
             verdict.blame(check, found)
         this.verdict = verdict
@@ -136,7 +139,8 @@ async def _struck(this: Round, run: Run) -> None:
             await striker.strike(strike)
         await striker.recovered()
         await run.wait_for_step(run.step() + 3, this.progress_s)
-        this.verdict.blame("leases", await _settle(run, observer, this.progress_s))
+        await _settle(this, run, observer)
+        this.late = observer.late
     assert run.process is not None
     run.process.terminate()
     code = await run.wait(60)
@@ -147,23 +151,23 @@ async def _struck(this: Round, run: Run) -> None:
     this.verdict.blame("processes", [f"{process} still runs" for process in _left(run)])
 
 
-async def _settle(run: Run, observer: Observer, seconds: float) -> list[str]:
+async def _settle(this: Round, run: Run, observer: Observer) -> None:
     """Stop the environments as if they had died silently; wait until their leases ran out and nothing is under way."""
     config = run.load_config()
     stopped = [pid for name, pid in run.pids().items() if name.startswith("environment-")]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
-    with anyio.move_on_after(seconds):
-        while _is_busy(await read_history(observer.bus, RUN), config):  # noqa: ASYNC110
+    with anyio.move_on_after(this.progress_s):
+        while _is_busy(history := await read_history(observer.bus, RUN), config):  # noqa: ASYNC110
             await anyio.sleep(0.5)  # the streams say when they are quiet only to whoever reads them
+        this.settled = max((rollout.seq for rollout in history.rollouts), default=0)
     observer.governor = None
     with anyio.move_on_after(3 * config.flow.lease_s):
         await observer.wait(lambda: not leftovers.leases(observer.governor))
-    found = leftovers.leases(observer.governor)
+    this.verdict.blame("leases", leftovers.leases(observer.governor))
     for pid in stopped:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-    return found
 
 
 def _is_busy(history: History, config: RunConfig) -> bool:
