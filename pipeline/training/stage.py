@@ -9,7 +9,7 @@ different weights never share a policy version. A batch that cannot be trained i
 import logging
 import os
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -249,8 +249,8 @@ class _Trainer:
         version = policy_version(self.learner.steps, self.lineage, tensors)
         folder = self.config.path / "weights"
         path = await anyio.to_thread.run_sync(partial(write_weights, tensors, folder, version))
-        await self.service.retrying("publish the policy")(
-            self.feed.publish_weights, version, path, self.policy.tokenizer_hash
+        await self._tell(
+            "publish the policy", partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash)
         )
         self.service.recovered()
         prune_weights(folder, keep=self.config.training.weights_kept)
@@ -278,6 +278,25 @@ class _Trainer:
         if self.newest is not None:
             self.tracking.samples(sample_rows(self.newest.groups))
 
+    async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
+        """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.
+
+        Raises `InfrastructureError` then: with the server gone as well, a drain would wait for it in vain and hold the
+        checkpoints against the trainer's own next life, which tells what is on disk.
+        """
+        told = False
+        async with background() as tasks:
+            tasks.start_soon(self._give_up, tasks.cancel_scope)
+            await self.service.retrying(what)(tell)
+            told = True
+        if not told:
+            raise InfrastructureError(f"{what}: the server was away while the trainer drained")
+
+    async def _give_up(self, scope: anyio.CancelScope) -> None:
+        await self.service.draining.wait()
+        await anyio.sleep(self.config.services.drain_s)
+        scope.cancel()
+
     async def report(self, state: TrainerState, path: Path | None) -> None:
         """Report a checkpoint that is on disk."""
         report = partial(
@@ -290,5 +309,5 @@ class _Trainer:
             steps=self.times,
             mismatches=self.mismatches,
         )
-        await self.service.retrying("report what was trained")(report)
+        await self._tell("report what was trained", report)
         self.voids, self.times, self.mismatches = [], [], []
