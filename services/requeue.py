@@ -5,7 +5,8 @@ left alone. Guarantees that nothing counts twice:
 
 * A rollout comes back as another rollout: the same samples under an id, producer and counter of their own, with a note
   of where they are from, admitted under a lease as any other. It qualifies only if its outcome on record is dead and no
-  reward was ever derived from it. The old outcome stands, and the new rollout gets one of its own.
+  reward was ever derived from it, which can be told only as long as no event stored after it was trimmed. The old
+  outcome stands, and the new rollout gets one of its own.
 * An annotation comes back as it was. Of several for one group the first stored counts, so it changes nothing where
   another has come meanwhile. Commits of stateful stages never come back: their order is their meaning.
 * What is put back names what it repeats in a header, and that is looked for first: done twice, it is done once.
@@ -22,6 +23,7 @@ from lachesis.pipeline.bus.newest import owned
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.flow.retention import record as retention_record
 from lachesis.pipeline.stage.deadletter import REQUEUED_HEADER
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -69,6 +71,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
     rollouts = {seq for stream, seq in newest if stream == subjects.ROLLOUTS}
     record = await _Record.read(bus, config) if rollouts else _Record()
     rewarded = await _rewarded(bus, config, {letter.env for _, letter in newest.values()}) if rollouts else set()
+    kept_ns = await _events_kept_from_ns(bus, config.run) if rollouts else None  # after the rewards were read
     done = await _put_back(bus, config.run)
     cases = []
     for (stream, at), (seq, letter) in newest.items():
@@ -78,7 +81,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
             cases.append(Case(seq, letter, refusal=str(error)))
             continue
         if stream == subjects.ROLLOUTS and message is not None:
-            refusal = record.unlike_dead(at) or _unfit_rollout(message, rewarded)
+            refusal = record.unlike_dead(at) or _unfit_rollout(message, rewarded, kept_ns)
         elif message is not None:
             refusal = _unfit_annotation(message)
         else:
@@ -193,6 +196,21 @@ async def _rewarded(bus: Bus, config: RunConfig, envs: set[str]) -> set[str]:
     return found
 
 
+async def _events_kept_from_ns(bus: Bus, run: str) -> int | None:
+    """Return a server time after which no event of the run was trimmed; None: none ever was.
+
+    All that may be gone lies below one sequence, so it is no younger than what is stored from there on.
+    """
+    trimmed = (await retention_record(bus, run)).trimmed.get(subjects.EVENTS, 1)
+    if trimmed <= 1:
+        return None
+    everything = subjects.STREAMS[subjects.EVENTS]
+    async with bus.read(subjects.EVENTS, everything, start=trimmed, headers_only=True, follow=False) as messages:
+        async for message in messages:
+            return message.time_ns
+    return await bus.server_time_ns()
+
+
 async def _put_back(bus: Bus, run: str) -> dict[str, int]:
     """Return by the name of what was repeated where its repetition is stored."""
     found: dict[str, int] = {}
@@ -206,7 +224,7 @@ async def _put_back(bus: Bus, run: str) -> dict[str, int]:
     return found
 
 
-def _unfit_rollout(message: Stored, rewarded: set[str]) -> str | None:
+def _unfit_rollout(message: Stored, rewarded: set[str], kept_ns: int | None) -> str | None:
     try:
         group = decode(RolloutGroup, message.data)
     except SchemaError as error:
@@ -215,6 +233,8 @@ def _unfit_rollout(message: Stored, rewarded: set[str]) -> str | None:
         return f"it claims run {group.run[:40]!r}, env {group.env[:40]!r}, but lies on {message.subject}"
     if group.id in rewarded:
         return "it was rewarded as well, so its scores are in the statistics already"
+    if kept_ns is not None and message.time_ns <= kept_ns:
+        return "events stored after it were trimmed: whether it was rewarded as well can no longer be told"
     return None
 
 

@@ -1,5 +1,7 @@
 """What may be put back, judged from the streams alone; and that done twice, however much later, it is done once."""
 
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -7,9 +9,11 @@ import pytest
 from fuzz.examples import EXAMPLES, GROUP, group
 
 from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.bus import memory
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.bus.memory_log import DUPLICATE_WINDOW_S
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.flow.retention import change
 from lachesis.pipeline.stage.deadletter import dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -107,6 +111,32 @@ async def test_what_was_rewarded_is_in_the_statistics_already(world: World) -> N
     reward = next(event for event in EXAMPLES if isinstance(event, RewardEvent))
     await world.bus.publish(subjects.event("reward", "r", "live", "sums"), encode(reward), msg_id="reward")
     assert "rewarded as well" in str((await world.examine()).refusal)
+
+
+async def test_what_may_have_been_rewarded_in_trimmed_history_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes back only as long as nothing stored after it is gone."""
+    monkeypatch.setattr(memory, "time", SimpleNamespace(time_ns=count(1).__next__))
+    subject = subjects.event("reward", "r", "live", "sums")
+
+    async def event(name: str) -> int:
+        return (await world.bus.publish(subject, b"no reward of it", msg_id=name)).seq
+
+    async def refused(trimmed: int) -> str | None:
+        await change(world.bus, "r", lambda old: old.replace(trimmed={subjects.EVENTS: trimmed}))
+        await world.bus.trim(subjects.EVENTS, [subject], before=trimmed)
+        return (await world.examine()).refusal
+
+    await event("earliest")
+    early = await event("early")
+    await world.store()
+    await world.settle("dead")
+    late = await event("late")
+    last = await event("last")
+    assert await refused(early) is None
+    assert "can no longer be told" in str(await refused(late + 1))
+    assert "can no longer be told" in str(await refused(last + 1))  # nothing is stored from there on
 
 
 async def test_what_still_cannot_be_read_stays_where_it_is(world: World) -> None:
