@@ -128,6 +128,8 @@ async def test_what_may_have_been_rewarded_in_trimmed_history_is_left_alone(
         await world.bus.trim(subjects.EVENTS, [subject], before=trimmed)
         return (await world.examine()).refusal
 
+    stays = subjects.event("eval", "r", "live", "sums")  # is never trimmed, so the stream's first message tells nothing
+    await world.bus.publish(stays, b"x", msg_id="eval")
     await event("earliest")
     early = await event("early")
     await world.store()
