@@ -116,6 +116,7 @@ class Supervisor:
         self.running = [_Running(planned) for planned in plan(config)]
         self._stop = anyio.Event()
         self._server_pid: int | None = None
+        self._stopped: set[str] = set()
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -254,6 +255,17 @@ class Supervisor:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid and beat.stage.state != "starting":
                         row.ready.set()
+                if beat.service == "health":
+                    self._tell_stopped(beat)
+
+    def _tell_stopped(self, beat: Heartbeat) -> None:
+        """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
+        stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
+        for name in sorted(stopped - self._stopped):
+            _, env, how = name.split("/")
+            log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
+                        env, how, env)  # fmt: skip
+        self._stopped = stopped
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:

@@ -64,7 +64,21 @@ def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
 
 async def _read(config: RunConfig) -> list[EnvHealth]:
     async with open_history(config, f"{config.run}.health-cli") as bus:
-        return [await read_health(bus, config, env) for env in config.environments]
+        return [await read_health(bus, config, env) for env in await _environments(bus, config)]
+
+
+async def _environments(bus: Bus, config: RunConfig) -> list[str]:
+    """Return the environments configured, else those that were judged. Raises `ConfigError` where there is none."""
+    found = dict.fromkeys(config.environments)
+    if not found:
+        subject = subjects.event("alert", config.run, config.revision)
+        start = await first_of_last(bus, subjects.EVENTS, [subject], _RECENT)
+        async with bus.read(subjects.EVENTS, [subject], start=start, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                found[message.subject.rsplit(".", 1)[-1]] = None
+    if not found:
+        raise ConfigError(f"no environment of run {config.run} was judged yet, and none is configured; add --config")
+    return list(found)
 
 
 async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
@@ -161,8 +175,6 @@ def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
 def run_resume(options: Options, env: str | None, *, wait_s: float) -> None:
     """Ask that an environment go on, or all that are stopped, and wait until the health service has said so."""
     config = options.config()
-    if env is not None and env not in config.environments:
-        raise ConfigError(f"there is no environment {env!r}; there are {', '.join(config.environments)}")
     if not anyio.run(_resume, config, env, wait_s):
         raise typer.Exit(1)
 
@@ -170,7 +182,10 @@ def run_resume(options: Options, env: str | None, *, wait_s: float) -> None:
 async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
     done = True
     async with await connect_run(config, f"{config.run}.resume", OPERATOR) as bus:
-        found = [await read_health(bus, config, name) for name in config.environments]
+        known = await _environments(bus, config)
+        if env is not None and env not in known:
+            raise ConfigError(f"there is no environment {env!r}; there are {', '.join(known)}")
+        found = [await read_health(bus, config, name) for name in known]
         stopped = [health.env for health in found if health.stopped]
         wanted = stopped if env is None else [env]
         if not wanted:
