@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import settings
 from integration.cluster.nodes import Cluster
 
 from lachesis.pipeline.bus.answers import Answer
@@ -14,6 +15,9 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory import MemoryBus
+
+settings.register_profile("patient", deadline=None)  # time tells of the machine, not of the code
+settings.load_profile("patient")
 
 TEST_STREAMS = StreamsConfig(
     rollouts_bytes=256 << 20,

@@ -191,7 +191,7 @@ async def test_a_rater_that_the_live_score_missed_is_found_and_the_live_run_is_n
     assert (code, err) == (2, b"lachesis: run demo has no revision 'other'; there are live, honest\n")
     code, _, err = await world.lachesis("replay", "--revision", "honest", "--set", "advantage.estimator=grpo")
     assert code == 2
-    assert b"advantage.estimator was 'centred', is 'grpo'" in err
+    assert b"advantage.sums.estimator was 'centred', is 'grpo'" in err
     code, _, err = await world.lachesis("replay", "--revision", "none", "--min-step", "9")
     assert code == 2
     assert b"nothing is selected" in err
