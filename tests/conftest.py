@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 
 from lachesis.pipeline.bus.answers import Answer
@@ -16,7 +16,8 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory import MemoryBus
 
-settings.register_profile("patient", deadline=None)  # time tells of the machine, not of the code
+# how long an example takes tells of the machine, not of the code
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 TEST_STREAMS = StreamsConfig(

@@ -68,6 +68,19 @@ def find_binary() -> Path:
     return Path(found)
 
 
+_DYING_S = 2.0
+"""For so long the files of a server that was killed may still be held."""
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock of an open file, and return whether it could be had."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(store) as server:` runs a server on the directory `store`, made if need be.
 
@@ -121,7 +134,7 @@ class EmbeddedServer:
         binary = self._binary or find_binary()
         try:
             self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = self._acquire()
+            lock = await self._acquire()
         except OSError as error:
             raise StartupError(f"cannot use {self.store} as the server's store: {error}") from error
         try:
@@ -177,19 +190,23 @@ class EmbeddedServer:
             os.close(self._lock)
             self._lock = None
 
-    def _acquire(self) -> int:
+    async def _acquire(self) -> int:
         if self._lock is not None:  # a restart after a crash: ours already, and the old server's hold ended with it
             return self._lock
         fd = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(fd)
-            raise StartupError(
-                f"the store {self.store} is in use by {holder}; stop that run, or choose another folder"
-            ) from None
-        self._lock = fd
+            with anyio.move_on_after(_DYING_S):
+                while not _locked(fd):  # noqa: ASYNC110 - another process holds it
+                    await anyio.sleep(0.05)
+                self._lock = fd
+            if self._lock is None:
+                holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+                raise StartupError(
+                    f"the store {self.store} is in use by {holder}; stop that run, or choose another folder"
+                )
+        finally:
+            if self._lock is None:
+                os.close(fd)
         return fd
 
     async def _spawn(self, binary: Path, lock: int) -> asyncio.subprocess.Process:
