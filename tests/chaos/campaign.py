@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--round", type=int, default=100, help="kills in one round")
-    parser.add_argument("--pause", type=float, default=0.8, help="mean seconds between two moments of striking")
+    parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between two moments of striking")
     parser.add_argument("--only", type=int, default=None, help="play this round alone, counted from 0")
     parser.add_argument("--out", type=Path, default=None, help="JSON file of the result; default runs/chaos-SEED.json")
     arguments = parser.parse_args()

@@ -34,13 +34,13 @@ class Observer:
         """When each process said first that it had started."""
         self.governor: dict[str, float] | None = None
         """The figures of the newest heartbeat of a governor."""
-        self._late: dict[int, int] = {}
+        self._late: dict[int, tuple[int, int]] = {}
         self._news = anyio.Event()
 
     @property
     def late(self) -> int:
-        """Groups that came when their lease had run out, as the governors counted them."""
-        return sum(self._late.values())
+        """Groups that came when their lease had run out, as the governors counted them once they had caught up."""
+        return sum(last - first for first, last in self._late.values())
 
     def hear(self, beat: Heartbeat) -> None:
         now = anyio.current_time()
@@ -49,7 +49,9 @@ class Observer:
             self.started.setdefault(beat.pid, now)
         if beat.service == "governor":
             self.governor = dict(beat.metrics)
-            self._late[beat.pid] = int(beat.metrics.get("flow/late", 0))
+            if beat.pid in self.started:
+                late = int(beat.metrics.get("flow/late", 0))
+                self._late[beat.pid] = self._late.get(beat.pid, (late, late))[0], late
         news, self._news = self._news, anyio.Event()
         news.set()
 
