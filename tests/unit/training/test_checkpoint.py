@@ -1,6 +1,5 @@
 """Checkpoints: resume to the bit, survive a crash at every point, refuse what is damaged."""
 
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
