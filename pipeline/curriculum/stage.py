@@ -19,7 +19,7 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
@@ -32,8 +32,6 @@ from lachesis.schemas.values import shaped, unpack
 
 __all__ = ["feedback_of", "items_of", "run_curriculum"]
 
-SNAPSHOT_EVERY = 64
-"""Commits between two snapshots of the state."""
 _PUBLISH_S = 0.5
 _MOST = 8192
 """Feedback in one commit, about, so that it fits into a message."""
@@ -68,14 +66,7 @@ async def _run_env(service: Service, config: RunConfig, env: str, settings: Envi
     source = Source(subjects.EVENTS, [subjects.event("reward", service.run, service.revision, env)], writer.next_event)
     async with open_bursts(service, [source]) as bursts, anyio.create_task_group() as tasks:
         tasks.start_soon(writer.publish_snapshots)
-        service.recovered()
-        async for burst in bursts:
-            try:
-                await writer.observe(burst)
-            except InfrastructureError:
-                if service.draining.is_set():
-                    break  # what was not committed is read again
-                raise
+        await take_bursts(service, bursts, writer.observe)
         tasks.cancel_scope.cancel()
 
 
@@ -178,7 +169,7 @@ class _EnvWriter:
         self.service.recovered()
         self.service.health.emitted += 1
         self._changed.set()
-        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+        if self.log.snapshot_due:
             state = msgspec.msgpack.encode(self.strategy.state_dict())
             await self.service.retrying("write a snapshot")(self.log.snapshot, cursors, state)
 

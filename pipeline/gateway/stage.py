@@ -5,8 +5,6 @@ It is a stateless face over durable state: kill it at any moment, start it again
 
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
@@ -19,6 +17,7 @@ from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.stage.http import HttpServer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -49,7 +48,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             server.should_exit = True
 
         gateway = Gateway(config, store, policies, intake, token=token, failed=failed)
-        server = _HttpServer(
+        server = HttpServer(
             uvicorn.Config(
                 build_app(gateway),
                 log_level="warning",
@@ -65,7 +64,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             tasks.start_soon(intake.renew)
             tasks.start_soon(_follow_governor, service, gateway)
             tasks.start_soon(_show, service, gateway, intake, port)
-            tasks.start_soon(_stop_on_drain, service, server)
+            tasks.start_soon(server.stop_on_drain, service)  # what waits for a lease is answered 503
             service.recovered()
             await server.serve_until_cancelled([listener])
     if errors:
@@ -89,26 +88,6 @@ async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -
         own = {"gateway/port": port, "gateway/refused": gateway.refused}
         service.health.metrics = own | intake.figures()
         await anyio.sleep(_FIGURES_S)
-
-
-async def _stop_on_drain(service: Service, server: uvicorn.Server) -> None:
-    await service.draining.wait()
-    server.should_exit = True  # what waits for a lease is answered 503, and comes again
-
-
-class _HttpServer(uvicorn.Server):
-    async def serve_until_cancelled(self, sockets: list[socket.socket]) -> None:
-        """Serve; when cancelled, too, the event loop forgets the sockets, whose numbers the next ones may get."""
-        try:
-            await self.serve(sockets)
-        finally:
-            for listening in getattr(self, "servers", []):  # none yet if it was cancelled before it began
-                listening.close()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave SIGTERM and SIGINT to the service, which drains on them."""
-        yield
 
 
 def _read_token(config: GatewayConfig) -> str | None:

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.logic.monitor import Monitor
 from lachesis.pipeline.stage.commitlog import CommitLog
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
@@ -31,9 +31,6 @@ from lachesis.schemas.values import unpack
 __all__ = ["run_health"]
 
 log = logging.getLogger("lachesis")
-
-SNAPSHOT_EVERY = 64
-"""Commits between two snapshots of the state; a restart reads at most so many."""
 
 
 async def run_health(service: Service, config: RunConfig) -> None:
@@ -53,14 +50,7 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
     ]
     async with open_bursts(service, sources) as bursts, background() as tasks:
         tasks.start_soon(writer.watch_requests)
-        service.recovered()
-        async for burst in bursts:
-            try:
-                await writer.take(burst)
-            except InfrastructureError:
-                if service.draining.is_set():
-                    return  # what was not committed is read again
-                raise
+        await take_bursts(service, bursts, writer.take)
 
 
 class _EnvWriter:
@@ -188,7 +178,7 @@ class _EnvWriter:
         self.service.recovered()
         self.service.health.emitted += 1
         self._tell(event)
-        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+        if self.log.snapshot_due:
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 
     def _tell(self, event: AlertEvent) -> None:

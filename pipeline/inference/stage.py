@@ -4,8 +4,6 @@ The policy's server registers only once it holds a published policy version, so 
 """
 
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import anyio
@@ -19,6 +17,7 @@ from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
+from lachesis.pipeline.stage.http import HttpServer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import Policy, load_model, load_tokenizer
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
@@ -70,13 +69,13 @@ async def _serve_reference(
     ):
         url = f"http://{settings.near}:{listener.getsockname()[1]}"
         app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
-        server = _HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+        server = HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
         async with Directory(timeout_s=120.0) as own, background() as tasks:
             await own.use(url)
-            tasks.start_soon(_stop_on_drain, service, server)
+            tasks.start_soon(server.stop_on_drain, service)
             tasks.start_soon(_count, service, engine)
             tasks.start_soon(_announce, service, role, own, settings.advertise or url)
-            await server.serve([listener])
+            await server.serve_until_cancelled([listener])
 
 
 async def _announce(service: Service, role: str, own: Directory, url: str) -> None:
@@ -89,18 +88,6 @@ async def _announce(service: Service, role: str, own: Directory, url: str) -> No
         await service.retrying("register")(register, service.bus, service.run, role, url)
         service.recovered()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
-
-
-class _HttpServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave SIGTERM and SIGINT to the service, which drains on them."""
-        yield
-
-
-async def _stop_on_drain(service: Service, server: uvicorn.Server) -> None:
-    await service.draining.wait()
-    server.should_exit = True  # requests under way have a while to end
 
 
 async def _count(service: Service, engine: Engine) -> None:

@@ -18,20 +18,17 @@ from lachesis.pipeline.normalization.logic.reward import KEY, group_reward
 from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.spans import process_id, publish_span, stage_spans
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, VersionError
+from lachesis.schemas.errors import DataError, LedgerError, VersionError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.values import unpack
 
 __all__ = ["run_normalizer"]
-
-SNAPSHOT_EVERY = 64
-"""Commits between two snapshots of the state; a restart reads at most so many."""
 
 
 async def run_normalizer(service: Service, config: RunConfig) -> None:
@@ -54,16 +51,7 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
     ]
     async with open_bursts(service, sources) as bursts, background() as tasks:
         tasks.start_soon(writer.lost.give_up)
-        service.recovered()
-        async for burst in bursts:
-            try:
-                for message in burst:
-                    await writer.take(message)
-                await writer.commit()
-            except InfrastructureError:
-                if service.draining.is_set():
-                    return  # what was not committed is read again
-                raise
+        await take_bursts(service, bursts, writer.take_burst)
 
 
 class _EnvWriter:
@@ -106,6 +94,12 @@ class _EnvWriter:
         writer._events_read = writer.cursors[subjects.EVENTS] - 1
         writer.lost.start(writer.cursors)
         return writer
+
+    async def take_burst(self, burst: list[Stored]) -> None:
+        """Feed a burst of input and commit what follows from it."""
+        for message in burst:
+            await self.take(message)
+        await self.commit()
 
     async def take(self, message: Stored) -> None:
         """Feed one input message. A message that cannot be read is a dead letter."""
@@ -171,7 +165,7 @@ class _EnvWriter:
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
         self.service.health.emitted += len(step.ready)
         self.service.health.metrics.update(self.normalizer.metrics())
-        if self.log.since_snapshot >= SNAPSHOT_EVERY:
+        if self.log.snapshot_due:
             state = msgspec.msgpack.encode(self.normalizer.state_dict())
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 

@@ -43,7 +43,6 @@ from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 __all__ = ["Progress", "Replayed", "Request", "run_replay"]
 
 STAGE = "replay"
-_SNAPSHOT_EVERY = 64
 _MOST_SAMPLES = 2048
 """Samples in one commit, about: what a kill repeats, at most."""
 _LONGEST_S = 2.0
@@ -348,7 +347,7 @@ class _Replay:
         )
         try:
             await _retrying()(env.log.append, event)
-            if env.log.since_snapshot >= _SNAPSHOT_EVERY:
+            if env.log.snapshot_due:
                 await _retrying()(env.log.snapshot, cursors, env.fold.state())
         except StreamFullError as error:
             raise StreamFullError(

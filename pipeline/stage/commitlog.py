@@ -24,6 +24,9 @@ __all__ = ["CommitLog", "Restored"]
 
 log = logging.getLogger("lachesis")
 
+SNAPSHOT_EVERY = 64
+"""Commits between two snapshots of the state; a start reads at most so many."""
+
 E = TypeVar("E", bound=Event)
 
 
@@ -113,6 +116,11 @@ class CommitLog(Generic[E]):
         self.index += 1
         self.since_snapshot += 1
         return self._last
+
+    @property
+    def snapshot_due(self) -> bool:
+        """Whether so many commits followed the last snapshot that a start would read long."""
+        return self.since_snapshot >= SNAPSHOT_EVERY
 
     async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
         """Store the whole state as of the last commit. Raises `FencedError`.

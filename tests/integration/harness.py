@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
+from typing import Self
 
 import anyio
 import torch
@@ -156,6 +157,15 @@ class Run:
         await until(lambda: process.poll() is not None, deadline_s)
         assert process.returncode is not None
         return process.returncode
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the supervisor, and with it the run, if it still goes on."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(60)
 
     def tail(self) -> str:
         return (self.folder / "up.log").read_text()[-3000:]

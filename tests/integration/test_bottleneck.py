@@ -25,12 +25,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     environ = {"PYTHONPATH": str(SLOWED), "SLOWED": str(folder / "slowed")}
     sets = {"health.enabled": "false"}  # which would halt an environment whose model was never trained
     it = Run(folder, LONGER_THAN_ANY_TEST, Supervised(folder), sets=sets, environ=environ)
-    try:
+    with it:
         yield it
-    finally:
-        if it.process is not None and it.process.poll() is None:
-            it.process.terminate()
-            it.process.wait(60)
 
 
 def lachesis(run: Run, *arguments: str) -> Any:
@@ -69,7 +65,7 @@ async def test_top_names_the_stage_that_was_slowed(run: Run) -> None:
     assert seen["e2e_p99_s"] > 3
     assert seen["slow"]
     rows = {row["service"]: row for row in seen["stages"]}
-    assert rows["trainer"]["process"]["p50"] > 3
+    assert rows["trainer"]["process"]["p50"] > 2.95  # 3 s, and the histogram is within 1.1 %
     assert rows["environment-sums"]["load"] < 0.5
     assert rows["scorer"]["process"]["p50"] < 3
 

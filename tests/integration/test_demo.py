@@ -74,7 +74,7 @@ def test_a_short_demo_runs_to_its_end(folder: Path) -> None:
     assert summary["gate"]["passed"] is None
     assert summary["dead_letters"] == 0
     pids = [pid for stage in summary["stages"].values() for pid in stage["pids"]]
-    assert len(pids) == len(set(pids)) == 13
+    assert len(pids) == len(set(pids)) == 14
     assert {path.name for path in (folder / "plots").iterdir()} == PLOTS
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "plots").iterdir())
     assert "step 3/3" in output

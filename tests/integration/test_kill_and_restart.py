@@ -32,12 +32,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     folder = tmp_path / "a run"
     folder.mkdir()
     it = Run(folder, STEPS, Supervised(folder))
-    try:
+    with it:
         yield it
-    finally:
-        if it.process is not None and it.process.poll() is None:
-            it.process.terminate()
-            it.process.wait(30)
 
 
 async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(run: Run) -> None:

@@ -38,12 +38,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     (folder / "newer").write_text("")
     environ = {"PYTHONPATH": str(NEWER), "NEWER_BUILD": str(folder / "newer")}
     it = Run(folder, STEPS, Supervised(folder), environ=environ)
-    try:
+    with it:
         yield it
-    finally:
-        if it.process is not None and it.process.poll() is None:
-            it.process.terminate()
-            it.process.wait(30)
 
 
 async def written(bus: Bus, stream: str, subject: str) -> Counter[str]:

@@ -17,9 +17,10 @@ def run_traced(folder: Path, received: Received, ratio: float, **settings: objec
     folder.mkdir()
     sets = {"telemetry.endpoint": received.url, "telemetry.ratio": ratio, **settings}
     run = Run(folder, STEPS, Supervised(folder), sets=sets, environ={"OTEL_METRIC_EXPORT_INTERVAL": "500"})
-    run.start()
-    assert run.process is not None
-    assert run.process.wait(200) == 0, run.tail()
+    with run:
+        run.start()
+        assert run.process is not None
+        assert run.process.wait(200) == 0, run.tail()
 
 
 def traces(received: Received) -> dict[str, list[tuple[str, Any]]]:

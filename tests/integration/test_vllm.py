@@ -42,12 +42,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     it = Run(tmp_path, STEPS, Supervised(tmp_path), sets=sets, environ=CPU)
     # heads of 32: vLLM's attention on a CPU has none smaller
     save_policy(build_tiny_policy(0, width=64, layers=1, heads=2, max_length=64), tmp_path / "model")
-    try:
+    with it:
         yield it
-    finally:
-        if it.process is not None and it.process.poll() is None:
-            it.process.terminate()
-            it.process.wait(60)
 
 
 def vllm_of(pid: int) -> list[int]:

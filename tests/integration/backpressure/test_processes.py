@@ -30,12 +30,8 @@ GROWTH_BYTES = 16 << 20
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     it = Run(tmp_path, 100_000, Supervised(tmp_path))
-    try:
+    with it:
         yield it
-    finally:
-        if it.process is not None and it.process.poll() is None:
-            it.process.terminate()
-            it.process.wait(30)
 
 
 async def test_a_frozen_trainer_costs_no_memory_and_everything_returns_with_it(run: Run) -> None:

@@ -31,12 +31,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     folder.mkdir()
     with Cluster(tmp_path / "three nodes") as cluster:
         it = Run(folder, STEPS, cluster)
-        try:
+        with it:
             yield it
-        finally:
-            if it.process is not None and it.process.poll() is None:
-                it.process.terminate()
-                it.process.wait(30)
 
 
 async def test_a_run_outlives_its_leaders(run: Run) -> None:

@@ -240,12 +240,14 @@ async def test_killed_at_random_points_it_gives_the_same_bits(world: World) -> N
     killed = 0
     while killed < KILLS:
         commits = draw.randrange(4)
-        reached = await world.replayed() + commits
+        before = await world.replayed()
         process = world.start("replay", "--revision", "killed")
         try:
-            while process.poll() is None and await world.replayed() < reached:  # noqa: ASYNC110 - it is elsewhere
+            while process.poll() is None and await world.replayed() < before + commits:  # noqa: ASYNC110 - elsewhere
                 await anyio.sleep(0.002)
-            await anyio.sleep(draw.random() * (0.1 if commits else 2.0))
+            with anyio.move_on_after(draw.random() * (0.1 if commits else 2.0)):
+                while await world.replayed() < before + 4:  # noqa: ASYNC110 - it is elsewhere
+                    await anyio.sleep(0.002)
         finally:
             with suppress(ProcessLookupError):
                 process.kill()

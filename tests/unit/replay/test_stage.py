@@ -108,7 +108,7 @@ async def test_all_history_under_the_live_settings_gives_the_live_rewards_to_the
 @pytest.mark.parametrize("kills", range(4))
 async def test_it_gives_the_same_bits_however_often_it_is_killed_or_paused(lab, kills, monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr("lachesis.pipeline.stage.commitlog.SNAPSHOT_EVERY", 3)
     await stored(lab, 80)
     whole = await replay(lab, "whole")
     assert len(await written(lab, "whole")) > 8
