@@ -21,8 +21,8 @@ __all__ = [
     "PackedHistogram",
     "PolicyRecord",
     "RunRecord",
-    "StageHealth",
     "StageState",
+    "StageVitals",
     "StateSnapshot",
 ]
 
@@ -141,7 +141,7 @@ class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
     counts: list[Count]
 
 
-class StageHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form.
 
     `slots` is how many things it can work on at once, and `busy_s` the seconds of work done in all of them, what is
@@ -174,7 +174,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     instance: str
     pid: Count
     time_ns: Count
-    stage: StageHealth
+    stage: StageVitals
     metrics: dict[str, Finite] = {}
     slow: dict[str, Finite] = {}
 

@@ -20,9 +20,9 @@ async def micro_service(bus: NatsBus, service: Service, about: str) -> AsyncIter
     """Answer for `service` while the context is open. Health is JSON: its state, counters and metrics."""
 
     async def health(request: Request) -> None:
-        report = service.health.report()
+        report = service.vitals.report()
         body = {"state": report.state, "note": report.note, "handled": report.handled, "lag": report.lag}
-        await request.respond(msgspec.json.encode({**body, "metrics": service.health.metrics}))
+        await request.respond(msgspec.json.encode({**body, "metrics": service.vitals.metrics}))
 
     metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
     micro = await nats.micro.add_service(

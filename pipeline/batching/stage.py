@@ -78,7 +78,7 @@ async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[
             async for attempt in service.retrying("publish a dead letter"):
                 with attempt:
                     await publish_dead_letter(service, letter)
-            service.health.dead += 1
+            service.vitals.dead += 1
             service.recovered()
 
 
@@ -352,7 +352,7 @@ class _Batcher:
                     headers={PREVIOUS_HEADER: str(self.entry_seq)},
                 )
         self.entry_seq = self.seq
-        self.service.health.emitted += 1
+        self.service.vitals.emitted += 1
         self.service.recovered()
 
     # figures
@@ -361,7 +361,7 @@ class _Batcher:
         stored_ns = member.annotated_ns or member.stored_ns or start_ns
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         group = member.plan.group if member.plan else None
-        self.service.health.done(stamp, traced=group if group and self.service.tracing.sampled(group) else None)
+        self.service.vitals.done(stamp, traced=group if group and self.service.tracing.sampled(group) else None)
         return stamp
 
     def _measure(self) -> None:
@@ -375,12 +375,12 @@ class _Batcher:
             "staleness/bound": self.config.max_staleness,
             **{f"batching/outcomes/{kind}": totals[kind] for kind in get_args(OutcomeKind) if kind in totals},
         }
-        self.service.health.lag = self.joiner.undecided
-        self.service.health.metrics.update({name: value for name, value in figures.items() if value is not None})
+        self.service.vitals.lag = self.joiner.undecided
+        self.service.vitals.metrics.update({name: value for name, value in figures.items() if value is not None})
 
     def _measure_batch(self, number: int, groups: Sequence[GroupRef]) -> None:
         staleness = [number - ref.policy_step for ref in groups]
-        self.service.health.metrics |= {
+        self.service.vitals.metrics |= {
             "staleness/mean": sum(staleness) / len(staleness),
             "staleness/max": max(staleness),
         }

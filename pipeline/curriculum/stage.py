@@ -123,10 +123,10 @@ class _EnvWriter:
             except DataError as error:
                 letter = dead_letter(self.service, message, "data", error)
                 await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
-                self.service.health.dead += 1
+                self.service.vitals.dead += 1
                 continue
             for reward in rewards:
-                self.service.health.handled += 1
+                self.service.vitals.handled += 1
                 feedback = feedback_of(self.env, reward)
                 if feedback is None:
                     continue
@@ -136,7 +136,7 @@ class _EnvWriter:
                     self._check_step(feedback)
                     self.strategy.observe(feedback)
                 except DataError as error:  # no item of the pool, no share of successes: an environment's slip
-                    self.service.health.note = f"feedback left out: {error}"
+                    self.service.vitals.note = f"feedback left out: {error}"
                 else:
                     learned.append(feedback)
         await self._commit(learned)
@@ -167,7 +167,7 @@ class _EnvWriter:
         )
         await self.service.retrying("commit what was learned")(self.log.append, event)
         self.service.recovered()
-        self.service.health.emitted += 1
+        self.service.vitals.emitted += 1
         self._changed.set()
         if self.log.snapshot_due:
             state = msgspec.msgpack.encode(self.strategy.state_dict())
@@ -195,7 +195,7 @@ class _EnvWriter:
                 )
             except InfrastructureError:
                 return  # draining; the next start publishes
-            self.service.health.metrics.update(self.strategy.metrics())
+            self.service.vitals.metrics.update(self.strategy.metrics())
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
 
 

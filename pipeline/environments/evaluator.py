@@ -79,7 +79,7 @@ class _Evaluator:
             except DataError as error:
                 # Its weights are pruned already, or the server refuses them: a newer policy is on its way.
                 log.warning("policy %s was not evaluated: %s", record.version, error)
-                self.service.health.note = str(error)
+                self.service.vitals.note = str(error)
                 return False
             self.service.recovered()
             await self._publish(event)
@@ -130,14 +130,14 @@ class _Evaluator:
         async for attempt in self.service.retrying(f"publish {subject}"):
             with attempt:
                 await self.service.bus.publish(subject, encode(event), msg_id=msg_id)
-        health = self.service.health
-        health.handled += 1
-        health.emitted += 1
-        health.process.record((event.ended_ns - event.started_ns) / 1e9)
-        health.metrics |= {
+        vitals = self.service.vitals
+        vitals.handled += 1
+        vitals.emitted += 1
+        vitals.process.record((event.ended_ns - event.started_ns) / 1e9)
+        vitals.metrics |= {
             f"eval/{event.env}/avg@{event.k}": event.avg,
             f"eval/{event.env}/pass@{event.k}": event.pass_at_k,
             f"eval/{event.env}/step": float(event.policy_step),
         }
         if event.greedy is not None:
-            health.metrics[f"eval/{event.env}/greedy"] = event.greedy
+            vitals.metrics[f"eval/{event.env}/greedy"] = event.greedy

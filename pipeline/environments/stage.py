@@ -64,7 +64,7 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
             tasks.start_soon(producer.leases.renew)
             async with service.until_drained():
                 await producer.learn_limits()
-            service.health.slots = settings.concurrency
+            service.vitals.slots = settings.concurrency
             async with anyio.create_task_group() as workers:
                 for _ in range(settings.concurrency):
                     workers.start_soon(producer.work)
@@ -135,7 +135,7 @@ class _Producer:
     async def work(self) -> None:
         """Make one group after another until the service drains."""
         while (lease := await self.leases.acquire(self.settings.samples, self.largest)) is not None:
-            with self.service.health.working(1):
+            with self.service.vitals.working(1):
                 made = await self._generate(lease)
                 if made is not None and await self._publish(*made):
                     self.leases.settled(lease)
@@ -149,7 +149,7 @@ class _Producer:
         """
         (draw,) = self.sampler.sample(1, self.rng)
         dispatch = Dispatch(index=draw.item, snapshot_id=self.sampler.snapshot_id, probability=draw.probability)
-        health = self.service.health
+        vitals = self.service.vitals
         name, started_ns = new_group_id(), self.service.now_ns()
         try:
             client = await self.inference.current()
@@ -179,11 +179,11 @@ class _Producer:
         except InfrastructureError as error:
             self.service.called(started_ns, 0, failed=True)
             self.service.waits("waiting", f"inference: {error}")
-            health.retried += 1
+            vitals.retried += 1
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             log.warning("a group of item %d failed", draw.item, exc_info=error)
-            health.note = str(error)
+            vitals.note = str(error)
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
@@ -234,9 +234,9 @@ class _Producer:
         )
         service.called(group.started_ns, len(group.sequences), payload=len(data), plain=plain)
         service.recovered()
-        service.health.handled += 1
-        service.health.emitted += 1
-        service.health.process.record((stored_ns - group.started_ns) / 1e9)
+        service.vitals.handled += 1
+        service.vitals.emitted += 1
+        service.vitals.process.record((stored_ns - group.started_ns) / 1e9)
         if sampled:
             generated = generate_span(
                 group.id,

@@ -171,7 +171,7 @@ class _Follower:
         try:
             report = decode(TrainReport, message.data)
         except SchemaError as error:  # history is kept as if it had not been made
-            self.service.health.note = f"a trainer's report cannot be read: {error}"
+            self.service.vitals.note = f"a trainer's report cannot be read: {error}"
         else:
             self.readers.untrained.report(report)
 
@@ -184,7 +184,7 @@ class _Follower:
         try:
             step = decode(PolicyRecord, record).policy_version.step
         except SchemaError as error:  # nothing is known to be trained by it; the next one tells
-            self.service.health.note = f"the policy record cannot be read: {error}"
+            self.service.vitals.note = f"the policy record cannot be read: {error}"
         else:
             self.governor.trained(step)
 
@@ -206,14 +206,14 @@ class _Follower:
             try:
                 await self._measure()
             except InfrastructureError as error:
-                self.service.health.note = f"stream sizes unknown: {error}"
+                self.service.vitals.note = f"stream sizes unknown: {error}"
             self.governor.expire(time.monotonic())
             self.show()
             await anyio.sleep(_USAGE_S)
 
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""
-        self.service.health.metrics = self.governor.metrics() | self.history.metrics
+        self.service.vitals.metrics = self.governor.metrics() | self.history.metrics
 
     async def _measure(self) -> None:
         names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)

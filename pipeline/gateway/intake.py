@@ -110,7 +110,7 @@ class Intake:
             return answers
         raise BusyError(
             f"the governor granted no lease in {self._config.gateway.hold_s:g} s, so the group was not taken: "
-            f"{self._service.health.note or 'the trainer has to catch up'}"
+            f"{self._service.vitals.note or 'the trainer has to catch up'}"
         )
 
     async def release(self, owner: int, env: str) -> None:
@@ -168,13 +168,13 @@ class Intake:
                 raise BusyError(f"{self._held_bytes[env]} bytes of {env} wait already, of {part}: gateway.held_bytes")
         self._held_bytes.update(sizes)
         self.held_sequences.update(sequences)
-        self._service.health.in_flight += len(items)
+        self._service.vitals.in_flight += len(items)
         try:
             yield
         finally:
             self._held_bytes.subtract(sizes)
             self.held_sequences.subtract(sequences)
-            self._service.health.in_flight -= len(items)
+            self._service.vitals.in_flight -= len(items)
 
     async def _once(self, item: Item) -> Answer:
         """Store the item unless it is known; one that is under way is waited for."""
@@ -272,12 +272,12 @@ class Intake:
         )
         service.called(group.started_ns, len(group.sequences), payload=len(data))
         service.recovered()
-        service.health.handled += 1
+        service.vitals.handled += 1
         if ack.duplicate:
             self.duplicates += 1
         else:
-            service.health.emitted += 1
-            service.health.process.record((service.now_ns() - group.started_ns) / 1e9)
+            service.vitals.emitted += 1
+            service.vitals.process.record((service.now_ns() - group.started_ns) / 1e9)
         return not ack.duplicate
 
     def figures(self) -> dict[str, float]:

@@ -86,7 +86,7 @@ async def _follow_governor(service: Service, gateway: Gateway) -> None:
 async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -> None:
     while True:
         own = {"gateway/port": port, "gateway/refused": gateway.refused}
-        service.health.metrics = own | intake.figures()
+        service.vitals.metrics = own | intake.figures()
         await anyio.sleep(_FIGURES_S)
 
 

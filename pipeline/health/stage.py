@@ -105,7 +105,7 @@ class _EnvWriter:
                 except VersionError:
                     raise  # the run's own services wrote it: wait for the upgrade, with the message unread
                 except DataError as error:  # its dead letter is written by the stage that needs it
-                    self.service.health.note = f"left out: {error}"
+                    self.service.vitals.note = f"left out: {error}"
                 if self.monitor.window_full:
                     await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
                 if self.monitor.batches_full:
@@ -124,7 +124,7 @@ class _EnvWriter:
             case "score":
                 for score in decode(ScoreEvent, message.data).groups:
                     self.monitor.score(score)
-                    self.service.health.handled += 1
+                    self.service.vitals.handled += 1
             case "reward":
                 event = decode(RewardEvent, message.data)
                 for reward in event.groups:
@@ -143,7 +143,7 @@ class _EnvWriter:
                     try:
                         after = decode(ResumeRequest, entry.value).after
                     except SchemaError as error:
-                        self.service.health.note = f"a request to resume cannot be read: {error}"
+                        self.service.vitals.note = f"a request to resume cannot be read: {error}"
                         continue
                     self.monitor.resume(entry.revision, after)
                     self.cursors = dict(self._next)
@@ -176,14 +176,14 @@ class _EnvWriter:
         )
         await self.service.retrying("commit alerts")(self.log.append, event)
         self.service.recovered()
-        self.service.health.emitted += 1
+        self.service.vitals.emitted += 1
         self._tell(event)
         if self.log.snapshot_due:
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 
     def _tell(self, event: AlertEvent) -> None:
         """Put the figures into the heartbeat, and what is wrong into the log."""
-        figures = self.service.health.metrics
+        figures = self.service.vitals.metrics
         for result in event.results:
             if result.value is not None:
                 figures[f"health/{self.env}/{result.check}"] = result.value

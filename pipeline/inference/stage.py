@@ -92,8 +92,8 @@ async def _announce(service: Service, role: str, own: Directory, url: str) -> No
 
 async def _count(service: Service, engine: Engine) -> None:
     while True:
-        service.health.in_flight = engine.running
-        service.health.lag = engine.waiting
+        service.vitals.in_flight = engine.running
+        service.vitals.lag = engine.waiting
         await anyio.sleep(1.0)
 
 

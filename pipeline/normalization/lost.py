@@ -91,7 +91,7 @@ class LostScores:
                 self._service,
                 letter.replace(stream=subjects.ROLLOUTS, seq=seq, group=group, trace_id=group),
             )
-            self._service.health.dead += 1
+            self._service.vitals.dead += 1
 
     async def _last(self, stream: str, subject: str) -> int:
         """Return the sequence of the last message stored on `subject`, 0 without any."""

@@ -135,7 +135,7 @@ class _EnvWriter:
 
     async def _bury(self, letter: DeadLetter) -> None:
         await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
-        self.service.health.dead += 1
+        self.service.vitals.dead += 1
 
     async def commit(self) -> None:
         """Write what became ready and what changed, if anything did."""
@@ -163,8 +163,8 @@ class _EnvWriter:
         self.service.recovered()
         folded = self.normalizer.watermark
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
-        self.service.health.emitted += len(step.ready)
-        self.service.health.metrics.update(self.normalizer.metrics())
+        self.service.vitals.emitted += len(step.ready)
+        self.service.vitals.metrics.update(self.normalizer.metrics())
         if self.log.snapshot_due:
             state = msgspec.msgpack.encode(self.normalizer.state_dict())
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
@@ -187,5 +187,5 @@ class _EnvWriter:
     def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
-        self.service.health.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
+        self.service.vitals.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
         return group_reward(ready, score, self.advantage, stamp)

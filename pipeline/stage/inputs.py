@@ -45,7 +45,7 @@ async def open_bursts(
     """
     send, receive = anyio.create_memory_object_stream[Stored](most)
     ahead = Window(max_bytes, most)
-    service.health.slots = (service.health.slots or 0) + 1
+    service.vitals.slots = (service.vitals.slots or 0) + 1
 
     async def feed(source: Source, out: MemoryObjectSendStream[Stored]) -> None:
         async with (
@@ -100,7 +100,7 @@ async def _bursts(
             ahead.leave(_weight(message))
         if service.draining.is_set():
             return
-        with service.health.working(len(burst)):
+        with service.vitals.working(len(burst)):
             yield burst
 
 

@@ -16,7 +16,7 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.stage.health import Health
+from lachesis.pipeline.stage.vitals import Vitals
 from lachesis.pipeline.telemetry.figures import Figures
 from lachesis.pipeline.telemetry.performance import Call
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -53,7 +53,7 @@ class Service:
         self.revision = subjects.check_name("revision", revision)
         self.replica = replica
         self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
-        self.health = Health()
+        self.vitals = Vitals()
         self.tracing = tracing or Tracing()
         self.began_ns = time.time_ns()
         self.started = anyio.Event()
@@ -72,26 +72,26 @@ class Service:
 
     async def heartbeat(self) -> None:
         """Broadcast the service's figures now, and export them where telemetry goes."""
-        health, sink = self.health, self.tracing.sink
-        metrics = health.metrics | self.tracing.figures()
+        vitals, sink = self.vitals, self.tracing.sink
+        metrics = vitals.metrics | self.tracing.figures()
         beat = Heartbeat(
             run=self.run,
             service=self.name,
             instance=self.instance,
             pid=os.getpid(),
             time_ns=time.time_ns(),
-            stage=health.report(),
+            stage=vitals.report(),
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-            slow=dict(health.slow),
+            slow=dict(vitals.slow),
         )
         if sink is not None:
-            waits, processes = health.wait_exemplars.newest(), health.process_exemplars.newest()
+            waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()
             sink.observe(Figures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
 
     def drain(self) -> None:
         """Ask the service to finish what it holds and to end."""
-        self.health.state = "draining"
+        self.vitals.state = "draining"
         self.draining.set()
 
     def retrying(self, what: str, *, longest_s: float = 5.0) -> tenacity.AsyncRetrying:
@@ -104,7 +104,7 @@ class Service:
             error = state.outcome.exception() if state.outcome else None
             full = isinstance(error, StreamFullError)
             self.waits("backpressure" if full else "waiting", f"{what}: {error}")
-            self.health.retried += 1
+            self.vitals.retried += 1
 
         return tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(InfrastructureError),
@@ -142,15 +142,15 @@ class Service:
     def waits(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
         """Say what the service waits for. A service that drains stays known as draining."""
         if not self.draining.is_set():
-            self.health.state = state
+            self.vitals.state = state
             self.started.set()
-        self.health.note = note
+        self.vitals.note = note
 
     def recovered(self) -> None:
         """Say that work goes on again after retries."""
-        if self.health.state in {"waiting", "starting", "backpressure"}:
-            self.health.state = "ok"
-            self.health.note = None
+        if self.vitals.state in {"waiting", "starting", "backpressure"}:
+            self.vitals.state = "ok"
+            self.vitals.note = None
             self.started.set()
 
 

@@ -72,7 +72,7 @@ class _Ready(Generic[Item]):
 
 async def run_stateless(service: Service, stage: StatelessStage[Item]) -> None:
     """Run one replica of `stage` until the service drains."""
-    service.health.slots = stage.concurrency
+    service.vitals.slots = stage.concurrency
     replica = _Replica(service, stage, subjects.durable(service.name, service.run, service.revision))
     async with background() as tasks:
         tasks.start_soon(replica.keep_alive)
@@ -138,7 +138,7 @@ class _Replica(Generic[Item]):
                 self.offered.remove(delivery)
                 start_ns = self.service.now_ns()
                 try:
-                    with self.service.health.working():
+                    with self.service.vitals.working():
                         ready = await self._handle(delivery, start_ns)
                 except DataError as error:
                     self.service.called(start_ns, 0, failed=True)
@@ -156,7 +156,7 @@ class _Replica(Generic[Item]):
         stage, message = self.stage, delivery.message
         async with AsyncExitStack() as turn:
             if delivery.attempt > 1:
-                self.service.health.redelivered += 1
+                self.service.vitals.redelivered += 1
                 deaths: int = await self.service.retrying("read attempts")(self.attempts.deaths, message.seq)
                 if deaths >= stage.max_attempts:
                     self.deaths[message.seq] = deaths  # on record until it is settled
@@ -183,7 +183,7 @@ class _Replica(Generic[Item]):
                     item = await stage.handle(rollout)
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
-        self.service.health.done(stamp, traced=group if sampled else None)
+        self.service.vitals.done(stamp, traced=group if sampled else None)
         self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
         spans = []
         if sampled:
@@ -235,7 +235,7 @@ class _Replica(Generic[Item]):
             await self._publish(env, batch[half:])
         else:
             service.recovered()
-            service.health.emitted += len(batch)
+            service.vitals.emitted += len(batch)
             times = start_ns, service.now_ns()
             for ready in batch:
                 if ready.spans:
@@ -255,7 +255,7 @@ class _Replica(Generic[Item]):
         except InfrastructureError:
             await self._give_back(delivery)
             return
-        self.service.health.dead += 1
+        self.service.vitals.dead += 1
         await self._settle(delivery)
 
     async def _settle(self, delivery: Delivery) -> None:
@@ -286,11 +286,11 @@ class _Replica(Generic[Item]):
 
     def _hold(self, delivery: Delivery) -> None:
         self.held[delivery.message.seq] = delivery
-        self.service.health.in_flight = len(self.held)
+        self.service.vitals.in_flight = len(self.held)
 
     def _let_go(self, delivery: Delivery) -> None:
         self.held.pop(delivery.message.seq, None)
-        self.service.health.in_flight = len(self.held)
+        self.service.vitals.in_flight = len(self.held)
 
     async def give_back_all(self) -> None:
         for delivery in list(self.held.values()):
@@ -307,7 +307,7 @@ class _Replica(Generic[Item]):
         while True:
             try:
                 lag = await self.service.bus.lag(subjects.ROLLOUTS, self.durable)
-                self.service.health.lag = lag.pending + lag.unacked
+                self.service.vitals.lag = lag.pending + lag.unacked
             except (InfrastructureError, NotFoundError):
-                self.service.health.lag = None  # unknown while the broker is away
+                self.service.vitals.lag = None  # unknown while the broker is away
             await anyio.sleep(_LAG_S)

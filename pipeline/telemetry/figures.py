@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import frexp
 from typing import NamedTuple
 
-from lachesis.schemas.control import StageHealth
+from lachesis.schemas.control import StageVitals
 
 __all__ = ["Exemplar", "Exemplars", "Figures"]
 
@@ -35,7 +35,7 @@ class Exemplars:
 class Figures:
     """One look at a service: what its heartbeat says, since `started_ns`, as of `now_ns`, both Unix ns."""
 
-    stage: StageHealth
+    stage: StageVitals
     metrics: Mapping[str, float]
     started_ns: int
     now_ns: int

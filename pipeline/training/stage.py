@@ -53,7 +53,7 @@ _SLOW_SHOWN = 5
 
 async def run_trainer(service: Service, config: RunConfig) -> None:
     """Train until the service drains or `training.steps` steps are done."""
-    service.health.slots = 1
+    service.vitals.slots = 1
     torch.set_num_threads(config.training.threads)
     torch.use_deterministic_algorithms(mode=True)
     policy_url = config.role("policy").url
@@ -77,8 +77,8 @@ async def run_trainer(service: Service, config: RunConfig) -> None:
 async def _tell_drain(service: Service, config: RunConfig) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
-    service.health.note = f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most"
-    log.info("draining: %s", service.health.note)
+    service.vitals.note = f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most"
+    log.info("draining: %s", service.vitals.note)
 
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
@@ -139,7 +139,7 @@ class _Trainer:
                     batch = await self._next(receive)
                     if batch is None:
                         break
-                    with self.service.health.working(len(batch.batch.groups)):
+                    with self.service.vitals.working(len(batch.batch.groups)):
                         await self._step(batch)
         if self.learner.steps > self.checkpointed:
             await self._checkpoint()
@@ -207,8 +207,8 @@ class _Trainer:
         trained = Trained(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
         self.rolling.add(trained)
         figures |= {"train/time": ended_ns / 1e9} | latencies(trained) | self.rolling.figures()
-        self.service.health.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
-        self.service.health.emitted += 1
+        self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
+        self.service.vitals.emitted += 1
         self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():
@@ -233,7 +233,7 @@ class _Trainer:
         return step_figures(metrics, packed, batch.batch.groups, number), None
 
     def _show(self, figures: dict[str, float]) -> None:
-        self.service.health.metrics = figures
+        self.service.vitals.metrics = figures
         self.tracking.log(figures | self.overheard.newest)
 
     def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
@@ -241,7 +241,7 @@ class _Trainer:
         named = kept if self.service.tracing.on else batch.started_ns
         took = [((ended_ns - batch.started_ns[group]) / 1e9, group) for group in named]
         self.slowest.extend([max(took)] if took else [])
-        self.service.health.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_SLOW_SHOWN:]}
+        self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_SLOW_SHOWN:]}
 
     async def publish_policy(self) -> None:
         """Write the weights and tell the run about them; inference servers follow."""

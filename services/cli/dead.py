@@ -123,7 +123,7 @@ async def _put_back(bus: Bus, config: RunConfig, cases: Sequence[Case], wait_s: 
         if waiting.cancelled_caught:
             raise InfrastructureError(
                 f"{len(stored)} of {len(cases)} put back, then none admitted for {wait_s:g} s "
-                f"({service.health.note or 'no answer'}); repeat the command for the others once the run goes on"
+                f"({service.vitals.note or 'no answer'}); repeat the command for the others once the run goes on"
             )
     return stored
 

@@ -13,7 +13,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import ConsumerLag
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.schemas.control import Heartbeat, PackedHistogram, StageHealth
+from lachesis.schemas.control import Heartbeat, PackedHistogram, StageVitals
 from lachesis.services.live.services import Quantiles, merged, place
 
 __all__ = ["Recent", "StageRow"]
@@ -71,7 +71,7 @@ class _Instance:
     def span_s(self) -> float:
         return (self.newest.time_ns - self.oldest.time_ns) / 1e9
 
-    def growth(self, figure: Callable[[StageHealth], float | None]) -> float | None:
+    def growth(self, figure: Callable[[StageVitals], float | None]) -> float | None:
         """Return by how much a figure grew each second."""
         before, after = figure(self.oldest.stage), figure(self.newest.stage)
         if before is None or after is None or self.span_s <= 0:
@@ -184,7 +184,7 @@ def _slope(values: Sequence[tuple[float, float]]) -> float | None:
     return sum((t - mean_t) * (v - mean_v) for t, v in values) / spread if spread else None
 
 
-def _quantiles(beats: Sequence[_Instance], pick: Callable[[StageHealth], PackedHistogram | None]) -> Quantiles:
+def _quantiles(beats: Sequence[_Instance], pick: Callable[[StageVitals], PackedHistogram | None]) -> Quantiles:
     """Return the quantiles of what was counted between the oldest and the newest heartbeat of each instance."""
     found = Histogram()
     for one in beats:

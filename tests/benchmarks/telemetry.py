@@ -105,11 +105,11 @@ async def measure(bus: Bus, name: str, count: int, tracing: Tracing, *, stamps: 
     stage = StatelessStage(kind="score", handle=handle, event=event, stamp=stamp, concurrency=64)
     async with open_service(bus, name, "bench", tracing=tracing) as service, anyio.create_task_group() as tasks:
         if not stamps:
-            service.health.done = lambda *_, **__: None  # type: ignore[method-assign]
+            service.vitals.done = lambda *_, **__: None  # type: ignore[method-assign]
         began = time.process_time()
         tasks.start_soon(run_stateless, service, stage)
-        while service.health.emitted < count:
-            if service.health.dead:
+        while service.vitals.emitted < count:
+            if service.vitals.dead:
                 async with bus.read(subjects.EVENTS, ["rl.dead.>"], follow=False) as letters:
                     raise SystemExit((await anext(aiter(letters))).data.decode(errors="replace")[:900])
             await anyio.sleep(0.01)

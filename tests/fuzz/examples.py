@@ -30,7 +30,7 @@ from lachesis.schemas.control import (
     PackedHistogram,
     PolicyRecord,
     RunRecord,
-    StageHealth,
+    StageVitals,
     StateSnapshot,
 )
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark, TrainReport, Void
@@ -204,7 +204,7 @@ EXAMPLES: list[Event] = [
     StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80"),
     Heartbeat(
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
-        stage=StageHealth(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
+        stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
     ),
     LedgerEntry(
         run="r", trainer="main", index=1, previous=GENESIS, watermark=1, resolved=b"\x02", events_cursor=1,

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.health import Health
+from lachesis.pipeline.stage.vitals import Vitals
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import Event, encode
@@ -121,11 +121,11 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
     record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)
     await run.bus.put(subjects.BUCKETS["policy"], "demo", encode(record))
-    health = Health()
-    health.state, health.handled, health.lag = "ok", 12, 5
-    health.wait.record(0.25)
+    vitals = Vitals()
+    vitals.state, vitals.handled, vitals.lag = "ok", 12, 5
+    vitals.wait.record(0.25)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(beat, run.bus, health)
+        tasks.start_soon(beat, run.bus, vitals)
         status = await run.json("status")
         text = (await run.lachesis("status")).stdout.decode()
         tasks.cancel_scope.cancel()
@@ -142,9 +142,9 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert "\x1b" not in text
 
 
-async def beat(bus: NatsBus, health: Health) -> None:
+async def beat(bus: NatsBus, vitals: Vitals) -> None:
     while True:
-        event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=health.report())
+        event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=vitals.report())
         await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))
         await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-b"), b"\xff no heartbeat")
         await anyio.sleep(0.2)

@@ -49,14 +49,14 @@ async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_whe
         with anyio.fail_after(30):  # what was just stored counts twice for a second, so the last few come slowly
             while (await nats_bus.usage(subjects.ROLLOUTS)).bytes <= stop - reserved:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
-        await world.until(lambda: "stream ROLLOUTS" in str(environment.health.note))
+        await world.until(lambda: "stream ROLLOUTS" in str(environment.vitals.note))
         await world.until(lambda: not world.governor.now.leased)
-        assert environment.health.state == "backpressure"
-        assert "raise" in str(environment.health.note), "it does not say how to mend it"
+        assert environment.vitals.state == "backpressure"
+        assert "raise" in str(environment.vitals.note), "it does not say how to mend it"
         full = await nats_bus.usage(subjects.ROLLOUTS)
-        print(f"stopped at {full.bytes} of {stop:g} bytes; {environment.health.retried} publications refused")
+        print(f"stopped at {full.bytes} of {stop:g} bytes; {environment.vitals.retried} publications refused")
         assert stop - reserved < full.bytes <= stop
-        assert environment.health.retried == 0, "the server had to refuse what the governor admitted"
+        assert environment.vitals.retried == 0, "the server had to refuse what the governor admitted"
         before = len(world.trainer.batches)
         fates = await world.fates()
         await nats_bus.trim(subjects.ROLLOUTS, [subjects.rollout(RUN)], before=min(full.last, max(fates) + 1))
@@ -93,18 +93,18 @@ async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
         async with world.running():
             environment = world.services["environment-words"]
             for _ in range(3):
-                before = environment.health.retried
-                await world.until(lambda: environment.health.retried >= before + 8)  # noqa: B023 - awaited right here
-                await world.until(lambda: "maximum bytes exceeded" in str(environment.health.note))
-                assert environment.health.state == "backpressure"
-                assert environment.health.in_flight <= 8
+                before = environment.vitals.retried
+                await world.until(lambda: environment.vitals.retried >= before + 8)  # noqa: B023 - awaited right here
+                await world.until(lambda: "maximum bytes exceeded" in str(environment.vitals.note))
+                assert environment.vitals.state == "backpressure"
+                assert environment.vitals.in_flight <= 8
                 seen = max((await world.fates()).keys())
                 await nats_bus.trim(subjects.ROLLOUTS, [subjects.rollout(RUN)], before=seen + 1)
-            refused = environment.health.retried
+            refused = environment.vitals.retried
             counted = len(found)
             await world.until(lambda: len(found) >= counted + 3)
             environment.drain()
-            await world.until(lambda: environment.health.in_flight == 0)
+            await world.until(lambda: environment.vitals.in_flight == 0)
         tasks.cancel_scope.cancel()
     print(f"{refused} refusals, {len(found)} groups stored")
     assert set(found.values()) == {1}, "stored twice"
@@ -127,7 +127,7 @@ async def test_a_group_larger_than_its_lease_is_refused_and_stands_in_nobodys_wa
     world = World(nats_bus, make_config(words=2, liar=2))
     world.extra["liar"] = lambda: noise(100_000 if NOISE.random() < 0.8 else 10)
     async with world.running():
-        liar = world.services["environment-liar"].health
+        liar = world.services["environment-liar"].vitals
         await world.until(lambda: "raise longest_tokens of environment liar" in str(liar.note))
         await world.trainer.until(10)
     largest = 4 * (64 * 16 + 4096)

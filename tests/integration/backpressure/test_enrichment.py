@@ -20,7 +20,7 @@ async def test_slow_raters_hold_two_rounds_of_groups_and_the_rest_waits_in_the_s
         while len(world.trainer.batches) < 5:
             await anyio.sleep(0.01)
             if "scorer" in world.services:
-                held = max(held, world.services["scorer"].health.in_flight)
+                held = max(held, world.services["scorer"].vitals.in_flight)
     print(f"the scorer held {held} groups at most")
     assert 0 < held <= 2 * 2
     await world.assert_bounded()

@@ -20,8 +20,8 @@ async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_g
         granted = world.governor.granted
         await anyio.sleep(2 * world.config.flow.lease_s)
         assert len(world.inference.began_ns) <= granted, "generated without a lease"
-        assert world.services["environment-words"].health.state == "waiting"
-        assert "governor" in str(world.services["environment-words"].health.note)
+        assert world.services["environment-words"].vitals.state == "waiting"
+        assert "governor" in str(world.services["environment-words"].vitals.note)
         began = len(world.inference.began_ns)
         back_ns = time.time_ns()
         await world.start("governor")
@@ -59,7 +59,7 @@ async def test_a_group_larger_than_any_budget_is_refused_and_blocks_nobody(nats_
     world = World(nats_bus, msgspec.structs.replace(config, environments=environments))
     async with world.running():
         await world.trainer.until(10)
-        reason = str(world.services["environment-huge"].health.note)
+        reason = str(world.services["environment-huge"].vitals.note)
     print(reason)
     assert "in stream ROLLOUTS can never be admitted" in reason
     assert "streams.rollouts_bytes" in reason

@@ -29,8 +29,8 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
             assert nats_bus._publisher._window.bytes <= 1 << 20
         assert (await nats_bus.usage(subjects.ROLLOUTS)).last == stored, "stored while the trainer stood still"
         assert len(world.inference.began_ns) == began, "generated while the trainer stood still"
-        assert world.services["environment-words"].health.state == "backpressure"
-        assert "sequences are outstanding" in str(world.services["environment-words"].health.note)
+        assert world.services["environment-words"].vitals.state == "backpressure"
+        assert "sequences are outstanding" in str(world.services["environment-words"].vitals.note)
 
         asked = len(world.governor.answers)
         trained = world.trainer.batches[-1].number + 1

@@ -32,7 +32,7 @@ from lachesis.schemas.annotations import (
 )
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
-from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
@@ -321,13 +321,13 @@ async def test_a_smaller_batch_leaves_only_when_the_governor_knows_that_nothing_
     async def beat(last_rollout: int, last_entry: int) -> None:
         metrics = {"flow/blocked": 1.0, "flow/last_rollout": last_rollout, "flow/last_entry": last_entry}
         event = Heartbeat(
-            run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageHealth(), metrics=metrics
+            run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageVitals(), metrics=metrics
         )
         await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(event))
 
     async def until_ready(service: Service, groups: int, last_rollout: int) -> None:
         with anyio.fail_after(10):
-            while service.health.metrics.get("batching/ready_groups") != groups:
+            while service.vitals.metrics.get("batching/ready_groups") != groups:
                 await beat(last_rollout, -1)
                 await anyio.sleep(0.01)
 
@@ -404,7 +404,7 @@ async def test_a_header_that_lies_does_not_stop_the_ledger(bus: Bus, header: str
 async def test_a_heartbeat_without_sense_does_not_stop_the_batcher(bus: Bus) -> None:
     world = World(bus)
     metrics = {"flow/blocked": 1.0, "flow/last_rollout": float("nan"), "flow/last_entry": float("inf")}
-    beat = Heartbeat(run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageHealth(), metrics=metrics)
+    beat = Heartbeat(run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageVitals(), metrics=metrics)
     async with batcher(bus, make_config()):
         for n in range(3):  # it listens from the first batch on, at the latest
             await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(beat))
@@ -424,7 +424,7 @@ async def test_a_drain_while_the_server_is_away_is_no_fault(monkeypatch: pytest.
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run_batcher, service, make_config())
                 await world.reward(*[await world.rollout() for _ in range(2)])
-                while service.health.state != "waiting":
+                while service.vitals.state != "waiting":
                     await bus.changed(until=bus.now() + 0.02)
                 service.drain()
 

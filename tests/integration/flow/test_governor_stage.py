@@ -219,7 +219,7 @@ async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_
         renewed = await ask(bus, LeaseRequest(op="renew", producer="p", env="words", lease=held))
         assert renewed.granted
         with anyio.fail_after(10):
-            while service.health.metrics.get("flow/outstanding") != 8:
+            while service.vitals.metrics.get("flow/outstanding") != 8:
                 await anyio.lowlevel.checkpoint()
         await granted(bus, acquire())  # once the one that nobody renews any more has run out
 
@@ -297,7 +297,7 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
     await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
     async with governor(bus, make_config()) as service:
         await granted(bus, acquire())
-        assert "policy record" in str(service.health.note)
+        assert "policy record" in str(service.vitals.note)
         await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
         await train(bus, 1)
         await granted(bus, acquire())

@@ -176,7 +176,7 @@ class World:
     def stopped_by(self) -> str:
         """What the governor says it waits for, if it does."""
         governor = self.services.get("governor")
-        return governor.health.note or "" if governor and governor.health.state == "backpressure" else ""
+        return governor.vitals.note or "" if governor and governor.vitals.state == "backpressure" else ""
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ async def test_a_run_goes_on_for_many_times_its_budget(start) -> None:
             await trains_from_its_checkpoint(world)
             world.start()
         await world.goes_on()
-        governor = world.services["governor"].health
+        governor = world.services["governor"].vitals
         await world.until(lambda: governor.metrics.get("flow/trimmed_below/ROLLOUTS", 1) > 1)
         world.kill("producer")
     assert world.most_bytes < 0.85 * BUDGET
@@ -238,7 +238,7 @@ async def test_a_stalled_reader_holds_what_it_needs_until_it_returns(start, capl
         assert "raise streams.rollouts_bytes" in note
         assert note in caplog.text
         await world.comes_to_rest()
-        assert stalled in world.services["producer"].health.note
+        assert stalled in world.services["producer"].vitals.note
         assert 0.5 * BUDGET < (await world.bus.usage(ROLLOUTS)).bytes < 0.8 * BUDGET
         if stalled == "trainer":
             world.reports_every = 1

@@ -141,14 +141,14 @@ async def test_a_policy_step_that_was_never_trained_makes_nothing_else_too_old(l
     await publish(lab, [a_reward(0, policy_step=2), a_reward(1, policy_step=2**40), a_reward(2, policy_step=4)], "a")
     async with lab.running(curriculum, "curriculum") as service:
         await lab.until(published(lab, 1))
-        assert "which cannot be: 3 batches" in service.health.note
+        assert "which cannot be: 3 batches" in service.vitals.note
         await form_batches(lab, 4)  # from now on step 4 is possible
         await publish(lab, [a_reward(3, policy_step=4), a_reward(4, policy_step=3)], "b")
         await lab.until(published(lab, 3))
     assert await observed(lab) == [f"{n:032x}" for n in (0, 3, 4)]
     async with lab.running(curriculum, "curriculum") as service:
-        await lab.until(lambda: _true(service.health.metrics.get("curriculum/observed") == 3))
-        assert service.health.metrics["curriculum/too_old"] == 0
+        await lab.until(lambda: _true(service.vitals.metrics.get("curriculum/observed") == 3))
+        assert service.vitals.metrics["curriculum/too_old"] == 0
 
 
 @pytest.mark.parametrize("changes", [{"index": -1}, {"success": float("nan")}, None])
@@ -168,7 +168,7 @@ async def test_an_unscorable_group_teaches_nothing_but_is_observed_once(lab):
     await publish(lab, [a_reward(0, success=None), a_reward(0, success=None)], "a")
     await publish(lab, [a_reward(0, success=None)], "b")
     async with lab.running(curriculum, "curriculum") as service:
-        await lab.until(lambda: _true(service.health.handled == 3))
+        await lab.until(lambda: _true(service.vitals.handled == 3))
         await lab.until(published(lab, 0))
 
 
@@ -189,7 +189,7 @@ async def test_an_outage_is_waited_for_and_a_drain_during_it_is_no_crash(lab, mo
     monkeypatch.setattr(lab.bus, "put", lambda *a, **k: sometimes(put, InfrastructureError("down"), *a, **k))
     await publish(lab, [a_reward(0)], "a")
     async with lab.running(curriculum, "curriculum") as service:
-        await lab.until(lambda: _true(service.health.retried >= 4))
+        await lab.until(lambda: _true(service.vitals.retried >= 4))
         assert await snapshot(lab) is None
     down = False
     async with lab.running(curriculum, "curriculum"):

@@ -12,7 +12,7 @@ from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.demo.observed import Observed
@@ -52,8 +52,8 @@ def ledger(seq: int, groups: Sequence[str], outcomes: Sequence[Outcome] = ()) ->
 
 
 def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[float] = ()) -> Heartbeat:
-    health = StageHealth(handled=handled, wait=Histogram.of(waits).pack(), process=Histogram().pack())
-    return Heartbeat(run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=health)
+    vitals = StageVitals(handled=handled, wait=Histogram.of(waits).pack(), process=Histogram().pack())
+    return Heartbeat(run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=vitals)
 
 
 def summary(observed: Observed, *, state: State = "finished", gate: bool = True, figures: Any = ()) -> Summary:
@@ -201,7 +201,7 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
     assert "step 0/2 | reward - | held out -" in progress_line(observed, 3.0)
     observed = with_evaluations(evaluation(0, 0.25), evaluation(2, 0.5))
     trainer = Heartbeat(
-        run="r", service="trainer", instance="1-a", pid=1, time_ns=1, stage=StageHealth(),
+        run="r", service="trainer", instance="1-a", pid=1, time_ns=1, stage=StageVitals(),
         metrics={"train/step": 2.0, "reward/mean": 0.5, "staleness/mean": 1.5, "latency/e2e/p99": 2.0},
     )  # fmt: skip
     observed.heartbeat(trainer)

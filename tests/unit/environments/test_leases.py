@@ -24,6 +24,6 @@ async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):
         with anyio.fail_after(10):
             assert await leases.acquire(8, 100) is not None
         await anyio.sleep(3 * lease_s)  # generating
-        figures = governor.health.metrics
+        figures = governor.vitals.metrics
         assert (figures["flow/leased"], figures["flow/expired"]) == (8, 0)
         tasks.cancel_scope.cancel()

@@ -132,15 +132,15 @@ async def test_no_lease_no_inference(lab, env, inference):
     governor = Governor(lab, limit=0)
     async with governor.serving(), lab.running(environment, "environment") as service:
         await lab.until(lambda: _true(governor.asked["acquire"] >= 6))
-        assert service.health.state == "backpressure"
-        assert service.health.note == "no room"
+        assert service.vitals.state == "backpressure"
+        assert service.vitals.note == "no room"
     assert not inference.requests
     assert not await stored(lab)
 
 
 async def test_no_governor_no_inference(lab, env, inference):
     async with lab.running(environment, "environment") as service:
-        await lab.until(lambda: _true(service.health.state == "waiting"))
+        await lab.until(lambda: _true(service.vitals.state == "waiting"))
     assert not inference.requests
 
 
@@ -195,10 +195,10 @@ async def test_a_lease_is_given_back_when_inference_fails(lab, env, inference, m
         await lab.until(lambda: _true(governor.asked["release"] >= 6))
         assert len(governor.open) <= 3
         assert not await stored(lab)
-        assert service.health.retried >= 6
+        assert service.vitals.retried >= 6
         failing = False
         await lab.until(at_least(lab, 3))
-        await lab.until(lambda: _true(service.health.note == "no room"))
+        await lab.until(lambda: _true(service.vitals.note == "no room"))
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert len(groups) == 3
     assert sorted(group.counter for group in groups) == [0, 1, 2]
@@ -289,8 +289,8 @@ async def test_a_drain_while_the_stream_is_full_gives_the_lease_back(lab, env, i
     governor = Governor(lab)
     async with governor.serving():
         async with lab.running(environment, "environment") as service:
-            await lab.until(lambda: _true(service.health.retried >= 4))
-            assert service.health.state == "backpressure"
+            await lab.until(lambda: _true(service.vitals.retried >= 4))
+            assert service.vitals.state == "backpressure"
         assert not governor.open
 
 
@@ -308,7 +308,7 @@ async def test_a_group_that_outgrows_its_lease_is_not_stored_and_gives_it_back(l
     config = msgspec.structs.replace(CONFIG, environments={"echo": settings})
     async with governor.serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment") as service:
         await lab.until(at_least(lab, 5))
-        await lab.until(lambda: _true("longest_tokens" in str(service.health.note)))
+        await lab.until(lambda: _true("longest_tokens" in str(service.vitals.note)))
     most = governor.requests[0].bytes
     messages = await stored(lab)
     assert most < 40_000

@@ -140,7 +140,7 @@ async def test_what_was_measured_is_not_measured_again_after_a_restart(lab, serv
         await lab.until(evaluated(lab, 0))
     asked = len(server.requests)
     async with lab.running(evaluator, "evaluator") as service:
-        await lab.until(lambda: _true(service.health.state == "ok"))
+        await lab.until(lambda: _true(service.vitals.state == "ok"))
         await publish(lab, 5)
         await anyio.sleep(0.05)
     assert len(server.requests) == asked
@@ -178,7 +178,7 @@ async def test_a_server_that_is_down_is_waited_for_and_refused_weights_are_passe
     await publish(lab, 0)
     async with lab.running(evaluator, "evaluator") as service:
         await lab.until(lambda: _true(not server.failing))
-        assert service.health.retried == 2
+        assert service.vitals.retried == 2
         await publish(lab, 3)
         await lab.until(evaluated(lab, 3))
     assert await measured(lab) == [(3, 6)]

@@ -94,8 +94,8 @@ class World:
             self.lab.running(partial(_run, config=settings), "gateway") as service,
         ):
             self.service = service
-            await self.lab.until(lambda: _true(service.health.metrics.get("gateway/port")))
-            url = f"http://127.0.0.1:{service.health.metrics['gateway/port']}"
+            await self.lab.until(lambda: _true(service.vitals.metrics.get("gateway/port")))
+            url = f"http://127.0.0.1:{service.vitals.metrics['gateway/port']}"
             async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, **client) as http:
                 yield http
 

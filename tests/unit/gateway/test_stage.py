@@ -8,14 +8,14 @@ import pytest
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, FencedError, StartupError
 
 
 async def outstanding(world, sequences):
     """Say, as the governor, how much is outstanding."""
     beat = Heartbeat(
-        run="r", service="governor", instance="i", pid=1, time_ns=1, stage=StageHealth(),
+        run="r", service="governor", instance="i", pid=1, time_ns=1, stage=StageVitals(),
         metrics={"flow/outstanding": float(sequences)},
     )  # fmt: skip
     await world.bus.broadcast(subjects.heartbeat("r", "governor", "i"), encode(beat))
@@ -87,7 +87,7 @@ async def test_a_bad_group_is_refused_with_its_reason_and_nothing_else_happens(w
         unknown = await http.post("/register-env", json=too_large | {"group_size": 4, "desired_name": "others"})
         assert "environments.others" in unknown.json()["detail"][0]["msg"]
         assert (await http.request("GET", "/status-env", json={"env_id": 77})).status_code == 404
-        assert world.service.health.state == "ok"
+        assert world.service.vitals.state == "ok"
 
 
 async def test_bodies_are_bounded_and_a_broken_one_is_400(world, make_scored, as_gzip):
@@ -254,9 +254,9 @@ async def test_one_environments_flood_is_bounded_and_leaves_the_others_their_par
             await world.until(lambda: (words, 503) in codes)
             refused = len(codes)
             tasks.start_soon(post, sums, 0)
-            await world.until(lambda: world.service.health.metrics["gateway/held_sequences"] > 0)
+            await world.until(lambda: world.service.vitals.metrics["gateway/held_sequences"] > 0)
             assert len(codes) >= refused
-            await world.until(lambda: len(codes) + world.service.health.in_flight == 21)
+            await world.until(lambda: len(codes) + world.service.vitals.in_flight == 21)
             world.governor.open = True
         assert (sums, 200) in codes
         assert 0 < codes.count((words, 200)) < 20
@@ -270,7 +270,7 @@ async def test_a_repeat_is_answered_as_before_and_stored_once(world, make_scored
         twice = [make_scored(seed=9), make_scored(seed=9)]  # alike, but in one list, so there are two
         assert (await http.post("/scored_data_list", json=twice)).json()["groups_processed"] == 2
         assert len(await world.groups()) == 3
-        await world.until(lambda: world.service.health.metrics["gateway/duplicates"] == 2)
+        await world.until(lambda: world.service.vitals.metrics["gateway/duplicates"] == 2)
 
 
 async def test_environments_throttle_by_all_that_is_not_trained_yet(world):

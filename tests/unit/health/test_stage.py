@@ -87,7 +87,7 @@ async def test_every_window_is_judged_and_a_fault_stops_the_environment(lab, gro
         await train(lab, groups, 16, env="other")
         await lab.until(judged(lab, 4))
         await lab.until(judged(lab, 1, "other"))
-        figures = service.health.metrics
+        figures = service.vitals.metrics
     found = await alerts(lab)
     assert [event.window for event in found] == [0, 1, 2, 3]
     assert [event.standing.halted for event in found] == [False, False, False, True]

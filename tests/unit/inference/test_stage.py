@@ -73,7 +73,7 @@ async def test_the_policys_server_registers_only_once_it_holds_a_published_versi
     async with lab.running(main, "inference") as service:
         await anyio.sleep(1.0)
         assert await registered(lab, "policy") is None
-        assert service.health.state == "starting"
+        assert service.vitals.state == "starting"
         version = await publish(lab, config, 0)
         async with open_role(lab.bus, "r", "policy") as directory:
             client = await directory.current()  # whoever finds it finds it with these weights
@@ -82,7 +82,7 @@ async def test_the_policys_server_registers_only_once_it_holds_a_published_versi
             assert {span.version for span in sample.weight_versions} == {version}
             newer = await publish(lab, config, 1)
             await lab.until(serving(directory, newer))
-        await lab.until(lambda: _true(service.health.state == "ok"))
+        await lab.until(lambda: _true(service.vitals.state == "ok"))
 
 
 async def _true(value):
@@ -93,14 +93,14 @@ async def test_a_pruned_weights_file_is_passed_over(lab, config):
     await publish(lab, config, 0, pruned=True)
     main = lambda service: run_inference(service, config, "policy")  # noqa: E731
     async with lab.running(main, "inference") as service:
-        await lab.until(lambda: _true(service.health.note is not None), seconds=20)
+        await lab.until(lambda: _true(service.vitals.note is not None), seconds=20)
         assert await registered(lab, "policy") is None
         version = await publish(lab, config, 1)
         await lab.until(is_registered(lab, "policy"))
         async with open_role(lab.bus, "r", "policy") as directory:
             assert await serving(directory, version)()
             await publish(lab, config, 2, pruned=True)
-            await lab.until(lambda: _true("refused" in (service.health.note or "")))
+            await lab.until(lambda: _true("refused" in (service.vitals.note or "")))
             assert await serving(directory, version)()  # it goes on with what it has, under its own name
 
 

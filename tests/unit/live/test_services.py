@@ -1,13 +1,13 @@
 from typing import get_args
 
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.schemas.control import Heartbeat, StageHealth, StageState
+from lachesis.schemas.control import Heartbeat, StageState, StageVitals
 from lachesis.services.live import services
 from lachesis.services.live.services import merge
 
 
-def beat(instance: str, **health: object) -> Heartbeat:
-    stage = StageHealth(**health)  # type: ignore[arg-type]
+def beat(instance: str, **vitals: object) -> Heartbeat:
+    stage = StageVitals(**vitals)  # type: ignore[arg-type]
     return Heartbeat(run="r", service="scorer", instance=instance, pid=1, time_ns=0, stage=stage, metrics={})
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from lachesis.pipeline.bus.api import ConsumerLag
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.schemas.control import Heartbeat, StageHealth
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.services.live.overview import Rewards, barren, look
 from lachesis.services.live.window import Recent, StageRow
 
@@ -20,11 +20,11 @@ class Stage:
         self.process = Histogram()
 
     def beat(
-        self, at_s: float, took: Sequence[float] = (), metrics: Mapping[str, float] | None = None, **health: object
+        self, at_s: float, took: Sequence[float] = (), metrics: Mapping[str, float] | None = None, **vitals: object
     ) -> None:
         for seconds in took:
             self.process.record(seconds)
-        told = StageHealth(process=self.process.pack(), **health)  # type: ignore[arg-type]
+        told = StageVitals(process=self.process.pack(), **vitals)  # type: ignore[arg-type]
         beat = Heartbeat(
             run="r", service=self.service, instance=self.instance, pid=1, time_ns=int(at_s * S), stage=told,
             metrics=dict(metrics or {}),

@@ -83,5 +83,5 @@ async def test_of_two_scores_in_one_message_the_first_counts_whole(lab, second):
     assert (group.scores, group.rewards) == ([1.0, 0.0], [1.0, 0.0])
     with anyio.fail_after(10):  # and the next life can read it
         async with lab.running(lambda service: run_normalizer(service, config()), "normalizer") as service:
-            while service.health.state == "starting":
+            while service.vitals.state == "starting":
                 await lab.bus.changed(until=lab.bus.now() + 0.02)

@@ -233,7 +233,7 @@ async def test_malformed_inputs_are_dead_letters_and_the_rest_goes_on(lab):
     await lab.bus.publish(subjects.event("dead", "r", "live", "sums"), b"\xc1", msg_id="y")
     async with lab.running(normalizer, "normalizer") as service:
         await lab.until(rewarded(lab, 3))
-        await lab.until(lambda: _true(service.health.dead >= 3))
+        await lab.until(lambda: _true(service.vitals.dead >= 3))
     async with lab.bus.read(subjects.EVENTS, [subjects.event("dead", "r", "live", "sums")], follow=False) as messages:
         stored = [message async for message in messages]
     letters = [msgspec.msgpack.decode(message.data, type=DeadLetter) for message in stored if message.data != b"\xc1"]
@@ -301,15 +301,15 @@ async def test_a_full_stream_is_waited_for(lab, monkeypatch):
     monkeypatch.setattr(lab.bus, "commit", bounded)
     await publish_scores(lab, [a_score(lab, 0, await lab.store(lab.group(0)))], "s")
     async with lab.running(normalizer, "normalizer") as service:
-        await lab.until(lambda: _true(service.health.retried >= 2))
-        assert service.health.state == "backpressure"
+        await lab.until(lambda: _true(service.vitals.retried >= 2))
+        assert service.vitals.state == "backpressure"
         full = False
         await lab.until(rewarded(lab, 1))
-        await lab.until(lambda: _true(service.health.state == "ok"))
+        await lab.until(lambda: _true(service.vitals.state == "ok"))
     full = True
     async with lab.running(normalizer, "normalizer") as service:  # and a drain while it waits is no crash
         await publish_scores(lab, [a_score(lab, 1, await lab.store(lab.group(1)))], "t")
-        await lab.until(lambda: _true(service.health.retried >= 1))
+        await lab.until(lambda: _true(service.vitals.retried >= 1))
     full = False
     async with lab.running(normalizer, "normalizer"):
         await lab.until(rewarded(lab, 2))

@@ -20,7 +20,7 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PolicyRecord,
     RunRecord,
-    StageHealth,
+    StageVitals,
 )
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, new_group_id
@@ -331,7 +331,7 @@ def test_ledger_entries_that_do_not_add_up() -> None:
 def test_declared_numbers_are_finite(value: float) -> None:
     for event in (
         LeaseReply(granted=True, expires_s=value),
-        Heartbeat(run="r", service="s", instance="i", pid=1, time_ns=1, stage=StageHealth(), metrics={"m": value}),
+        Heartbeat(run="r", service="s", instance="i", pid=1, time_ns=1, stage=StageVitals(), metrics={"m": value}),
         SMALL.replace(difficulty=value),
     ):
         with pytest.raises(SchemaError, match="float"):

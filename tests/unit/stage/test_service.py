@@ -55,7 +55,7 @@ async def test_retrying_raises_the_last_error_once_the_service_drains(lab):
 
     with anyio.fail_after(5), pytest.raises(InfrastructureError, match="down 3"):
         await service.retrying("a thing")(fail)
-    assert (tries, service.health.retried, service.health.state) == (3, 2, "draining")
+    assert (tries, service.vitals.retried, service.vitals.state) == (3, 2, "draining")
 
 
 async def test_a_drain_wakes_a_retry_that_sleeps(lab):
@@ -97,14 +97,14 @@ async def test_a_full_stream_shows_as_backpressure_and_anything_else_as_waiting(
     states = []
 
     async def fail():
-        states.append(service.health.state)
+        states.append(service.vitals.state)
         if errors:
             raise errors.pop(0)
 
     await service.retrying("a thing")(fail)
     assert states == ["starting", "backpressure", "waiting"]
     service.recovered()
-    assert (service.health.state, service.health.note) == ("ok", None)
+    assert (service.vitals.state, service.vitals.note) == ("ok", None)
 
 
 async def test_until_drained_cancels_the_body_and_goes_on(lab):

@@ -88,7 +88,7 @@ async def test_what_is_ready_leaves_together_and_one_alone_at_once(lab, monkeypa
     monkeypatch.setattr(lab.bus, "publish", slow)
     async with lab.running(a_stage(handle)) as service:
         await lab.store(lab.group(1))
-        await lab.until(lambda: _true(service.health.handled == 1))  # it is being published by now, alone
+        await lab.until(lambda: _true(service.vitals.handled == 1))  # it is being published by now, alone
         for n in range(2, 7):
             await lab.store(lab.group(n))
         await lab.until(lambda: _true(len(handled) == 6))
@@ -113,9 +113,9 @@ async def test_environments_do_not_share_messages(lab, monkeypatch):
     for n, env in enumerate(["sums", "words", "sums", "words"]):
         await lab.store(lab.group(n, env=env))
     async with lab.running(a_stage(nothing)) as service:
-        await lab.until(lambda: _true(service.health.handled == 4))
+        await lab.until(lambda: _true(service.vitals.handled == 4))
         gate.set()
-        await lab.until(lambda: _true(service.health.emitted == 4))
+        await lab.until(lambda: _true(service.vitals.emitted == 4))
     for env, numbers in (("sums", {0, 2}), ("words", {1, 3})):
         scored = {item.group for event in await lab.events("score", ScoreEvent, env) for item in event.groups}
         assert scored == {f"{n:032x}" for n in numbers}
@@ -132,7 +132,7 @@ async def test_a_bad_group_becomes_one_dead_letter_and_the_service_goes_on(lab):
     (letter,) = await lab.events("dead", DeadLetter)
     assert (letter.stream, letter.seq, letter.group, letter.kind) == (subjects.ROLLOUTS, seqs[1], f"{2:032x}", "data")
     assert letter.reason == "DataError: no such answer"
-    assert (service.health.dead, service.health.emitted, service.health.in_flight) == (1, 2, 0)
+    assert (service.vitals.dead, service.vitals.emitted, service.vitals.in_flight) == (1, 2, 0)
 
 
 async def test_an_unreadable_message_becomes_a_dead_letter_that_names_where_it_lies(lab):
@@ -181,14 +181,14 @@ async def test_a_failing_dependency_is_waited_for_and_never_becomes_a_result(lab
     await lab.store(lab.group(1))
     async with lab.running(a_stage(handle)) as service:
         await lab.until(lambda: _true(tries >= 4))
-        assert service.health.state == "waiting"
-        assert "connection refused" in service.health.note
+        assert service.vitals.state == "waiting"
+        assert "connection refused" in service.vitals.note
         assert not await lab.events("score", ScoreEvent)
         down = False
         await lab.until(settled(lab, 1))
-        assert (service.health.state, service.health.note) == ("ok", None)
+        assert (service.vitals.state, service.vitals.note) == ("ok", None)
     assert not await lab.events("dead", DeadLetter)
-    assert service.health.retried >= 3
+    assert service.vitals.retried >= 3
 
 
 async def test_a_full_stream_means_waiting_not_loss(lab, monkeypatch):
@@ -204,12 +204,12 @@ async def test_a_full_stream_means_waiting_not_loss(lab, monkeypatch):
     for n in range(3):
         await lab.store(lab.group(n))
     async with lab.running(a_stage(nothing)) as service:
-        await lab.until(lambda: _true(service.health.retried >= 3))
-        assert service.health.state == "backpressure"
+        await lab.until(lambda: _true(service.vitals.retried >= 3))
+        assert service.vitals.state == "backpressure"
         assert await open_messages(lab) == 3
         full = False
         await lab.until(settled(lab, 3))
-    assert service.health.emitted == 3
+    assert service.vitals.emitted == 3
 
 
 async def test_a_full_stream_that_stays_full_gives_everything_back_on_drain(lab, monkeypatch):
@@ -220,7 +220,7 @@ async def test_a_full_stream_that_stays_full_gives_everything_back_on_drain(lab,
     for n in range(3):
         await lab.store(lab.group(n))
     async with lab.running(a_stage(nothing)) as service:
-        await lab.until(lambda: _true(service.health.retried >= 1))
+        await lab.until(lambda: _true(service.vitals.retried >= 1))
     monkeypatch.undo()
     async with lab.running(a_stage(nothing)):
         await lab.until(settled(lab, 3))  # at once: nothing waits for an acknowledgement to run out
@@ -244,7 +244,7 @@ async def test_a_message_too_large_for_the_bus_is_split(lab, monkeypatch):
     async with lab.running(a_stage(long)) as service:
         for n in range(5):
             await lab.store(lab.group(n))
-        await lab.until(lambda: _true(service.health.handled == 5))
+        await lab.until(lambda: _true(service.vitals.handled == 5))
         gate.set()
         await lab.until(settled(lab, 5))
     assert sorted(len(event.groups) for event in await lab.events("score", ScoreEvent)) == [1, 2, 2]
@@ -401,8 +401,8 @@ async def test_a_drain_finishes_what_is_begun_and_gives_back_the_rest_at_once(la
             assert len(begun) == 2
             go_on.set()
             await lab.until(settled(lab, 6))
-    assert first.health.emitted == 2
-    assert first.health.state == "draining"
+    assert first.vitals.emitted == 2
+    assert first.vitals.state == "draining"
 
 
 async def test_a_drain_at_any_moment_leaves_no_group_behind_and_none_handled_twice(lab):
@@ -452,14 +452,14 @@ async def test_long_work_is_kept_from_being_delivered_again(lab):
     async with lab.running(a_stage(handle, ack_wait_s=0.3)) as service, lab.running(a_stage(handle, ack_wait_s=0.3)):
         await lab.until(settled(lab, 1))
         assert handled == [1]
-        assert service.health.redelivered == 0
+        assert service.vitals.redelivered == 0
 
 
 async def test_a_lost_acknowledgement_costs_a_duplicate_of_the_same_content(lab):
     await lab.store(lab.group(1))
     async with lab.running(a_stage(nothing)) as service:
         service.bus.acks = False
-        await lab.until(lambda: _true(service.health.emitted == 1))
+        await lab.until(lambda: _true(service.vitals.emitted == 1))
     lab.bus.advance(601)  # past the acknowledgement wait, and past the window that drops duplicates
     async with lab.running(a_stage(nothing)):
         await lab.until(settled(lab, 2))

@@ -122,12 +122,12 @@ async def test_one_failing_sequence_leaves_the_others(lab, server, how):
 async def test_a_server_that_is_down_is_waited_for(lab, server):
     await lab.store(lab.group(1))
     async with lab.running(teacher, "teacher") as service:
-        await lab.until(lambda: _true(service.health.state == "ok" or server.calls))
+        await lab.until(lambda: _true(service.vitals.state == "ok" or server.calls))
         server.up = False
         before = server.calls
         await lab.store(lab.group(2))
         await lab.until(lambda: _true(server.calls >= before + 4))
-        assert service.health.state == "waiting"
+        assert service.vitals.state == "waiting"
         server.up = True
         await lab.until(pointed(lab, 2))
     assert sorted(pointer.missing for pointer in await pointers(lab)) == [[], []]
@@ -141,7 +141,7 @@ async def test_a_drain_ends_the_wait_for_a_server(lab, server):
     server.up = False
     with anyio.fail_after(5):
         async with lab.running(teacher, "teacher") as service:
-            await lab.until(lambda: _true(service.health.retried >= 2))
+            await lab.until(lambda: _true(service.vitals.retried >= 2))
 
 
 async def test_a_teacher_of_another_tokenizer_is_refused_without_asking_it(lab, server):
@@ -162,6 +162,6 @@ async def test_a_second_delivery_points_at_the_same_arrays(lab, server):
         await lab.until(pointed(lab, 1))
     lab.bus.advance(31)
     async with lab.running(teacher, "teacher") as service:
-        await lab.until(lambda: _true(service.health.handled == 1))
+        await lab.until(lambda: _true(service.vitals.handled == 1))
     assert len({pointer.stored for pointer in await pointers(lab)}) == 1
     assert (await lab.bus.usage(subjects.TEACHER)).messages == 1

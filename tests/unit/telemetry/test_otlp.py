@@ -14,7 +14,7 @@ from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.otlp import Otlp, open_otlp
 from lachesis.pipeline.telemetry.spans import RolloutEnd, rebuilt
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.control import StageHealth
+from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
 
@@ -90,7 +90,7 @@ def test_a_rebuilt_trace_arrives_whole(protocol: Protocol) -> None:
 def test_metrics_arrive_as_exponential_histograms_with_exemplars(protocol: Protocol) -> None:
     group = new_group_id()
     waits = Histogram.of([0.0, 0.5, 0.5, 3.0])
-    stage = StageHealth(handled=4, wait=waits.pack(), lag=2)
+    stage = StageVitals(handled=4, wait=waits.pack(), lag=2)
     exemplar = Exemplar(3.0, group, 9)
     with receiving(protocol) as received:
         otlp = opened(received.url, protocol)
@@ -158,7 +158,7 @@ def test_the_standard_variables_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=north")
         otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9"), RESOURCE)
         assert otlp is not None
-        otlp.observe(Figures(StageHealth(), {}, 1, 2))
+        otlp.observe(Figures(StageVitals(), {}, 1, 2))
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
         otlp.close()
     assert otlp.exported == 6

@@ -9,7 +9,7 @@ async def test_the_newest_health_figures_are_taken(lab):
     async with lab.running(figures.listen, "trainer") as trainer:
 
         async def health(service):
-            service.health.metrics = {"health/sums/truncated": 0.25, "service_load": 1.0}
+            service.vitals.metrics = {"health/sums/truncated": 0.25, "service_load": 1.0}
 
             async def heard():
                 await lab.bus.broadcast(subjects.heartbeat("r", "health", "bad"), b"\xc1")

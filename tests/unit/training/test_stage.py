@@ -266,7 +266,7 @@ async def test_a_drain_checkpoints_and_reports_what_was_trained(lab, model, conf
 
 
 async def handled(service, count):
-    return service.health.handled >= count
+    return service.vitals.handled >= count
 
 
 async def test_a_batch_whose_payload_is_gone_is_void_and_the_step_goes_on(lab, model, config):
@@ -379,7 +379,7 @@ async def test_of_two_trainers_the_older_is_told_and_publishes_nothing_more(lab,
 
 
 async def running(service):
-    return service.health.state == "ok"
+    return service.vitals.state == "ok"
 
 
 async def test_a_ledger_that_was_replaced_is_refused(lab, model, config):

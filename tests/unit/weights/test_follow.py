@@ -82,7 +82,7 @@ async def test_each_new_policy_is_loaded_and_the_first_is_told_of(lab):
             await publish(lab, step)
             await lab.until(has_loaded(server, step + 1))
         assert loaded.is_set()
-        assert service.health.metrics["policy/step"] == 1
+        assert service.vitals.metrics["policy/step"] == 1
     assert server.loaded == [("/w/0", "0-a-b"), ("/w/1", "1-a-b")]
 
 
@@ -102,13 +102,13 @@ async def test_a_refused_first_policy_leaves_the_server_unannounced(lab):
     server, loaded = Scripted(DataError("it may have been pruned")), anyio.Event()
 
     async def noted():
-        return service.health.note is not None
+        return service.vitals.note is not None
 
     async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
         await publish(lab, 0)
         await lab.until(noted)
         assert not loaded.is_set()
-        assert "pruned" in service.health.note
+        assert "pruned" in service.vitals.note
         await publish(lab, 1)
         await lab.until(has_loaded(server, 1))
         assert loaded.is_set()
@@ -127,7 +127,7 @@ async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
     service = Service(lab.bus, "inference", "r")
 
     async def retried():
-        return service.health.retried >= 2
+        return service.vitals.retried >= 2
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from lachesis.pipeline.telemetry.figures import Exemplar, Exemplars
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.control import StageHealth, StageState
+from lachesis.schemas.control import StageState, StageVitals
 
-__all__ = ["Health"]
+__all__ = ["Vitals"]
 
 
-class Health:
+class Vitals:
     """Mutable figures of one service; `report` gives them as they travel. All counts are since the service started."""
 
     def __init__(self) -> None:
@@ -65,8 +65,8 @@ class Health:
             self.wait_exemplars.note(Exemplar(wait_s, traced, stamp.end_ns))
             self.process_exemplars.note(Exemplar(process_s, traced, stamp.end_ns))
 
-    def report(self) -> StageHealth:
-        return StageHealth(
+    def report(self) -> StageVitals:
+        return StageVitals(
             state=self.state,
             handled=self.handled,
             emitted=self.emitted,
