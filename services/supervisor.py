@@ -1,7 +1,7 @@
 """The supervisor (`lachesis up`): starts the server and every service, in order, and keeps them running.
 
 Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell, and stops before them;
-a process that dies comes back after a pause; one that cannot become ready ends the run with the last lines of its log;
+a process that dies comes back after a pause; one that cannot run (`restarts`) ends the run with the end of its log;
 when the supervisor dies, however it dies, its processes notice and drain, so nothing is left behind. Starting it again
 continues the run.
 """
@@ -31,17 +31,14 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
-from lachesis.services.process import REFUSED, STARTUP
+from lachesis.services.process import REFUSED
 from lachesis.services.registry import SERVICES
+from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services"]
 
 log = logging.getLogger("lachesis")
 
-SHORTEST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
-MOST_FAILURES = 8
-"""Starts in a row that end before the service became ready, after which the run ends."""
 _TAIL_LINES = 15
 
 
@@ -90,12 +87,12 @@ def planned_services(config: RunConfig) -> set[str]:
 
 @dataclass(slots=True)
 class _Running:
-    """What the supervisor knows of one planned process."""
+    """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is."""
 
     planned: Planned
     process: anyio.abc.Process | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
-    failures: int = 0
+    up: bool = False
     restarts: int = -1
     log_start: int = 0
     stopping: bool = False
@@ -184,27 +181,26 @@ class Supervisor:
             row.ended.set()
 
     async def _start_again_and_again(self, row: _Running) -> None:
-        pause = SHORTEST_PAUSE_S
+        history = Restarts()
         while not row.stopping:
             row.restarts += 1
-            started = time.monotonic()
+            row.up = False
+            started, starved = time.monotonic(), out_of_memory_kills()
             code = await self._run_once(row)
             if row.stopping or (row.planned.finite and code == 0):
                 break
-            ready = row.ready.is_set()
-            row.failures = 0 if ready and time.monotonic() - started > LONGEST_PAUSE_S else row.failures + 1
-            log.warning("%s ended with code %s; starting it again in %.1f s", row.planned.name, code, pause)
+            life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
-            # Whoever never became ready and says why will say it again.
-            if row.failures >= (2 if code == STARTUP and not ready else MOST_FAILURES):
+            pause = history.ended(life)
+            if pause is None:
                 raise StartupError(
-                    f"{row.planned.name} ended {row.failures} times in a row, last with code {code}:\n"
+                    f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
                     f"{self._last_lines(row)}"
                 )
+            log.warning("%s %s; starting it again in %.1f s", row.planned.name, life, pause)
             with anyio.move_on_after(pause):
                 await self._stop.wait()
-            pause = SHORTEST_PAUSE_S if row.failures <= 1 else min(2 * pause, LONGEST_PAUSE_S)
 
     def _last_lines(self, row: _Running) -> str:
         return _tail(self.logs / f"{row.planned.name}.log", row.log_start)
@@ -254,6 +250,7 @@ class Supervisor:
                     continue  # whoever sent it, it is none of ours
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid and beat.stage.state != "starting":
+                        row.up = True
                         row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)

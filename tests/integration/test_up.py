@@ -11,7 +11,12 @@ import anyio
 import psutil
 import pytest
 
+from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.services.restarts import MOST_FAILURES
 
 CONFIG = """
 run = "up"
@@ -113,3 +118,37 @@ async def test_nothing_outlives_a_killed_supervisor_and_a_second_one_goes_on(fol
     with anyio.fail_after(30):
         await again.communicate()
     assert again.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_run(
+    folder: Path, fresh_server: EmbeddedServer
+) -> None:
+    token = folder / "token"
+    token.write_text(fresh_server.token)
+    up = await start(folder, "--nats", fresh_server.url, "--set", f"nats.token_file={token}")
+    await ready(up)
+    async with (
+        await connect(fresh_server.url, name="test", token=fresh_server.token) as bus,
+        bus.listen(subjects.heartbeat("up", "scorer")) as beats,
+    ):
+        struck: set[int] = set()
+        last = 0
+        with anyio.fail_after(180):
+            async for message in beats:
+                beat = decode(Heartbeat, message.data)
+                if beat.pid in struck or beat.stage.state == "starting":
+                    continue
+                if len(struck) == MOST_FAILURES + 2:
+                    break  # it is there again
+                if beat.pid == last:  # its second, so that the supervisor has heard the first
+                    os.kill(beat.pid, signal.SIGKILL)
+                    struck.add(beat.pid)
+                last = beat.pid
+    assert up.returncode is None
+    up.send_signal(signal.SIGTERM)
+    with anyio.fail_after(30):
+        said, _ = await up.communicate()
+    assert up.returncode == 0
+    assert said.count(b"scorer ended with code -9 (killed from outside)") == MOST_FAILURES + 2

@@ -1,0 +1,76 @@
+from lachesis.services.process import STARTUP
+from lachesis.services.restarts import (
+    LONGEST_PAUSE_S,
+    MOST_FAILURES,
+    SHORTEST_PAUSE_S,
+    Life,
+    Restarts,
+    out_of_memory_kills,
+)
+
+KILLED = -9
+UP = Life(-15, 60.0, ready=True)
+
+
+def lives_until_the_end(life: Life, *, first: Life | None = UP, most: int = 100) -> int | None:
+    """Return after how many lives like `life` the run ends, None if it goes on."""
+    history = Restarts()
+    if first is not None:
+        assert history.ended(first) is not None
+    return next((n for n in range(1, most) if history.ended(life) is None), None)
+
+
+def test_a_process_that_crashes_by_itself_ends_the_run() -> None:
+    assert lives_until_the_end(Life(1, 0.5, ready=False)) == MOST_FAILURES
+    assert lives_until_the_end(Life(1, 0.5, ready=True)) == MOST_FAILURES
+
+
+def test_kills_from_outside_never_do_however_quickly_they_come() -> None:
+    assert lives_until_the_end(Life(KILLED, 0.1, ready=True)) is None
+    assert lives_until_the_end(Life(KILLED, 0.1, ready=True), first=None) is None
+
+
+def test_a_kill_before_it_was_up_counts_for_it_may_never_come_up() -> None:
+    assert lives_until_the_end(Life(KILLED, 0.1, ready=False)) == MOST_FAILURES
+
+
+def test_kills_from_outside_neither_count_nor_forgive() -> None:
+    history = Restarts()
+    for _ in range(MOST_FAILURES - 1):
+        assert history.ended(Life(1, 0.5, ready=True)) is not None
+        assert history.ended(Life(KILLED, 0.5, ready=True)) is not None
+    assert history.ended(Life(1, 0.5, ready=True)) is None
+
+
+def test_running_out_of_memory_again_and_again_ends_the_run_even_if_each_life_takes_a_while() -> None:
+    life = Life(KILLED, 60.0, ready=True, starved=True)
+    assert lives_until_the_end(life) == MOST_FAILURES
+    assert "out of memory" in str(life)
+    assert lives_until_the_end(Life(KILLED, 3600.0, ready=True, starved=True)) is None
+
+
+def test_what_ends_by_itself_while_memory_runs_out_elsewhere_is_judged_as_ever() -> None:
+    assert lives_until_the_end(Life(1, 60.0, ready=True, starved=True)) is None
+    assert "memory" not in str(Life(1, 60.0, ready=True, starved=True))
+
+
+def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
+    assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=True)) is None
+
+
+def test_a_refusal_to_start_ends_the_run_at_its_second_time_unless_it_has_run_before() -> None:
+    refused = Life(STARTUP, 0.5, ready=False)
+    assert lives_until_the_end(refused, first=None) == 2
+    assert lives_until_the_end(refused) == MOST_FAILURES
+
+
+def test_pauses_grow_while_it_fails_and_stay_short_while_it_is_only_killed() -> None:
+    history = Restarts()
+    pauses = [history.ended(Life(1, 0.5, ready=False)) for _ in range(MOST_FAILURES - 1)]
+    assert pauses == [0.2, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    history = Restarts()
+    assert {history.ended(Life(KILLED, 0.5, ready=True)) for _ in range(20)} == {SHORTEST_PAUSE_S}
+
+
+def test_the_kernel_is_asked() -> None:
+    assert out_of_memory_kills() >= 0
