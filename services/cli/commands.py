@@ -1,6 +1,5 @@
 """The commands: what each is called, takes and says in its help. What they do is in the module each one imports."""
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from lachesis import __version__
 from lachesis.services.cli.options import Options, with_options
+from lachesis.services.cli.selection import Wanted, with_selection
 
 __all__ = ["app"]
 
@@ -222,18 +222,12 @@ def resume(
 
 @app.command()
 @with_options
+@with_selection
 def replay(
     options: Options,
+    wanted: Wanted,
     *,
     revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
-    env: Annotated[list[str] | None, typer.Option(help="Environment; may be given again. Default: all.")] = None,
-    since: Annotated[datetime | None, typer.Option(help="Stored then or later, UTC.")] = None,
-    until: Annotated[datetime | None, typer.Option(help="Stored then or earlier, UTC.")] = None,
-    from_seq: Annotated[int | None, typer.Option(min=1, help="First sequence of ROLLOUTS.")] = None,
-    to_seq: Annotated[int | None, typer.Option(min=1, help="Last sequence of ROLLOUTS.")] = None,
-    min_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or a later one.")] = None,
-    max_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or an earlier one.")] = None,
-    groups: Annotated[Path | None, typer.Option(metavar="FILE", help="Only these groups: ids, one a line.")] = None,
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
     max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
     as_json: Json = False,
@@ -244,18 +238,8 @@ def replay(
     with `lachesis compare live NAME`.
     """
     from lachesis.pipeline.replay.config import Pace
-    from lachesis.services.cli.replay import Wanted, replay_history
+    from lachesis.services.cli.replay import replay_history
 
-    wanted = Wanted(
-        envs=tuple(env or ()),
-        since=since,
-        until=until,
-        first_seq=from_seq,
-        last_seq=to_seq,
-        min_step=min_step,
-        max_step=max_step,
-        groups=groups,
-    )
     replay_history(options, revision, wanted, Pace(max_rate=max_rate, max_inflight=max_inflight), as_json=as_json)
 
 

@@ -12,7 +12,7 @@ from lachesis.pipeline.replay.logic.selection import group_list, groups_digest, 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.replay import Selection
-from lachesis.services.cli.replay import Wanted
+from lachesis.services.cli.selection import Wanted
 
 PLAN = Plan.of(group())  # made by policy step 3
 CONFIG = RunConfig(environments={name: EnvironmentConfig(kind="m:E") for name in ("b", "a")})
@@ -65,3 +65,16 @@ def test_what_can_select_nothing_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "ids").write_text(f"{GROUP}\nx\n")
     with pytest.raises(ConfigError, match="line 2: 'x' is no group id"):
         Wanted(groups=tmp_path / "ids").selection(CONFIG)
+
+
+def test_a_subject_filter_takes_the_environments_whose_rollouts_it_matches() -> None:
+    def envs(*filters: str, named: tuple[str, ...] = ()) -> list[str]:
+        return Wanted(subjects=filters, envs=named).selection(CONFIG)[0].envs
+
+    assert envs("rl.rollout.run.*") == envs("rl.rollout.>") == envs("*.rollout.run.a", "rl.rollout.run.b") == ["a", "b"]
+    assert envs("rl.rollout.*.b") == envs("rl.rollout.>", named=("b",)) == ["b"]
+    for wrong in ("rl.rollout.other.*", "rl.score.>", "rl.rollout.run", "a"):
+        with pytest.raises(ConfigError, match=r"takes none of the rollouts; they are stored on rl\.rollout\.run\.a"):
+            envs("rl.rollout.>", wrong)
+    with pytest.raises(ConfigError, match="no environment 'c'"):
+        envs(named=("c",))
