@@ -34,6 +34,7 @@ from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.spare import PRELOADED, Spares, Told
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services"]
 
@@ -111,6 +112,8 @@ class Supervisor:
         self.arguments = list(arguments)
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
+        of_use = any(row.planned.service in PRELOADED for row in self.running)
+        self._spares = Spares(self.arguments, config.services.spares if of_use else 0, self.logs)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
@@ -148,6 +151,7 @@ class Supervisor:
                         tasks.start_soon(self._keep_running, row)
                     await self._ready(rows)
                 log.info("all %d processes are ready", len(self.running))
+                tasks.start_soon(self._spares.keep)
                 await self._until_finished()
         finally:
             with anyio.CancelScope(shield=True):
@@ -206,23 +210,31 @@ class Supervisor:
         return _tail(self.logs / f"{row.planned.name}.log", row.log_start)
 
     async def _run_once(self, row: _Running) -> int:
-        planned = row.planned
-        command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
-        with (self.logs / f"{planned.name}.log").open("ab") as sink:
-            row.log_start = sink.tell()
-            process = await anyio.open_process(
-                [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"],
-                stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-            )
+        file = self.logs / f"{row.planned.name}.log"
+        row.log_start = file.stat().st_size if file.exists() else 0
+        process = await self._start(row.planned, file)
         row.process = process
         self._write_pids()
         with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
             code = await process.wait()
         row.process = None
         return code
+
+    async def _start(self, planned: Planned, file: Path) -> anyio.abc.Process:
+        """Start a process that logs to `file`; one that would have to import torch is a spare, if one is left."""
+        if planned.service in PRELOADED:
+            told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
+            if (spare := await self._spares.take(told)) is not None:
+                return spare
+        command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
+        with file.open("ab") as sink:
+            return await anyio.open_process(
+                [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"],
+                stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
 
     async def _stop_all(self) -> None:
         for phase in sorted({row.planned.phase for row in self.running}, reverse=True):

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -171,6 +172,9 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Replicas of the teacher stage. Default 1."""
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
+    spares: NonNegativeInt = 1
+    """Processes that wait, with torch imported (some 350 MB each), to take the place of a trainer or an inference
+    server that dies. Default 1."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0

@@ -79,6 +79,18 @@ def run(
         run_service(options, service, part, replica=replica, supervised=supervised)
 
 
+@app.command(hidden=True)
+@with_options
+def spare(options: Options) -> None:
+    """Wait to be told by the supervisor which service to run."""
+    from lachesis.services.cli.run import run_service
+    from lachesis.services.spare import wait_to_be_told
+
+    told = wait_to_be_told()
+    if told is not None:
+        run_service(options, told.service, told.part, replica=told.replica, supervised=True)
+
+
 @app.command()
 def demo(
     *,

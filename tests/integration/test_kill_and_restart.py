@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from integration.audit import audit
 from integration.harness import RUN, Run, alive, trained_in_one_go, until
@@ -48,6 +49,7 @@ async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(ru
         await run.wait_for_step(min(before + 2, STEPS - 4))
         await run.wait_until_back(name, pid)
     everyone = run.pids()
+    assert "spare" in psutil.Process(everyone["trainer"]).cmdline(), "a spare took the place of the trainer"
     assert run.process is not None
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()

@@ -84,7 +84,7 @@ async def test_every_service_works_with_its_own_key_over_tls(secured_run: tuple[
     assert b"refused" not in log
     assert b"violation" not in log.lower()
     files = list(server.keys.glob("*.nk"))
-    assert {file.stem for file in files} >= {"trainer", "scorer", "operator", "environment-sums"}
+    assert {file.stem for file in files} >= {"trainer", "scorer", "operator", "environment"}
     seeds = [file.read_text().strip() for file in files]
     assert not [line for line in shown if any(seed in line for seed in seeds)]
     assert files_with(seeds, run.folder, server.store) == set()

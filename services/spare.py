@@ -1,0 +1,138 @@
+"""Warm spares: processes that have imported torch and wait to be told which service they are.
+
+A trainer or an inference server that dies is away for as long as its next life imports torch: seconds, most of its
+recovery. A spare has that behind it. It is told what to be, and where to log, by one line of JSON on its standard
+input, which from then on is what it is for every supervised process: once it ends, the supervisor is gone.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import anyio
+import anyio.abc
+import msgspec
+
+from lachesis.services.registry import SERVICES, load_main
+
+__all__ = ["PRELOADED", "Spares", "Told", "wait_to_be_told"]
+
+log = logging.getLogger("lachesis")
+
+PRELOADED = tuple(spec.name for spec in SERVICES.values() if spec.extra == "train")
+"""The services that a spare can become: those that import torch."""
+_AGAIN_S = 5.0
+_LONGEST_LINE = 1 << 16
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a spare is to be, and the file that its output goes to."""
+
+    service: str
+    part: str
+    replica: int
+    log: str
+
+
+def wait_to_be_told() -> Told | None:
+    """Import what the services of `PRELOADED` import, wait, and return what is told; None: the supervisor is gone."""
+    for name in PRELOADED:
+        load_main(SERVICES[name])
+    line = _read_line(sys.stdin.fileno())
+    if line is None:
+        return None
+    told = msgspec.json.decode(line, type=Told)
+    sink = os.open(told.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(sink, sys.stdout.fileno())
+    os.dup2(sink, sys.stderr.fileno())
+    os.close(sink)
+    return told
+
+
+def _read_line(descriptor: int) -> bytes | None:
+    """Read to the end of a line and not a byte further; None when the input ends before it does."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte or len(line) > _LONGEST_LINE:
+            return None
+        line += byte
+    return line
+
+
+@dataclass(eq=False)
+class _Spare:
+    process: anyio.abc.Process
+    taken: anyio.Event = field(default_factory=anyio.Event)
+
+
+class Spares:
+    """Keeps `count` spares waiting. `arguments` (--config, --set) are those of every process of the run."""
+
+    def __init__(self, arguments: Sequence[str], count: int, logs: Path) -> None:
+        self._command = [sys.executable, "-m", "lachesis", "spare", *arguments]
+        self._count = count
+        self._logs = logs
+        self._idle: list[_Spare] = []
+
+    async def keep(self) -> None:
+        """Start a spare whenever one is missing, until cancelled, which ends those that wait."""
+        async with anyio.create_task_group() as tasks:
+            for _ in range(self._count):
+                tasks.start_soon(self._keep_one)
+
+    async def take(self, told: Told) -> anyio.abc.Process | None:
+        """Let the spare that has waited longest be what it is told, and return its process; None when there is none."""
+        while self._idle:
+            spare = self._idle.pop(0)
+            spare.taken.set()
+            told_by = cast("anyio.abc.ByteSendStream", spare.process.stdin)
+            try:
+                with anyio.CancelScope(shield=True):  # taken, it is the caller's, whatever happens
+                    await told_by.send(msgspec.json.encode(told) + b"\n")
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+                continue  # it has just died
+            return spare.process
+        return None
+
+    async def _keep_one(self) -> None:
+        while True:
+            spare = await self._start()
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._wait_for_its_end, spare, tasks.cancel_scope)
+                    await spare.taken.wait()
+                    tasks.cancel_scope.cancel()
+            finally:
+                if spare in self._idle:
+                    self._idle.remove(spare)
+                    await _end(spare.process)
+            if not spare.taken.is_set():
+                log.warning("a spare ended with code %s; see %s", spare.process.returncode, self._logs / "spare.log")
+                await anyio.sleep(_AGAIN_S)
+
+    async def _start(self) -> _Spare:
+        with (self._logs / "spare.log").open("ab") as sink, anyio.CancelScope(shield=True):
+            process = await anyio.open_process(
+                self._command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, start_new_session=True
+            )
+        spare = _Spare(process)
+        self._idle.append(spare)
+        return spare
+
+    async def _wait_for_its_end(self, spare: _Spare, scope: anyio.CancelScope) -> None:
+        await spare.process.wait()
+        scope.cancel()
+
+
+async def _end(process: anyio.abc.Process) -> None:
+    """Kill a spare, which holds nothing, and wait for it."""
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            process.kill()
+        await process.aclose()

@@ -1,0 +1,74 @@
+"""Warm spares as the supervisor keeps them, in real processes."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from lachesis.services import spare as module
+from lachesis.services.process import STARTUP
+from lachesis.services.spare import Spares, Told
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+@asynccontextmanager
+async def keeping(folder: Path, *arguments: str) -> AsyncIterator[Spares]:
+    spares = Spares(arguments, 1, folder)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(spares.keep)
+        yield spares
+        tasks.cancel_scope.cancel()
+
+
+def waiting() -> list[psutil.Process]:
+    children = psutil.Process().children()
+    return [child for child in children if child.status() != "zombie" and "spare" in child.cmdline()]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while not condition():  # noqa: ASYNC110 - other processes bring it about
+            await anyio.sleep(0.02)
+
+
+async def test_a_spare_becomes_what_it_is_told_and_another_takes_its_place(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    async with keeping(tmp_path, "--nats", "nats://127.0.0.1:9", "--set", f"folder={tmp_path}") as spares:
+        await until(lambda: len(waiting()) == 1)
+        first = waiting()[0].pid
+        process = await spares.take(Told(service="trainer", part="", replica=1, log=str(log)))
+        assert process is not None
+        assert process.pid == first
+        await until(lambda: {child.pid for child in waiting()} - {first} != set())
+        assert await process.wait() == STARTUP  # there is no server, which it says where it was told to
+        assert "trainer" in log.read_text()
+        assert "nats://127.0.0.1:9" in log.read_text()
+    assert not waiting()
+
+
+async def test_a_spare_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    async with keeping(tmp_path) as spares:
+        await until(lambda: len(waiting()) == 1)
+        first = waiting()[0]
+        first.kill()
+        await until(lambda: [child.pid for child in waiting()] not in ([], [first.pid]))
+        taken = await spares.take(Told(service="trainer", part="", replica=1, log=str(tmp_path / "log")))
+        assert taken is not None
+        assert taken.pid != first.pid
+        taken.kill()
+        await taken.wait()
+
+
+async def test_a_spare_ends_with_its_supervisor(tmp_path: Path) -> None:
+    async with keeping(tmp_path) as spares:
+        await until(lambda: bool(spares._idle))
+        process = spares._idle[0].process
+        assert process.stdin is not None
+        await process.stdin.aclose()  # as when the supervisor is killed
+        with anyio.fail_after(60):
+            assert await process.wait() == 0
