@@ -66,13 +66,14 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     majority (of ratings above `threshold`; a tie is unscorable), dawid_skene (a majority in which votes have the
     raters' weights, log(a / (1 - a)) for one that is right with probability a; `lachesis verify` estimates them from
     verdicts), borda (mean centred rank within the group).
-    Default: uwo for three or more raters, min for two."""
+    Default: lcb for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would
     rise when one is missing."""
-    penalty: float = 0.5
-    """Lambda of uwo and lcb. A variance of ratings between 0 and 1 is small: where good answers use a small part of a
-    rater's bounds, uwo needs a larger one, 5 say, to withstand one exploited rater; lcb does not. Default 0.5."""
+    penalty: float | None = None
+    """Lambda of uwo and lcb. Default None: 0.5 for uwo, and 1 / sqrt(m - 1) for lcb over the m ratings present. With
+    that lcb lies between the lowest rating and the mean of all but the highest, so that no single rater can lift it
+    beyond what the others say, whatever part of its bounds they use; for two raters it is min."""
     trim: float = 0.25
     """Share of ratings that trimmed drops at each end, below 0.5. Default 0.25."""
     threshold: float = 0.5
@@ -81,7 +82,7 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.quorum is not None and not 1 <= self.quorum <= max(1, len(self.raters)):
             raise ConfigError(f"scoring.quorum is {self.quorum}; it must lie between 1 and {len(self.raters)} raters.")
-        if not 0 <= self.penalty < float("inf"):
+        if self.penalty is not None and not 0 <= self.penalty < float("inf"):
             raise ConfigError(f"scoring.penalty is {self.penalty}; it cannot be negative.")
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")

@@ -56,7 +56,7 @@ class Ensemble:
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
         self.members = tuple(members)
-        self.aggregation: Aggregation = config.aggregation or ("uwo" if len(names) >= 3 else "min")
+        self.aggregation: Aggregation = config.aggregation or ("lcb" if len(names) >= 3 else "min")
         if self.aggregation == "dawid_skene" and len(names) < FEWEST_RATERS:
             raise ConfigError(f"scoring.aggregation dawid_skene needs {FEWEST_RATERS} raters or more, has {names}.")
         if config.quorum is not None:
@@ -165,11 +165,18 @@ def _std(x: list[float]) -> float:
 
 def _uwo(x: list[float], config: ScoringConfig) -> float:
     """Uncertainty-weighted optimisation (Coste et al. 2023, arXiv:2310.02743): mean - penalty * population variance."""
-    return math.fsum(x) / len(x) - config.penalty * _variance(x)
+    return math.fsum(x) / len(x) - (0.5 if config.penalty is None else config.penalty) * _variance(x)
 
 
 def _lcb(x: list[float], config: ScoringConfig) -> float:
-    return math.fsum(x) / len(x) - config.penalty * _std(x)
+    """Lower confidence bound: mean - penalty * population standard deviation.
+
+    With 1 / sqrt(m - 1) it rises with every rating, and tends to the mean of the others as one of them goes to infinity.
+    """
+    penalty = config.penalty
+    if penalty is None:
+        penalty = 1 / math.sqrt(len(x) - 1) if len(x) > 1 else 0.0
+    return math.fsum(x) / len(x) - penalty * _std(x)
 
 
 def _majority(x: list[float], config: ScoringConfig) -> float | None:

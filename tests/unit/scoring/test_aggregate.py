@@ -40,6 +40,7 @@ def test_rules_by_hand(rule, expected):
 
 def test_lcb_and_weighted():
     assert one(ensemble(aggregation="lcb", penalty=2.0), 0.2, 0.4, 0.4, 1.0) == pytest.approx(0.5 - 2 * 0.3)
+    assert one(ensemble(aggregation="lcb"), 0.2, 0.4, 0.4, 1.0) == pytest.approx(0.5 - 0.3 / 3**0.5)
     made = ensemble(aggregation="weighted", weights=[1, 1, 2, 4])
     assert one(made, 0.0, 1.0, 0.5, 1.0) == pytest.approx(6 / 8)
     assert one(made, 0.0, 1.0, None, 1.0) == pytest.approx(5 / 6), "weights count among the raters present"
@@ -87,7 +88,7 @@ def test_default_quorum(raters, quorum):
 
 
 def test_default_rule_is_not_the_mean():
-    assert ensemble(3).aggregation == "uwo"
+    assert ensemble(3).aggregation == "lcb"
     assert ensemble(2).aggregation == "min"
 
 
@@ -145,3 +146,19 @@ def test_the_default_prefers_agreement_to_one_exploited_rater():
     exploited, honest = (1.0, 0.1, 0.1, 0.1), (0.3, 0.3, 0.3, 0.3)
     assert one(ensemble(aggregation="mean"), *exploited) > one(ensemble(aggregation="mean"), *honest)
     assert one(ensemble(), *exploited) < one(ensemble(), *honest)
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=9), st.data())
+def test_by_default_no_rater_lifts_a_score_beyond_what_the_others_say(values, data):
+    made = ensemble(len(values), aggregation="lcb")
+    score = one(made, *values)
+    others = sorted(values)[:-1]
+    assert min(values) - 1e-9 <= score <= sum(others) / len(others) + 1e-9
+    i = data.draw(st.integers(0, len(values) - 1))
+    raised = data.draw(st.floats(values[i], 1))
+    assert one(made, *values[:i], raised, *values[i + 1 :]) >= score - 1e-9, "and better ratings never cost anything"
+
+
+def test_the_default_of_two_raters_is_their_worst_case():
+    assert one(ensemble(2, aggregation="lcb"), 0.3, 0.9) == pytest.approx(one(ensemble(2), 0.3, 0.9)) == 0.3
+    assert one(ensemble(3, quorum=1), 0.7, None, None) == 0.7
