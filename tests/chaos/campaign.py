@@ -4,9 +4,10 @@
 
 Rounds of `--round` kills alternate between the supervisor's own server and one beside the run, behind a proxy whose
 connections are cut and silenced; of four, the third has so little room that history is trimmed all the time, and in the
-fourth every rollout is a large message, in chunks. The seed decides the whole schedule; `--only N` plays round N again.
-Prints a line for each round as it ends, then the report; the result so far is in `--out` after each round. Exits with 1
-on a violation.
+fourth every rollout is a large message, in chunks. With `--cluster` every round is on three nodes, of which the leader
+of some stream is struck, the next once all copies are whole again. The seed decides the whole schedule; `--only N`
+plays round N again. Prints a line for each round as it ends, then the report; the result so far is in `--out` after
+each round. Exits with 1 on a violation.
 """
 
 import argparse
@@ -128,7 +129,7 @@ async def play_all(arguments: argparse.Namespace, report: Report) -> None:
             seed,
             kills,
             pause_s=arguments.pause,
-            standalone=number % 2 == 1,
+            servers="cluster" if arguments.cluster else "standalone" if number % 2 else "supervised",
             sets=TIGHT if number % 4 == 2 else {},
             patches=["small_chunks"] if number % 4 == 3 else [],
         )
@@ -156,6 +157,7 @@ def main() -> int:
     parser.add_argument("--round", type=int, default=100, help="kills in one round")
     parser.add_argument("--pause", type=float, default=1.0, help="mean seconds between two moments of striking")
     parser.add_argument("--only", type=int, default=None, help="play this round alone, counted from 0")
+    parser.add_argument("--cluster", action="store_true", help="play every round on three nodes, three copies of all")
     parser.add_argument("--out", type=Path, default=None, help="JSON file of the result; default runs/chaos-SEED.json")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # what the audit reads warns in its own words; the checks say what is wrong

@@ -30,7 +30,7 @@ async def played(mutation: Mutation, folder: Path, *, broken: bool) -> Verdict:
     this = Round(
         seed=0,
         kills=0,
-        standalone=mutation.standalone,
+        servers=mutation.servers,
         patches=patches,
         sets=mutation.sets,
         strikes=mutation.strikes,

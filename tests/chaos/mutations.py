@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 from chaos.schedule import CONNECTION, Action, Strike
@@ -195,7 +195,7 @@ class Mutation:
     caught_by: frozenset[str]
     strikes: Sequence[Strike]
     conditions: Sequence[str] = ()
-    standalone: bool = False
+    servers: Literal["supervised", "standalone"] = "supervised"
     sets: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -217,7 +217,7 @@ MUTATIONS = {
             "no_message_id",
             frozenset({"stored once"}),
             _strikes("silence", [CONNECTION], 15, after_s=1.5, seconds=0.5),
-            standalone=True,
+            servers="standalone",
         ),
         Mutation(
             "max_deliver_5",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import anyio
 import psutil
@@ -16,6 +17,7 @@ from chaos.mutations import SMALL_CHUNK_BYTES
 from chaos.recovery import Observer, observe
 from chaos.schedule import SERVER, SUPERVISOR, Strike, schedule
 from chaos.strikes import Striker, Tally
+from integration.cluster.nodes import Cluster
 from integration.harness import RUN, Run, until
 from integration.servers import Servers, Standalone, Supervised
 
@@ -24,7 +26,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import leaves
 from lachesis.services.supervisor import plan
 
-__all__ = ["TIGHT", "Round", "play"]
+__all__ = ["TIGHT", "Kind", "Round", "play"]
 
 _TESTS = Path(__file__).parents[1]
 _SETS = {
@@ -46,6 +48,8 @@ TIGHT = {
 }
 """So little room that history is trimmed all the time."""
 
+Kind = Literal["supervised", "standalone", "cluster"]
+
 
 @dataclass
 class Round:
@@ -54,8 +58,8 @@ class Round:
     seed: int
     kills: int
     pause_s: float = 0.8
-    standalone: bool = False
-    """Whether the server is one beside the run, with connections that can be cut, or the supervisor's own."""
+    servers: Kind = "supervised"
+    """The supervisor's own server; one beside the run, with connections that can be cut; or three nodes."""
     patches: Sequence[str] = ()
     """Names of `mutations.PATCHES` that every process of the run is started with."""
     sets: Mapping[str, object] = field(default_factory=dict)
@@ -111,9 +115,15 @@ def _reading(small_chunks: bool) -> Iterator[None]:
 
 @asynccontextmanager
 async def _servers(this: Round, folder: Path) -> AsyncIterator[Servers]:
-    if this.standalone:
+    if this.servers == "standalone":
         async with Standalone.run(folder) as servers:
             yield servers
+    elif this.servers == "cluster":
+        with Cluster(folder / "nodes") as cluster:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cluster.keep)
+                yield cluster
+                tasks.cancel_scope.cancel()
     else:
         yield Supervised(folder)
 

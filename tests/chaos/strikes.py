@@ -15,8 +15,10 @@ import psutil
 from anyio.abc import TaskGroup
 from chaos.recovery import Observer
 from chaos.schedule import CONNECTION, SERVER, SUPERVISOR, Strike
+from integration.cluster.nodes import Cluster, leader_of, settled
 from integration.harness import Run, alive, until
 
+from lachesis.schemas import subjects
 from lachesis.services.process import DRAINED, FENCED, STARTUP
 from lachesis.services.supervisor import plan
 
@@ -77,15 +79,15 @@ class Striker:
         if strike.target == SUPERVISOR and strike.action != "duplicate":
             await self.recovered()  # it takes everything along, so nothing else is under way
             await self._supervisor(strike)
-        elif strike.action == "duplicate":
+        elif strike.action == "duplicate" and not (strike.target == SERVER and self._nodes):
             self._follow(self._duplicate(strike), strike)
         elif strike.target == CONNECTION:
             self._follow(self._connections(strike), strike)
         elif strike.action == "freeze":
-            pid = await self._victim(strike.target)
+            pid = await self._victim(strike)
             self._follow(self._freeze(strike, pid), strike)
         else:
-            pid = await self._victim(strike.target)
+            pid = await self._victim(strike)
             number = signal.SIGKILL if strike.action == "kill" else signal.SIGTERM
             os.kill(pid, number)
             self._follow(self._return(strike, pid, anyio.current_time()), strike)
@@ -107,8 +109,21 @@ class Striker:
         self._struck[strike.target] += 1
         self._tasks.start_soon(follow)
 
-    async def _victim(self, target: str) -> int:
-        """Return the pid of the process that goes by that name, waiting while it is between two lives."""
+    @property
+    def _nodes(self) -> bool:
+        """Whether the run stands on a cluster."""
+        return isinstance(self.run.servers, Cluster)
+
+    async def _victim(self, strike: Strike) -> int:
+        """Return the pid of the process that is meant, waiting while it is between two lives.
+
+        Of a cluster, which may lose one node at a time, the one that leads some stream, once every copy is whole.
+        """
+        target = strike.target
+        if target == SERVER and self._nodes:
+            bus = self.observer.bus
+            await settled(bus, list(subjects.STREAMS))
+            target = await leader_of(bus, list(subjects.STREAMS)[int(strike.choice * len(subjects.STREAMS))])
         await until(lambda: (pid := self.run.pids().get(target, 0)) != 0 and alive(pid), _GIVE_UP_S)
         return self.run.pids()[target]
 
@@ -192,7 +207,7 @@ class Striker:
         kind = kind_of(strike.target)
         with (run.folder / "duplicates.log").open("ab") as log:
             if kind == SERVER:
-                config = psutil.Process(await self._victim(strike.target)).cmdline()[-1]
+                config = psutil.Process(await self._victim(strike)).cmdline()[-1]
                 store = config.rpartition("/")[0]
                 second = subprocess.Popen(  # noqa: ASYNC220 - does not wait
                     [sys.executable, "-c", _SECOND_SERVER, store], stdout=log, stderr=log, env=run.environ

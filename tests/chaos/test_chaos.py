@@ -1,18 +1,18 @@
-"""A short part of the campaign, for CI: one round with a server that can be cut off, one with the supervisor's own."""
+"""A short part of the campaign, for CI: a round for each kind of servers under a run."""
 
 from pathlib import Path
 
 import pytest
-from chaos.rounds import Round, play
+from chaos.rounds import Kind, Round, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("standalone", [True, False])
-async def test_nothing_is_lost_or_double_whatever_is_struck(tmp_path: Path, standalone: bool) -> None:
+@pytest.mark.parametrize(("seed", "servers"), [(12, "standalone"), (11, "supervised"), (13, "cluster")])
+async def test_nothing_is_lost_or_double_whatever_is_struck(tmp_path: Path, seed: int, servers: Kind) -> None:
     folder = tmp_path / "a run"
     folder.mkdir()
-    this = Round(seed=11 + standalone, kills=8, standalone=standalone)
+    this = Round(seed=seed, kills=8, servers=servers)
     await play(this, folder)
     assert this.verdict.violations == {}
     assert this.tally.kills == 8

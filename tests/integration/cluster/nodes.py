@@ -31,6 +31,8 @@ class Cluster:
     It is one of `integration.servers.Servers`, so a whole run can stand on it.
     """
 
+    supervised = False
+
     def __init__(self, folder: Path, size: int = 3) -> None:
         self.folder = folder
         self.names = [f"nats-{number}" for number in range(1, size + 1)]
@@ -91,6 +93,15 @@ class Cluster:
                 start_new_session=True,
                 preexec_fn=die_with_parent(signal.SIGKILL),  # noqa: PLW1509 - it makes one system call
             )
+
+    async def keep(self) -> None:
+        """Start whichever node ended, a second later, until cancelled: what a node's own supervisor does."""
+        while True:
+            for name, process in self.processes.items():
+                if process.poll() is not None:
+                    await anyio.sleep(1.0)
+                    self.start(name)
+            await anyio.sleep(0.1)
 
     async def end(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
         """End a node and wait until it is gone."""
