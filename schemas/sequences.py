@@ -82,6 +82,11 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the offsets int32 [n+1]."""
         return view(self.offsets, "int32", len(self) + 1, "offsets")
 
+    def generated(self) -> NDArray[np.int64]:
+        """Return how many tokens of each sequence the loss mask lets in, int64 [n], of columns that were checked."""
+        mask = unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
+        return np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
+
     def __iter__(self) -> Iterator[Sequence]:
         total = self.n_tokens
         tokens = view(self.tokens, "int32", total, "tokens")

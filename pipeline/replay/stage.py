@@ -361,7 +361,10 @@ async def _score(slot: _Slot, message: Stored, scorer: EnvironmentScorer) -> Non
     start_ns = time.time_ns()
     try:
         rollout = read_rollout(message)
-        score: GroupScore = await _retrying()(scorer.score, rollout.group, rollout.seq)
+        try:
+            score = await scorer.score(rollout.group, rollout.seq)
+        except InfrastructureError:
+            score = await _retrying()(scorer.score, rollout.group, rollout.seq)
         stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
         slot.score = msgspec.structs.replace(score, stamps=[stamp])
     except DataError as error:

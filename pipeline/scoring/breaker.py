@@ -12,9 +12,14 @@ class Breaker:
         self._in_a_row = 0
         self._until_s = 0.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls may have to be refused; `admits` says which."""
+        return self._in_a_row >= self._failures
+
     def admits(self, now_s: float) -> bool:
         """Return whether a call may be made now. After a pause the first asker may; the others wait for its outcome."""
-        if self._in_a_row < self._failures:
+        if not self.is_open:
             return True
         if now_s < self._until_s:
             return False

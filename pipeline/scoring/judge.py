@@ -126,7 +126,7 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
             Sample(
                 prompt="\n".join(message.content for message in conversation[:last]),
                 completion=conversation[last].content,
-                messages=[msgspec.to_builtins(message) for message in conversation],
+                messages=msgspec.to_builtins(conversation),
                 task=group.task,
                 token_count=lengths[i],
                 finish_reason=reasons[i],
@@ -142,8 +142,8 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
 def _lengths(group: RolloutGroup) -> list[int]:
     """Generated tokens by sample."""
     totals = [0] * group.sequences.n_samples
-    for sequence, sample in zip(group.sequences, _sample_index(group), strict=True):
-        totals[sample] += int(sequence.loss_mask.sum())
+    for count, sample in zip(group.sequences.generated().tolist(), _sample_index(group), strict=True):
+        totals[sample] += count
     return totals
 
 

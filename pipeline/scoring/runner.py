@@ -78,7 +78,8 @@ class _MemberCalls:
                 await self._rate_group(samples, column)
             elif self.at_once:
                 for i, sample in enumerate(samples):
-                    await self._rate_one(sample, column, i)
+                    rating = self._rate_at_once(sample, self._judge) if self.at_once else None
+                    column[i] = rating or await self._rate_patiently(sample, self._judge)
             else:
                 async with anyio.create_task_group() as tasks:
                     for i, sample in enumerate(samples):
@@ -86,7 +87,10 @@ class _MemberCalls:
             found["rl.missing"] = sum(rating.status != "ok" for rating in column)
 
     async def _rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
-        column[i] = await self._guarded(sample, lambda value: to_rating(value, self.member.bounds))
+        column[i] = await self._guarded(sample, self._judge)
+
+    def _judge(self, value: Any) -> Rating:
+        return to_rating(value, self.member.bounds)
 
     async def _rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
 
@@ -139,7 +143,7 @@ class _MemberCalls:
 
     def _rate_at_once(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating | None:
         """Return the rating of an inline rater, None where there is something to wait for after all."""
-        if not self._breaker.admits(anyio.current_time()):
+        if self._breaker.is_open:
             return None
         try:
             answer = self._function(argument)

@@ -171,7 +171,7 @@ def _uwo(x: list[float], config: ScoringConfig) -> float:
 def _lcb(x: list[float], config: ScoringConfig) -> float:
     """Lower confidence bound: mean - penalty * population standard deviation.
 
-    With 1 / sqrt(m - 1) it rises with every rating, and tends to the mean of the others as one of them goes to infinity.
+    With 1 / sqrt(m - 1) it rises with every rating, and tends to the mean of the others as one goes to infinity.
     """
     penalty = config.penalty
     if penalty is None:

@@ -6,12 +6,13 @@ that is scored again gives the same. A sample of several sequences is judged ove
 
 import math
 import zlib
-from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupSignals
+from lachesis.schemas.columns import unpack_mask, view
 from lachesis.schemas.sequences import Sequences
 
 __all__ = ["signals_of"]
@@ -23,40 +24,51 @@ _RARE_ID = 100_000
 
 def signals_of(sequences: Sequences) -> GroupSignals:
     """Return the signals of a group whose columns have been checked."""
-    samples = sequences.sample_index or range(len(sequences))
-    tokens: list[list[NDArray[np.int32]]] = [[] for _ in range(sequences.n_samples)]
-    logprobs: list[list[NDArray[np.float32]]] = [[] for _ in range(sequences.n_samples)]
-    last = [""] * sequences.n_samples
-    for sequence, sample in zip(sequences, samples, strict=True):
-        tokens[sample].append(sequence.tokens[sequence.loss_mask])
-        logprobs[sample].append(sequence.logprobs[sequence.loss_mask])
-        last[sample] = sequence.finish_reason
-    joined = [(np.concatenate(ids), np.concatenate(lps)) for ids, lps in zip(tokens, logprobs, strict=True)]
+    ids, lps, cuts = _generated(sequences)
+    samples = [slice(start, end) for start, end in pairwise(cuts)]
+    last = dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
     return GroupSignals(
-        logprobs=[float(lps.mean(dtype=np.float64)) if len(lps) else None for _, lps in joined],
-        texts=[zlib.crc32(ids.tobytes()) for ids, _ in joined],
-        truncated=sum(reason == "length" for reason in last),
-        zeros=sum(int((lps == 0).sum()) for _, lps in joined),
-        unlikely=_unlikely(joined),
-        sure_run=max((longest_run(lps > _SURE) for _, lps in joined), default=0),
-    )
+        logprobs=[float(np.add.reduce(lps[s], dtype=np.float64)) / (s.stop - s.start) if s.stop > s.start else None
+                  for s in samples],
+        texts=[zlib.crc32(ids[s].data) for s in samples],
+        truncated=sum(reason == "length" for reason in last.values()),
+        zeros=len(lps) - int(np.count_nonzero(lps)),
+        unlikely=_unlikely(ids, lps, samples),
+        sure_run=longest_run(np.insert(lps > _SURE, cuts[1:-1], False)),  # a run ends with its sample
+    )  # fmt: skip
 
 
-def _unlikely(samples: Sequence[tuple[NDArray[np.int32], NDArray[np.float32]]]) -> list[int]:
+def _generated(sequences: Sequences) -> tuple[NDArray[np.int32], NDArray[np.float32], list[int]]:
+    """Return the generated tokens int32 [G] and their logprobs float32 [G], sample after sample, and their cuts."""
+    mask = unpack_mask(sequences.loss_mask, sequences.n_tokens, "loss_mask")
+    ids = view(sequences.tokens, "int32", len(mask), "tokens")[mask]
+    lps = view(sequences.logprobs, "float32", len(mask), "logprobs")[mask]
+    counts = sequences.generated()
+    if sequences.sample_index is not None:
+        order = np.argsort(np.repeat(sequences.sample_index, counts), kind="stable")
+        ids, lps = ids[order], lps[order]
+        counts = np.bincount(sequences.sample_index, weights=counts).astype(np.int64)
+    return ids, lps, [0, *np.cumsum(counts).tolist()]
+
+
+def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> list[int]:
     """Rare tokens that were drawn against the odds, by sample: id > 100k and logprob < -ln V - 2 (prime-rl's filter).
 
     V, the size of the vocabulary, is not in the payload; the group's largest id is a lower bound. [] where there is
     none.
     """
-    largest = max((int(ids.max()) for ids, _ in samples if len(ids)), default=0)
+    largest = int(ids.max(initial=0))
     if largest <= _RARE_ID:
         return []
     bound = -math.log(largest + 1) - 2
-    counts = [int(((ids > _RARE_ID) & (lps < bound)).sum()) for ids, lps in samples]
+    found = (ids > _RARE_ID) & (lps < bound)
+    counts = [int(np.count_nonzero(found[s])) for s in samples]
     return counts if any(counts) else []
 
 
 def longest_run(flags: NDArray[np.bool_]) -> int:
     """Return the length of the longest run of true values."""
-    ends = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    padded = np.zeros(len(flags) + 2, dtype=np.bool_)
+    padded[1:-1] = flags
+    ends = np.flatnonzero(padded[1:] != padded[:-1])
     return int((ends[1::2] - ends[::2]).max()) if len(ends) else 0
