@@ -170,7 +170,10 @@ def _columns(data: ScoredData, lengths: Items[int]) -> dict[str, Column]:
             packed_ids = np.full(there.shape, -1, np.int32)
             packed_ids[there] = [token for row in ids for token in row]
             packed_logprobs = np.zeros(there.shape, np.float32)
-            packed_logprobs[there] = [value for row in logprobs for value in row]
+            with np.errstate(over="ignore"):  # as in `_flat`
+                packed_logprobs[there] = [value for row in logprobs for value in row]
+            if not np.isfinite(packed_logprobs).all():
+                raise SchemaError("distill_logprobs: a value is too large for a 32-bit float")
             # token -1: that position has fewer than `width` alternatives, and its logprob means nothing
             found["distill_token_ids"] = Column(dtype="int32", data=as_bytes(packed_ids, "int32"), width=width)
             found["distill_logprobs"] = Column(dtype="float32", data=as_bytes(packed_logprobs, "float32"), width=width)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from fuzz.oracle import Target
-from fuzz.targets import checkpoint, cli, config, control, http, large, state, wire
+from fuzz.targets import checkpoint, cli, config, control, gateway, http, large, state, wire
 
 __all__ = ["all_targets"]
 
@@ -16,6 +16,7 @@ def all_targets() -> Iterator[list[Target]]:
         yield [
             *wire.targets(),
             *control.targets(),
+            *gateway.targets(),
             *large.targets(),
             *state.targets(),
             *config.targets(things),
