@@ -15,7 +15,8 @@ CASES = 8_000
 SEED = 20
 
 NAMES = (
-    "wire", "header", "text", "lease", "heartbeat", "bucket", "large", "state", "config", "cli", "http", "checkpoint"
+    "wire", "header", "text", "lease", "heartbeat", "bucket", "large", "state", "config", "cli", "http", "gateway",
+    "checkpoint",
 )  # fmt: skip
 
 
