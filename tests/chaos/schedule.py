@@ -20,7 +20,7 @@ SUPERVISOR = "supervisor"
 SERVER = "nats-server"
 CONNECTION = "connection"
 
-_WEIGHTS = {"supervisor": 0.3, "trainer": 1.0, "inference": 1.0}
+_WEIGHTS = {"supervisor": 1.0, "trainer": 1.0, "inference": 1.0}
 """What takes seconds to come back is struck less often; everything else has `_USUAL`."""
 _USUAL = 3.0
 _SHARES: Mapping[Action, float] = {"kill": 70, "freeze": 12, "restart": 8, "duplicate": 5, "cut": 3, "silence": 2}
