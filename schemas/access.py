@@ -13,8 +13,8 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue`, `resume` and `replay`: reads everything, makes the streams,
-puts messages back, lets environments go on, writes revisions of history."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay` and `shadow`: reads everything, makes the
+streams, puts messages back, lets environments go on, writes revisions of history and drops the oldest of theirs."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `dead` and `doctor`: reads
 everything, writes nothing."""
@@ -204,15 +204,18 @@ def access_table(scope: Scope) -> dict[str, Access]:
     put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
+    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"))
     operates = Access(
-        writes=(*looks.writes, *put_back, *annotations, *replays),
+        writes=(*looks.writes, *put_back, *annotations, *replays, *shadows),
         hears=looks.hears,
+        answers=(OPERATOR,),
         reads=everything,
         gets=everything,
         inspects=looks.inspects,
         others=looks.others,
         sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
         measures=everything,
+        trims=(REPLAY,),
         makes=everything,
     )
     return {**services, OPERATOR: operates, OBSERVER: looks}

@@ -23,7 +23,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `envs` by name. `first_seq` and `last_seq` are sequences of ROLLOUTS, `since_ns` and `until_ns` Unix times of
     storing, `min_step` and `max_step` the oldest policy step that a group was made with. `groups` is the digest of a
-    list of group ids, sorted.
+    list of group ids, sorted. With `follow` it has no end: what is stored later belongs to it too.
     """
 
     envs: list[str]
@@ -34,6 +34,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_step: Count | None = None
     max_step: Count | None = None
     groups: str | None = None
+    follow: bool = False
 
 
 class Judges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,14 +50,15 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
     """The definition of a revision: all that its scores and rewards depend on.
 
     `first` and `last` are the sequences of ROLLOUTS that the selection came to when it was first made, `groups` how
-    many by environment. `normalization` holds its settings, `advantage` those of each environment.
+    many by environment; of a selection that has no end `last` is None and nothing is counted. `normalization` holds its
+    settings, `advantage` those of each environment.
     """
 
     run: str
     revision: str
     selection: Selection
     first: Seq
-    last: Seq
+    last: Seq | None
     groups: dict[str, Count]
     judges: dict[str, Judges]
     normalization: dict[str, Any]

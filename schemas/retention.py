@@ -15,12 +15,13 @@ __all__ = ["Hold", "Retention"]
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody reads history: nothing at or above `needs` (sequence by stream) goes before `expires_ns` (Unix time).
 
-    `about` says who it is, for people.
+    `about` says who it is, for people. A hold that `yields` is dropped rather than that the run waits for room.
     """
 
     needs: dict[str, int]
     expires_ns: int
     about: str
+    yields: bool = False
 
 
 class Retention(Event, frozen=True, kw_only=True):

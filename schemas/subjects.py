@@ -44,6 +44,7 @@ __all__ = [
     "replay",
     "revision",
     "rollout",
+    "shadow",
     "state",
 ]
 
@@ -134,6 +135,11 @@ def lease(run: str) -> str:
 
 def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
     return f"rl.heartbeat.{run}.{service}.{instance}"
+
+
+def shadow(run: str, revision: str) -> str:
+    """Request/reply subject on which a revision that follows the run is asked to end."""
+    return f"rl.shadow.{run}.{revision}"
 
 
 def health(run: str, service: str) -> str:

@@ -91,6 +91,9 @@ class History:
         if excess > 0:
             claimed = await self.readers.claims()
             gone, record = await self._trim(stream, excess, claimed)
+            if short > gone and await self._send_away(stream, record):
+                more, record = await self._trim(stream, excess - gone, claimed)
+                gone += more
             if gone < excess:
                 why = await self._why(stream, excess - gone, [*claimed, *floor.hold_claims(record.holds)])
         self._budget.explain(stream, why)
@@ -142,6 +145,19 @@ class History:
 
         record = await change(self._bus, self._service.run, update)
         return before, record
+
+    async def _send_away(self, stream: str, record: Retention) -> bool:
+        """Drop the holds on a stream that yield to the run, and say whether there were any."""
+        names = {name for name, hold in record.holds.items() if hold.yields and stream in hold.needs}
+        for name in names:
+            log.warning("hold %s (%s) gives way: the run needs the room", name, record.holds[name].about)
+        if names:
+            await change(
+                self._bus,
+                self._service.run,
+                lambda old: old.replace(holds={name: hold for name, hold in old.holds.items() if name not in names}),
+            )
+        return bool(names)
 
     def _lapsed(self, old: Retention, now_ns: int) -> Retention:
         """Return the record without holds that were not renewed. Raises `FencedError` when it is another governor's.

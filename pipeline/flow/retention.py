@@ -53,12 +53,13 @@ class Holding:
 
 @asynccontextmanager
 async def holding(
-    bus: Bus, run: str, name: str, needs: Mapping[str, int], *, about: str, lease_s: float = 60.0
+    bus: Bus, run: str, name: str, needs: Mapping[str, int], *, about: str, lease_s: float = 60.0, yields: bool = False
 ) -> AsyncIterator[Holding]:
     """Keep the run's history from `needs` (sequence by stream) on while the context is open.
 
-    `name` tells holds apart: a second one of the same name takes the first one's place. Raises `NotFoundError` when
-    some of it may be gone already, and while it is open when it could not be renewed within `lease_s` and has lapsed.
+    `name` tells holds apart: a second one of the same name takes the first one's place. One that `yields` gives way
+    where the run would have to wait for room. Raises `NotFoundError` when some of it may be gone already, and while it
+    is open when it could not be renewed within `lease_s` and has lapsed, or has given way.
     """
     check_name("hold", name)
     held = Holding(dict(needs))
@@ -69,7 +70,10 @@ async def holding(
         def update(old: Retention) -> Retention:
             check(old)
             return old.replace(
-                holds={**old.holds, name: Hold(needs=dict(held.needs), expires_ns=expires_ns, about=about)}
+                holds={
+                    **old.holds,
+                    name: Hold(needs=dict(held.needs), expires_ns=expires_ns, about=about, yields=yields),
+                }
             )
 
         await change(bus, run, update)
@@ -83,8 +87,10 @@ async def holding(
 
     def has_not_lapsed(old: Retention) -> None:
         if name not in old.holds:
+            gave_way = " or gave way to the run, which needed the room," if yields else ""
             raise NotFoundError(
-                f"hold {name} of run {run} was not renewed within {lease_s} s and has lapsed: what it held may be gone"
+                f"hold {name} of run {run} was not renewed within {lease_s} s{gave_way} and has lapsed: what it held "
+                "may be gone"
             )
 
     def let_go(old: Retention) -> Retention:

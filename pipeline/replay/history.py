@@ -3,7 +3,7 @@
 Guarantees that what is handed out is exactly what was found, in order: a rollout that is gone meanwhile is an error.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, Stored
@@ -13,7 +13,7 @@ from lachesis.schemas.errors import NotFoundError, SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
-__all__ = ["Found", "Take", "feed", "find"]
+__all__ = ["Found", "Take", "feed", "find", "follow"]
 
 _DENSE = 8
 """From one wanted rollout in so many sequences on, all that lies between is read too: that is faster than to ask for
@@ -23,6 +23,7 @@ each."""
 class Found(NamedTuple):
     """A selected rollout."""
 
+    env: str
     seq: int
     group: str
 
@@ -46,13 +47,31 @@ async def find(
         async for message in messages:
             if message.seq > last:
                 break
-            try:
-                plan = Plan.unpack(message.headers.get(PLAN_HEADER))
-            except SchemaError:
-                continue
-            if selects(selection, groups, plan, message.seq, message.time_ns):
-                found.append(Found(message.seq, plan.group))
+            one = _selected(message, selection, groups)
+            if one is not None:
+                found.append(one)
     return found
+
+
+def _selected(message: Stored, selection: Selection, groups: Collection[str] | None) -> Found | None:
+    try:
+        plan = Plan.unpack(message.headers.get(PLAN_HEADER))
+    except SchemaError:
+        return None
+    if not selects(selection, groups, plan, message.seq, message.time_ns):
+        return None
+    return Found(message.subject.rsplit(".", 1)[-1], message.seq, plan.group)
+
+
+async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str, int], take: Take) -> None:
+    """Give the selected rollouts of each environment from its cursor on to `take`, in the order of ROLLOUTS, as they
+    are stored, until it says that it is enough. What was trimmed before it was read is passed over."""
+    filters = [subjects.rollout(run, env) for env in cursors]
+    async with bus.read(subjects.ROLLOUTS, filters, start=min(cursors.values())) as messages:
+        async for message in messages:
+            found = _selected(message, selection, None)
+            if found is not None and message.seq >= cursors[found.env] and not await take(found, message):
+                return
 
 
 async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:

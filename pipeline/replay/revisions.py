@@ -20,7 +20,7 @@ from lachesis.schemas.replay import RescoreEvent, RevisionRecord
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
 
-__all__ = ["conversation", "read_revision"]
+__all__ = ["conversation", "following", "read_revision"]
 
 E = TypeVar("E", bound=Event)
 
@@ -83,12 +83,36 @@ async def _replayed(bus: Bus, config: RunConfig, name: str) -> Revision:
             gathered.take(event.env, event.scores, event.rewards)
             gathered.unscored |= {f"{item.seq}" for item in event.unscored}
             reached[event.env] = event.commit.cursors.get(ROLLOUTS, 0)
-    return gathered.revision(name, complete=min(reached.values()) > defined.last)
+    return gathered.revision(name, complete=defined.last is not None and min(reached.values()) > defined.last)
 
 
 async def _known(bus: Bus, run: str) -> list[str]:
     async with _events(bus, REPLAY, subjects.revision(run), RevisionRecord) as records:
         return sorted({record.revision async for record in records})
+
+
+async def following(bus: Bus, run: str) -> list[tuple[RevisionRecord, int]]:
+    """Return the definition of each revision that follows the run, or did, and the next sequence that it would read."""
+    records: dict[str, RevisionRecord] = {}
+    async with _events(bus, REPLAY, subjects.revision(run), RevisionRecord) as found:
+        async for one in found:
+            if one.run == run and one.selection.follow:
+                records.setdefault(one.revision, one)
+    return [(one, await _reached(bus, one)) for _, one in sorted(records.items())]
+
+
+async def _reached(bus: Bus, defined: RevisionRecord) -> int:
+    reached = defined.first
+    for env in defined.selection.envs:
+        last, _, _ = await newest(
+            bus,
+            REPLAY,
+            subjects.replay("rescore", defined.run, defined.revision, env),
+            RescoreEvent,
+            lambda event: event.revision == defined.revision,
+        )
+        reached = max(reached, last.commit.cursors.get(ROLLOUTS, 0) if last else 0)
+    return reached
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """A replay: selected history through scoring, normalization and advantages under a revision of its own, into REPLAY.
 
-What goes in: rollouts, in the order of ROLLOUTS, one environment after the other. What comes out: `RescoreEvent`s, each
+What goes in: rollouts, in the order of ROLLOUTS, one environment after the other; or, where the selection has no end
+(a shadow), all of them as they are stored. What comes out: `RescoreEvent`s, each
 a fenced commit. Guarantees:
 
 * nothing of the live run is touched: rollouts are read with a cursor of its own, nothing is acknowledged, every subject
@@ -8,13 +9,15 @@ a fenced commit. Guarantees:
 * a replay that is killed, paused or refused at any point goes on at the next start behind its last commit, and what
   comes out is the same to the bit (given raters that answer the same), however often and wherever that happens;
 * a finished one does nothing; the same name with another definition is refused; of two at once, one is;
-* what it has yet to read is held back from trimming while it runs. A paused replay holds nothing.
+* what it has yet to read is held back from trimming while it runs. A paused replay holds nothing. A shadow's hold gives
+  way where the run would have to wait for room; the shadow then ends rather than leave a rollout out.
 """
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 import msgspec
@@ -27,8 +30,8 @@ from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.replay.config import Pace
-from lachesis.pipeline.replay.history import Found, feed, find
-from lachesis.pipeline.replay.logic.fold import Fold
+from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
+from lachesis.pipeline.replay.logic.fold import Fold, Folded
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.commitlog import CommitLog
@@ -38,9 +41,10 @@ from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord, Selection
+from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 
-__all__ = ["Progress", "Replayed", "Request", "run_replay"]
+__all__ = ["Observer", "Progress", "Replayed", "Request", "run_replay"]
 
 STAGE = "replay"
 _MOST_SAMPLES = 2048
@@ -48,9 +52,22 @@ _MOST_SAMPLES = 2048
 _LONGEST_S = 2.0
 """Seconds between commits, if ratings take long: what else a kill repeats."""
 _OUTAGE_S = 60.0
+_FULL = 0.8
+"""Share of the budget of REPLAY from which a shadow drops the oldest that it has written."""
+_SILENT = 1024
+"""Sequences that the others come ahead of an environment without rollouts before it is committed all the same."""
 
 Progress = Callable[[int, int], None]
-"""Told how many groups are committed, of how many."""
+"""Told how many groups are committed, of how many: by this start alone, and as many, where there is no end."""
+
+Observer = Callable[[str, int, Folded], None]
+"""Told what was committed: of which environment, the next sequence to read, and the scores and rewards."""
+
+Committed = Callable[[str, int, int, Folded], None]
+"""As an observer, told of how many groups as well."""
+
+Source = Callable[[Take], Awaitable[None]]
+"""Hands rollouts out, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +95,13 @@ class Replayed:
 
 
 async def run_replay(
-    bus: Bus, config: RunConfig, request: Request, *, draining: anyio.Event, progress: Progress
+    bus: Bus,
+    config: RunConfig,
+    request: Request,
+    *,
+    draining: anyio.Event,
+    progress: Progress,
+    observe: Observer = lambda _env, _reached, _folded: None,
 ) -> Replayed:
     """Score the selection under `revision` until it is done or `draining` is set; what is in flight is then finished.
 
@@ -96,26 +119,33 @@ async def run_replay(
     known = await replay.open()
     done = total = sum(replay.definition.groups.values())
     unscored = 0
+
+    def committed(env: str, reached: int, groups: int, folded: Folded) -> None:
+        nonlocal done, unscored
+        done, unscored = done + groups, unscored + len(folded.unscored)
+        held.needs[ROLLOUTS] = replay.needs()
+        observe(env, reached, folded)
+        progress(done, max(done, total))
+
     if not (known and replay.finished):
         name, needs = f"replay-{revision}"[:64], {ROLLOUTS: replay.needs()}
-        async with holding(bus, config.run, name, needs, about=f"replay {revision}") as held:
-            found = await replay.find(known=known)
-            total = sum(replay.definition.groups.values())
-            done = total - sum(map(len, found.values()))
-
-            def committed(newly: int, without: int) -> None:
-                nonlocal done, unscored
-                done, unscored = done + newly, unscored + without
-                held.needs[ROLLOUTS] = replay.needs()
+        about = f"{'shadow' if selection.follow else 'replay'} {revision}"
+        async with holding(bus, config.run, name, needs, about=about, yields=selection.follow) as held:
+            if selection.follow:
+                await replay.define({}, known=known)
+                progress(0, 0)
+                await replay.follow(committed)
+            else:
+                found = await replay.find(known=known)
+                total = sum(replay.definition.groups.values())
+                done = total - sum(map(len, found.values()))
                 progress(done, total)
-
-            progress(done, total)
-            for env, wanted in found.items():
-                await replay.score(env, wanted, committed)
+                for env, wanted in found.items():
+                    await replay.replay(env, wanted, committed)
     return Replayed(
         revision=revision,
         groups=done,
-        total=total,
+        total=max(done, total),
         unscored=unscored,
         finished=replay.finished,
         seconds=time.monotonic() - started,
@@ -125,12 +155,14 @@ async def run_replay(
 
 @dataclass(slots=True)
 class _Env:
-    """One environment: its judges, its fold and its commit log. `cursor`: the first sequence not committed."""
+    """One environment: its judges, its fold and its commit log. `cursor`: the first sequence not committed, `pending`:
+    groups folded since the last commit."""
 
     scorer: EnvironmentScorer
     fold: Fold
     log: CommitLog[RescoreEvent]
     cursor: int
+    pending: int = 0
 
 
 @dataclass(slots=True)
@@ -165,8 +197,10 @@ class _Replay:
         scorers = {env: self._scorer(env) for env in self._selection.envs}
         trimmed = (await record(self._bus, run)).trimmed.get(ROLLOUTS, 1)
         usage = await self._bus.usage(ROLLOUTS)
-        first = self._selection.first_seq or max(1, trimmed)
-        asked = self._define(scorers, first, max(1, min(self._selection.last_seq or usage.last, usage.last)))
+        follows = self._selection.follow
+        first = self._selection.first_seq or max(usage.last + 1 if follows else 1, trimmed)
+        last = None if follows else max(1, min(self._selection.last_seq or usage.last, usage.last))
+        asked = self._define(scorers, first, last)
         stored, _, self._expected = await newest(
             self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
         )
@@ -184,7 +218,7 @@ class _Replay:
         settings = self._config.environments[env]
         return EnvironmentScorer(settings.scoring or self._config.scoring, settings)
 
-    def _define(self, scorers: Mapping[str, EnvironmentScorer], first: int, last: int) -> RevisionRecord:
+    def _define(self, scorers: Mapping[str, EnvironmentScorer], first: int, last: int | None) -> RevisionRecord:
         environments = self._config.environments
         return RevisionRecord(
             run=self._config.run,
@@ -231,7 +265,7 @@ class _Replay:
 
     @property
     def finished(self) -> bool:
-        return self.needs() > self.definition.last
+        return self.definition.last is not None and self.needs() > self.definition.last
 
     def digest(self) -> str:
         """Return what names every score and reward of the revision."""
@@ -246,18 +280,23 @@ class _Replay:
         run, defined = self._config.run, self.definition
         found = {
             name: await find(
-                self._bus, run, self._selection, self._groups, env=name, first=env.cursor, last=defined.last
+                self._bus, run, self._selection, self._groups, env=name, first=env.cursor, last=defined.last or 0
             )
             for name, env in self._envs.items()
         }
+        if not known:
+            self._check(found)
+        await self.define({env: len(wanted) for env, wanted in found.items()}, known=known)
+        return found
+
+    async def define(self, groups: dict[str, int], *, known: bool) -> None:
+        """Store the definition, of so many groups by environment, unless it is known."""
         if known:
-            return found
-        self._check(found)
-        self.definition = defined.replace(groups={env: len(wanted) for env, wanted in found.items()})
-        subject = subjects.revision(run, self._revision)
+            return
+        self.definition = self.definition.replace(groups=groups)
+        subject = subjects.revision(self._config.run, self._revision)
         msg_id = f"revision.{subject}.{self._term}"
         await self._bus.commit(subject, encode(self.definition), expected=self._expected, msg_id=msg_id)
-        return found
 
     def _check(self, found: Mapping[str, Sequence[Found]]) -> None:
         first, last = self.definition.first, self.definition.last
@@ -276,33 +315,62 @@ class _Replay:
 
     # -- work
 
-    async def score(self, name: str, wanted: Sequence[Found], committed: Callable[[int, int], None]) -> None:
-        """Score, fold and commit `wanted`, in order, until done or draining; what was folded is committed then too."""
-        env = self._envs[name]
+    async def replay(self, name: str, wanted: Sequence[Found], committed: Committed) -> None:
+        """Score and commit `wanted`, in order, until done or draining."""
+        reached = await self._work([name], partial(feed, self._bus, self._config.run, name, wanted), committed)
+        if not wanted or reached > wanted[-1].seq:
+            # so that a finished replay holds no history and reads none again
+            reached = (self.definition.last or 0) + 1
+        if reached > self._envs[name].cursor:
+            await self._commit(name, reached, committed)
+
+    async def follow(self, committed: Committed) -> None:
+        """Score and commit whatever is stored, of all environments, until draining."""
+        cursors = {name: env.cursor for name, env in self._envs.items()}
+        source = partial(follow, self._bus, self._config.run, self._selection, cursors)
+        reached = await self._work(list(self._envs), source, committed)
+        for name, env in self._envs.items():
+            if reached > env.cursor:
+                await self._commit(name, reached, committed)
+
+    async def _work(self, envs: Sequence[str], source: Source, committed: Committed) -> int:
+        """Score and fold what `source` hands out, committing now and then; return the next sequence to read.
+
+        What was folded last is not committed yet.
+        """
         slots = anyio.Semaphore(self._pace.max_inflight)
         send, receive = anyio.create_memory_object_stream[_Slot](self._pace.max_inflight)
-        pending, reached, committed_s = 0, env.cursor, time.monotonic()
+        lock, reached = anyio.Lock(), min(self._envs[name].cursor for name in envs)
+
+        async def commit_now_and_then() -> None:
+            while True:
+                await anyio.sleep(_LONGEST_S)
+                async with lock:
+                    for name in envs:
+                        env = self._envs[name]
+                        # one that is silent moves on with the others, lest it hold history that has nothing of it
+                        if env.fold.fed or reached - env.cursor >= _SILENT:
+                            await self._commit(name, reached, committed)
+
         with receive:
             async with background() as tasks:
-                tasks.start_soon(self._feed, name, wanted, slots, send)
+                tasks.start_soon(self._feed, source, slots, send)
+                tasks.start_soon(commit_now_and_then)
                 async for slot in receive:
                     await slot.done.wait()
-                    env.fold.add(slot.found.seq, slot.found.group, slot.score, slot.reason)
-                    slots.release()
-                    pending, reached = pending + 1, slot.found.seq + 1
-                    if env.fold.fed >= _MOST_SAMPLES or time.monotonic() - committed_s >= _LONGEST_S:
-                        committed(pending, await self._commit(name, reached))
-                        pending, committed_s = 0, time.monotonic()
-        if not wanted or reached > wanted[-1].seq:
-            reached = self.definition.last + 1  # so that a finished replay holds no history and reads none again
-        if reached > env.cursor:
-            committed(pending, await self._commit(name, reached))
+                    async with lock:
+                        env = self._envs[slot.found.env]
+                        env.fold.add(slot.found.seq, slot.found.group, slot.score, slot.reason)
+                        env.pending += 1
+                        reached = slot.found.seq + 1
+                        slots.release()
+                        if env.fold.fed >= _MOST_SAMPLES:
+                            await self._commit(slot.found.env, reached, committed)
+                await lock.acquire()  # a commit under way is not broken off
+        return reached
 
-    async def _feed(
-        self, name: str, wanted: Sequence[Found], slots: anyio.Semaphore, out: MemoryObjectSendStream[_Slot]
-    ) -> None:
+    async def _feed(self, source: Source, slots: anyio.Semaphore, out: MemoryObjectSendStream[_Slot]) -> None:
         """Read, and score as many at once as there are slots; they are handed on in the order of reading."""
-        scorer = self._envs[name].scorer
         async with out, anyio.create_task_group() as scoring:
 
             async def take(found: Found, message: Stored) -> bool:
@@ -311,11 +379,32 @@ class _Replay:
                 if self._draining.is_set():
                     return False
                 slot = _Slot(found)
-                scoring.start_soon(_score, slot, message, scorer)
+                scoring.start_soon(self._score, slot, message)
                 await out.send(slot)
                 return True
 
-            await feed(self._bus, self._config.run, name, wanted, take)
+            async with background() as tasks:
+                tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
+                await source(take)
+
+    async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
+        await self._draining.wait()
+        scope.cancel()
+
+    async def _score(self, slot: _Slot, message: Stored) -> None:
+        scorer = self._envs[slot.found.env].scorer
+        start_ns = time.time_ns()
+        try:
+            rollout = read_rollout(message)
+            try:
+                score = await scorer.score(rollout.group, rollout.seq)
+            except InfrastructureError:
+                score = await self._retrying()(scorer.score, rollout.group, rollout.seq)
+            stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
+            slot.score = msgspec.structs.replace(score, stamps=[stamp])
+        except DataError as error:
+            slot.reason = f"{type(error).__name__}: {error}"
+        slot.done.set()
 
     async def _wait_turn(self) -> None:
         """Wait until another group may begin by `max_rate`, or it drains."""
@@ -326,10 +415,11 @@ class _Replay:
             with anyio.move_on_after(turn - now):
                 await self._draining.wait()
 
-    async def _commit(self, name: str, reached: int) -> int:
-        """Store what was fed since the last commit, with `reached` as the next sequence to read; return how many of it
-        have no score."""
+    async def _commit(self, name: str, reached: int, committed: Committed) -> None:
+        """Store what was fed since the last commit, with `reached` as the next sequence to read."""
         env = self._envs[name]
+        if self._selection.follow:
+            await self._check_kept(env)
         folded = env.fold.step()
         cursors = {ROLLOUTS: reached}
         event = RescoreEvent(
@@ -346,39 +436,54 @@ class _Replay:
             unscored=folded.unscored,
         )
         try:
-            await _retrying()(env.log.append, event)
+            stored: int = await self._retrying()(env.log.append, event)
             if env.log.snapshot_due:
-                await _retrying()(env.log.snapshot, cursors, env.fold.state())
+                await self._retrying()(env.log.snapshot, cursors, env.fold.state())
+                if self._selection.follow:
+                    await self._retrying()(self._make_room, name, stored)
         except StreamFullError as error:
             raise StreamFullError(
                 f"{error}; raise streams.replay_bytes, `lachesis init`, and repeat the command: it goes on where it was"
             ) from error
-        env.cursor = reached
-        return len(folded.unscored)
+        env.cursor, groups, env.pending = reached, env.pending, 0
+        committed(name, reached, groups, folded)
 
+    async def _make_room(self, name: str, covered: int) -> None:
+        """Let the older half of what was written of an environment go once REPLAY is nearly full: what has no end must
+        not fill it. All from `covered` on stays, which a start reads."""
+        usage = await self._bus.usage(REPLAY)
+        if usage.max_bytes <= 0 or usage.bytes < _FULL * usage.max_bytes:
+            return
+        written = subjects.replay("rescore", self._config.run, self._revision, name)
+        async with self._bus.read(REPLAY, [written], headers_only=True, follow=False) as messages:
+            async for first in messages:
+                await self._bus.trim(REPLAY, [written], before=(first.seq + covered) // 2 + 1)
+                return
 
-async def _score(slot: _Slot, message: Stored, scorer: EnvironmentScorer) -> None:
-    start_ns = time.time_ns()
-    try:
-        rollout = read_rollout(message)
-        try:
-            score = await scorer.score(rollout.group, rollout.seq)
-        except InfrastructureError:
-            score = await _retrying()(scorer.score, rollout.group, rollout.seq)
-        stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
-        slot.score = msgspec.structs.replace(score, stamps=[stamp])
-    except DataError as error:
-        slot.reason = f"{type(error).__name__}: {error}"
-    slot.done.set()
+    async def _check_kept(self, env: _Env) -> None:
+        """Raise `NotFoundError` unless all that was read since the last commit was there: `follow` does not notice."""
+        kept: Retention = await self._retrying()(record, self._bus, self._config.run)
+        if kept.trimmed.get(ROLLOUTS, 1) > env.cursor:
+            raise NotFoundError(
+                f"run {self._config.run} needed the room and trimmed {ROLLOUTS} below sequence "
+                f"{kept.trimmed[ROLLOUTS]}, and revision {self._revision} had come to {env.cursor}: it is too slow for "
+                "the run. Start another revision, with cheaper raters, more --max-inflight, or larger "
+                "streams.rollouts_bytes"
+            )
 
+    def _retrying(self) -> tenacity.AsyncRetrying:
+        """Retry what an outage failed, for a minute; one that follows the run for as long as it may. A full stream
+        stays full until somebody makes room."""
+        return tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, InfrastructureError) and not isinstance(error, StreamFullError)
+            ),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+            stop=self._stop_retrying,
+            reraise=True,
+        )
 
-def _retrying() -> tenacity.AsyncRetrying:
-    """Retry what an outage failed, for a minute; a full stream stays full until somebody makes room."""
-    return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(
-            lambda error: isinstance(error, InfrastructureError) and not isinstance(error, StreamFullError)
-        ),
-        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-        stop=tenacity.stop_after_delay(_OUTAGE_S),
-        reraise=True,
-    )
+    def _stop_retrying(self, state: tenacity.RetryCallState) -> bool:
+        if self._selection.follow:
+            return self._draining.is_set()
+        return (state.seconds_since_start or 0.0) >= _OUTAGE_S

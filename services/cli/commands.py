@@ -27,6 +27,8 @@ app.add_typer(dead_app, name="dead")
 app.add_typer(config_app, name="config")
 auth_app = typer.Typer(help="Keys and permissions for a server of one's own.", no_args_is_help=True)
 app.add_typer(auth_app, name="auth")
+shadow_app = typer.Typer(help="Revisions that follow the live run beside it.", no_args_is_help=True)
+app.add_typer(shadow_app, name="shadow")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -253,6 +255,52 @@ def replay(
     from lachesis.services.cli.replay import replay_history
 
     replay_history(options, revision, wanted, Pace(max_rate=max_rate, max_inflight=max_inflight), as_json=as_json)
+
+
+@shadow_app.command("start")
+@with_options
+def shadow_start(
+    options: Options,
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="What the scores are called.")],
+    *,
+    env: Annotated[list[str] | None, typer.Option(help="Environment; may be given again. Default: all.")] = None,
+    from_seq: Annotated[
+        int | None, typer.Option(min=1, help="First sequence of ROLLOUTS. Default: what is stored from now on.")
+    ] = None,
+    max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
+    max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
+    as_json: Json = False,
+) -> None:
+    """Score the live run a second time as it goes on, with the raters, normalization and advantages of --config.
+
+    It runs until Ctrl-C or `lachesis shadow stop`, and gives way to the run: what it is too slow for, it does not hold
+    up. After a crash the same command goes on where it was, with the same bits as `lachesis replay` would give.
+    """
+    from lachesis.pipeline.replay.config import Pace
+    from lachesis.services.cli.shadow import start_shadow
+
+    pace = Pace(max_rate=max_rate, max_inflight=max_inflight)
+    start_shadow(options, revision, envs=env or [], from_seq=from_seq, pace=pace, as_json=as_json)
+
+
+@shadow_app.command("list")
+@with_options
+def shadow_list(options: Options, as_json: Json = False) -> None:
+    """Show each shadow: whether it runs, where it is, and how it differs from the live revision of late."""
+    from lachesis.services.cli.shadow import list_shadows
+
+    list_shadows(options, as_json=as_json)
+
+
+@shadow_app.command("stop")
+@with_options
+def shadow_stop(
+    options: Options, revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that follows the run.")]
+) -> None:
+    """Tell a shadow to end. What it has written stays; the command that started it goes on from there."""
+    from lachesis.services.cli.shadow import stop_shadow
+
+    stop_shadow(options, revision)
 
 
 @app.command()

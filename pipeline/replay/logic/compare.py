@@ -33,6 +33,7 @@ __all__ = [
     "RaterFigures",
     "Revision",
     "compare",
+    "flipped",
 ]
 
 _BOOTSTRAPPED = 5000
@@ -211,7 +212,7 @@ def _environment(env: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDiffere
         env=env,
         groups=len(pairs),
         comparable=len(comparable),
-        flipped=sum(_flipped(a, b) for a, b in comparable),
+        flipped=sum(flipped(a, b) for a, b in comparable),
         verdict_changes=sum(a.verdict != b.verdict for a, b in rewarded),
         rank_correlation=rank_correlation(*columns),
         rank_within=fmean(told) if (told := [rho for rho in within if rho is not None]) else None,
@@ -222,7 +223,7 @@ def _environment(env: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDiffere
     )
 
 
-def _flipped(a: GroupReward, b: GroupReward) -> bool:
+def flipped(a: GroupReward, b: GroupReward) -> bool:
     """Whether a sample that was pushed one way is pushed the other; to 0 or from it is no change of sign."""
     return any(x is not None and y is not None and x * y < 0 for x, y in zip(a.advantages, b.advantages, strict=True))
 

@@ -306,6 +306,16 @@ async def test_a_hold_keeps_history_until_it_ends(start) -> None:
         assert "late" not in (await record(world.bus, RUN)).holds
 
 
+async def test_a_hold_that_yields_never_stops_the_run(start, caplog) -> None:
+    async with start() as world:
+        with pytest.raises(NotFoundError, match="gave way to the run"):  # noqa: PT012
+            async with holding(world.bus, RUN, "shadow", {ROLLOUTS: 5}, about="a shadow", lease_s=8.0, yields=True):
+                world.start()
+                await world.until(lambda: world.published * 2 * TOKENS * 8 > 2 * BUDGET)
+                await anyio.sleep(10)  # longer than until the next renewal
+        assert "hold shadow (a shadow) gives way" in caplog.text
+
+
 async def test_a_hold_that_nobody_renews_lapses(start, caplog) -> None:
     async with start() as world:
         with pytest.raises(NotFoundError, match="has lapsed"):  # noqa: PT012

@@ -36,6 +36,7 @@ OTHERS = {
     "replay": "rl.replay.rescore.one.again.words",
     "revision": "rl.replay.revision.one.again.all",
     "replay state": "rl.state.one.replay.again.words",
+    "shadow": "rl.shadow.one.again",
 }
 KEYS = {
     "policy": "$KV.lachesis_policy.one",
@@ -63,7 +64,7 @@ WRITES = {
     "evaluator": {"eval"},
     "environment": {"rollout", "rollout chunk", "lease"},
     "gateway": {"rollout", "rollout chunk", "lease", "gateway"},
-    # to put dead letters back, to let environments go on, and to replay history, which it holds meanwhile
+    # to put dead letters back, to let environments go on, to replay history, which it holds meanwhile, to follow it
     OPERATOR: {
         "rollout",
         "rollout chunk",
@@ -76,6 +77,7 @@ WRITES = {
         "revision",
         "replay state",
         "retention",
+        "shadow",
     },
     OBSERVER: set(),
 }
@@ -135,6 +137,12 @@ CONSUMER_ACTIONS = (
 CONSUMERS = ("read-0123456789abcdef", "scorer=one=live", "teacher=one=live")
 
 
+PARTS = tuple(
+    f"rl.heartbeat.one.{part}.7-abc"
+    for part in ("environment-words", "environment-held", "environment-other", "inference-policy", "shadow-again")
+)
+
+
 def every_publication() -> Iterator[str]:
     """Everything worth trying, on the run's own subjects and on those of another run."""
     yield from SUBJECTS.values()
@@ -142,8 +150,7 @@ def every_publication() -> Iterator[str]:
     for service in IDENTITIES:
         yield f"rl.heartbeat.one.{service}.7-abc"
         yield f"_INBOX_{service}.abc.1"
-    yield from ("rl.heartbeat.one.environment-words.7-abc", "rl.heartbeat.one.environment-held.7-abc")
-    yield from ("rl.heartbeat.one.environment-other.7-abc", "rl.heartbeat.one.inference-policy.7-abc")
+    yield from PARTS
     yield from ("_INBOX.abc.1", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING", "rl.health.one.scorer")
     yield from ("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x", "else")
     for store in STORES:
@@ -183,7 +190,9 @@ def allowed_publications(identity: str) -> set[str]:
         }
     if person or identity == "governor":
         found |= {f"$JS.API.CONSUMER.INFO.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
-    if identity == OPERATOR:
+    if identity == OPERATOR:  # shadows are its own: their heartbeats, the answers of one told to end, what they drop
+        found |= {*PARTS, *(f"rl.heartbeat.one.{service}.7-abc" for service in IDENTITIES)}
+        found |= {f"_INBOX_{OPERATOR}.abc.1", "$JS.API.STREAM.PURGE.REPLAY"}
         found |= {f"$JS.API.STREAM.{action}.{store}" for store in STORES for action in ("CREATE", "UPDATE")}
     return found
 

@@ -1,0 +1,190 @@
+"""`lachesis shadow`: a revision that follows the run in a process of its own; which there are; telling one to end."""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.logic.rolling import RollingFigures
+from lachesis.pipeline.replay.revisions import following
+from lachesis.pipeline.replay.stage import Replayed, Request
+from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.replay import Selection
+from lachesis.schemas.subjects import check_name
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.connect import connect_run, open_history
+from lachesis.services.shadow import run_shadow, service_name
+
+__all__ = ["list_shadows", "start_shadow", "stop_shadow"]
+
+_LISTEN_S = 1.5
+"""Longer than the second between two heartbeats."""
+_ASK_S = 5.0
+_NICE = 10
+"""What is live goes first where processor time is short."""
+
+
+def start_shadow(
+    options: Options, revision: str, *, envs: Sequence[str], from_seq: int | None, pace: Pace, as_json: bool
+) -> None:
+    """Follow the run under `revision` until Ctrl-C or `shadow stop`; the same command goes on where it was."""
+    config = options.config()
+    if not config.environments:
+        raise ConfigError("the configuration has no environments; give the run's with --config")
+    selection = Selection(envs=sorted(set(envs or config.environments)), first_seq=from_seq, follow=True)
+    os.nice(_NICE)
+    result = anyio.run(
+        _follow, config, Request(revision=check_name("revision", revision), selection=selection, pace=pace)
+    )
+    if as_json:
+        print_json(result)
+        return
+    print(f"revision {revision}: {result.groups} groups in {result.seconds:.1f} s, digest {result.digest}")
+    print("ended: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)
+
+
+async def _follow(config: RunConfig, request: Request) -> Replayed:
+    name = service_name(request.revision)
+    async with (
+        await connect_run(config, f"{config.run}.{name}", OPERATOR) as bus,
+        open_service(bus, name, config.run, request.revision) as service,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(_drain_when_told, service)
+        print(
+            f"revision {request.revision} follows run {config.run}; `lachesis shadow list` tells how far it is",
+            file=sys.stderr,
+        )
+        result = await run_shadow(service, config, request)
+        tasks.cancel_scope.cancel()
+    return result
+
+
+async def _drain_when_told(service: Service) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if service.draining.is_set():
+                raise KeyboardInterrupt  # told twice: at once, which loses nothing but time
+            service.drain()
+
+
+class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One shadow. `state` is its heartbeat's, or `not running`; `position` is the next sequence of ROLLOUTS it reads,
+    `lag` how many there are from there on, of any run, None where that is not known."""
+
+    revision: str
+    envs: list[str]
+    state: str
+    pid: int | None
+    first: int
+    position: int
+    lag: int | None
+    groups_per_s: float | None
+    compared: RollingFigures
+
+
+def list_shadows(options: Options, *, as_json: bool) -> None:
+    """Print every revision that follows the run, or did."""
+    found = anyio.run(_list, options.config())
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print("no revision follows the run: lachesis shadow start NAME --config again.toml")
+        return
+    header = (
+        "revision", "state", "pid", "position", "lag", "groups/s", "compared", "rank correlation", "sign flips",
+        "zero variance", "live",
+    )  # fmt: skip
+    rows = (
+        (
+            row.revision,
+            row.state,
+            row.pid,
+            row.position,
+            row.lag,
+            _short(row.groups_per_s),
+            row.compared.pairs,
+            _short(row.compared.rank_correlation),
+            _short(row.compared.sign_flips),
+            _short(row.compared.zero_variance),
+            _short(row.compared.zero_variance_live),
+        )
+        for row in found
+    )
+    print_table(header, rows)
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
+async def _list(config: RunConfig) -> list[ShadowStatus]:
+    async with open_history(config, f"{config.run}.shadow") as bus:
+        beats = await _beats(bus, config.run)
+        last = (await bus.usage(subjects.ROLLOUTS)).last
+        found = []
+        for defined, stored in await following(bus, config.run):
+            beat = beats.get(service_name(defined.revision))
+            told = beat.metrics if beat else {}
+            position = max(stored, int(told.get("shadow/position", 0)))
+            compared = {
+                name: told[f"shadow/{name}"] for name in RollingFigures.__struct_fields__ if f"shadow/{name}" in told
+            }
+            found.append(
+                ShadowStatus(
+                    revision=defined.revision,
+                    envs=defined.selection.envs,
+                    state=beat.stage.state if beat else "not running",
+                    pid=beat.pid if beat else None,
+                    first=defined.first,
+                    position=position,
+                    lag=max(0, last + 1 - position),
+                    groups_per_s=told.get("shadow/groups_per_s"),
+                    compared=msgspec.convert(compared, RollingFigures, strict=False),
+                )
+            )
+        return found
+
+
+async def _beats(bus: NatsBus, run: str) -> dict[str, Heartbeat]:
+    """Return the newest heartbeat of each service that spoke of late."""
+    found: dict[str, Heartbeat] = {}
+    async with bus.listen(subjects.heartbeat(run)) as messages:
+        with anyio.move_on_after(_LISTEN_S):
+            async for message in messages:
+                try:
+                    beat = decode(Heartbeat, message.data)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                found[beat.service] = beat
+    return found
+
+
+def stop_shadow(options: Options, revision: str) -> None:
+    """Tell the shadow of `revision` to commit what it has and end. Raises `NotFoundError` where none runs."""
+    anyio.run(_stop, options.config(), check_name("revision", revision))
+    print(f"shadow {revision} ends; `lachesis shadow start {revision}` with its configuration goes on where it was")
+
+
+async def _stop(config: RunConfig, revision: str) -> None:
+    async with await connect_run(config, f"{config.run}.shadow", OPERATOR) as bus:
+        try:
+            await bus.request(subjects.shadow(config.run, revision), b"", timeout_s=_ASK_S)
+        except InfrastructureError as error:
+            raise NotFoundError(
+                f"no shadow of revision {revision!r} answers in run {config.run} ({error}); `lachesis shadow list` "
+                "shows those that run"
+            ) from error

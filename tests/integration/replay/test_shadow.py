@@ -1,0 +1,136 @@
+"""`lachesis shadow` as an operator uses it, on a real server, beside a live run: followed, listed, killed, stopped."""
+
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+from integration.replay.test_replay import LIVE, RUN, World, world
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.retention import record
+from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.scoring.stage import run_scorer
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import RewardEvent
+from lachesis.schemas.codec import decode
+
+__all__ = ["world"]
+
+
+@asynccontextmanager
+async def live_run(world: World) -> AsyncIterator[None]:
+    """Score and normalize by the live configuration while the context is open."""
+    config = load(RunConfig, file=world.folder / "live.toml").config
+    services = [Service(world.bus, name, RUN) for name in ("scorer", "normalizer")]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_scorer, services[0], config)
+        tasks.start_soon(run_normalizer, services[1], config)
+        yield
+        for service in services:
+            service.drain()
+
+
+async def shadows(world: World) -> list[dict[str, Any]]:
+    code, out, err = await world.lachesis("shadow", "list", "--json")
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(40):
+        while not await condition():  # noqa: ASYNC110 - it is elsewhere
+            await anyio.sleep(0.05)
+
+
+async def committed(world: World, revision: str) -> int:
+    """Groups that a revision holds."""
+    return len((await world.facts(revision))[0])
+
+
+async def rewarded(world: World) -> int:
+    async with world.bus.read(subjects.EVENTS, [subjects.event("reward", RUN, "live")], follow=False) as messages:
+        return sum([len(decode(RewardEvent, message.data).groups) async for message in messages])
+
+
+async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -> None:
+    assert LIVE
+    process = world.start("shadow", "start", "honest", "--json")
+
+    async def known() -> bool:
+        return await world.bus.last(subjects.REPLAY, subjects.revision(RUN, "honest")) is not None
+
+    async def both() -> bool:
+        return await committed(world, "honest") == 40 == await rewarded(world)
+
+    await until(known)
+    async with live_run(world):
+        await world.store(40)
+        await until(both)
+
+        async def told() -> bool:
+            (row,) = await shadows(world)
+            return row["compared"]["pairs"] == 40
+
+        await until(told)
+    (row,) = await shadows(world)
+    assert (row["revision"], row["state"], row["position"], row["lag"]) == ("honest", "ok", 41, 0)
+    assert row["compared"]["rank_correlation"] < 0.6, "the bribed rater ranks otherwise"
+    assert row["compared"]["sign_flips"] > 0.9
+    assert set((await record(world.bus, RUN)).holds) == {"replay-honest"}
+    code, out, err = await world.lachesis("status", "--json")
+    assert code == 0, err
+    assert "shadow-honest" in {service["service"] for service in json.loads(out)["services"]}
+    code, out, err = await world.lachesis("shadow", "stop", "honest")
+    assert code == 0, err
+    code, out, err = await world.ended(process)
+    assert code == 0, err
+    assert json.loads(out)["digest"] == (await world.replay("whole"))["digest"]
+    assert (await record(world.bus, RUN)).holds == {}
+    code, _, err = await world.lachesis("shadow", "stop", "honest")
+    assert code == 2
+    assert b"no shadow of revision 'honest' answers" in err
+    (row,) = await shadows(world)
+    assert (row["state"], row["pid"], row["position"]) == ("not running", None, 41)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_killed_again_and_again_while_the_run_goes_on_it_gives_the_bits_of_a_replay(world: World) -> None:
+    lives, process = 5, None
+    async with live_run(world), anyio.create_task_group() as tasks:
+        tasks.start_soon(world.store, 400)
+        for life in range(lives):
+            before = await committed(world, "honest")
+            process = world.start("shadow", "start", "honest", "--from-seq", "1", "--max-rate", "150", "--json")
+            assert process.poll() is None
+
+            async def further(before: int = before) -> bool:
+                return await committed(world, "honest") > before
+
+            if life < lives - 1:
+                await until(further)
+                await killed(world, process)
+
+    async def done() -> bool:
+        return await committed(world, "honest") == 400
+
+    assert process is not None
+    await until(done)
+    process.send_signal(signal.SIGINT)
+    code, out, err = await world.ended(process)
+    assert code == 0, err
+    assert json.loads(out)["digest"] == (await world.replay("whole"))["digest"]
+    assert await world.facts("honest") == await world.facts("whole")
+
+
+async def killed(world: World, process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    assert (await world.ended(process))[0] == -signal.SIGKILL
