@@ -1,8 +1,8 @@
 """Imported by every Python process of a run before anything else: one service, named in a file, works slowly.
 
-SLOWED names the file. What it says is read anew with each piece of work, so a test slows one stage after the other
-while the run goes on: a group of an environment, the scorer or the teacher, a commit of the normalizer, a step of the
-trainer takes some seconds more.
+SLOWED names the file, which says "service seconds". It is read anew with each piece of work, so a test slows one stage
+after the other while the run goes on: a group of an environment, the scorer or the teacher, a commit of the normalizer,
+a step of the trainer takes so many seconds more.
 """
 
 import functools
@@ -13,8 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-DELAY_S = {"environment": 2.0, "scorer": 3.0, "teacher": 2.0, "normalizer": 2.0, "trainer": 3.0}
-
 
 def slow(service: str, owner: Any, name: str) -> None:
     """Let `owner.name`, a function or a coroutine function, begin later while the file names `service`."""
@@ -22,19 +20,18 @@ def slow(service: str, owner: Any, name: str) -> None:
 
     work: Callable[..., Any] = getattr(owner, name)
 
-    def is_slow() -> bool:
-        return Path(os.environ["SLOWED"]).read_text() == service
+    def delay_s() -> float:
+        slowed, _, seconds = Path(os.environ["SLOWED"]).read_text().partition(" ")
+        return float(seconds) if slowed == service else 0.0
 
     @functools.wraps(work)
     async def later(*args: Any, **kwargs: Any) -> Any:
-        if is_slow():
-            await anyio.sleep(DELAY_S[service])
+        await anyio.sleep(delay_s())
         return await work(*args, **kwargs)
 
     @functools.wraps(work)
     def later_in_a_thread(*args: Any, **kwargs: Any) -> Any:
-        if is_slow():
-            time.sleep(DELAY_S[service])
+        time.sleep(delay_s())
         return work(*args, **kwargs)
 
     setattr(owner, name, later_in_a_thread if service == "trainer" else later)
