@@ -3,20 +3,46 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
 
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import StartupError
+from lachesis.schemas.errors import NotFoundError, StartupError
 
-__all__ = ["NATS_FOLDER", "connect_run", "open_history"]
+__all__ = [
+    "HEARTBEATS_S",
+    "NATS_FOLDER",
+    "History",
+    "connect_run",
+    "has_history",
+    "may_go_on",
+    "open_history",
+    "open_run",
+    "until_ended",
+]
 
 log = logging.getLogger("lachesis")
 
 NATS_FOLDER = "nats"
 """Where in a run's folder the embedded server keeps its store."""
+
+
+HEARTBEATS_S = 1.5
+"""Longer than the second between two heartbeats of a service."""
+
+
+class History(NamedTuple):
+    """A run to be looked at. `ended`: its own server does not run, so nothing of it does."""
+
+    bus: NatsBus
+    ended: bool
 
 
 async def connect_run(config: RunConfig, name: str, identity: str) -> NatsBus:
@@ -30,28 +56,85 @@ async def connect_run(config: RunConfig, name: str, identity: str) -> NatsBus:
     try:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError as error:
-        raise StartupError(
-            f"no server runs in {config.path}: start the run with `lachesis up`, name another run with --run or "
-            "--config, or name a server with --nats URL"
-        ) from error
+        raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
     return await connect(endpoint.url, name=name, token=endpoint.token)
+
+
+def _no_server(config: RunConfig) -> str:
+    if has_history(config):
+        return f"no server runs in {config.path}: start the run with `lachesis up`"
+    others = ", ".join(_runs_beside(config.path)) or "none"
+    return (
+        f"there is no run {config.run} in {config.path.parent} (runs there: {others}): start it with `lachesis up`, "
+        "name another with --run or --config"
+    )
+
+
+def _runs_beside(folder: Path) -> list[str]:
+    """Return the runs whose folders are where `folder` is or would be."""
+    return sorted(store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream"))
+
+
+def has_history(config: RunConfig) -> bool:
+    """Whether the run has a server of its own, and that has run here before."""
+    return config.nats is None and (config.path / NATS_FOLDER / "jetstream").is_dir()
+
+
+def may_go_on(config: RunConfig) -> bool:
+    """Whether the run's own server is there, or the run has another one."""
+    return config.nats is not None or (config.path / NATS_FOLDER / "endpoint.json").exists()
+
+
+async def until_ended(config: RunConfig) -> None:
+    """Return once the run's own server has ended; never where the run has another one."""
+    while may_go_on(config):  # noqa: ASYNC110 - another process's file tells
+        await anyio.sleep(1.0)
+
+
+@asynccontextmanager
+async def open_run(config: RunConfig, name: str, identity: str = OBSERVER) -> AsyncIterator[History]:
+    """Yield a run to look at, with a bus that may do with its history what `identity` may.
+
+    A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
+    context. Raises as `connect_run`, and `NotFoundError` when the server has other runs and knows nothing of this one.
+    """
+    async with AsyncExitStack() as stack:
+        ended = False
+        try:
+            bus = await connect_run(config, name, identity)
+        except StartupError:
+            if not has_history(config):
+                raise
+            ended = True
+            log.info("no server runs in %s: reading its history with a server of my own", config.path)
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER))
+            bus = await connect(server.url, name=name, token=server.token)
+        await stack.enter_async_context(bus)
+        await _check_known(bus, config)
+        yield History(bus, ended)
 
 
 @asynccontextmanager
 async def open_history(config: RunConfig, name: str, identity: str = OBSERVER) -> AsyncIterator[NatsBus]:
-    """Yield a bus to read a run with, and to do with its history what `identity` may.
+    """Yield the bus of `open_run`, for what does not care whether the run goes on. Raises as it does."""
+    async with open_run(config, name, identity) as history:
+        yield history.bus
 
-    A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
-    context. Raises as `connect_run`.
-    """
-    store = config.path / NATS_FOLDER
-    async with AsyncExitStack() as stack:
-        try:
-            bus = await connect_run(config, name, identity)
-        except StartupError:
-            if config.nats is not None or not (store / "jetstream").is_dir():
-                raise
-            log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            server = await stack.enter_async_context(EmbeddedServer(store))
-            bus = await connect(server.url, name=name, token=server.token)
-        yield await stack.enter_async_context(bus)
+
+async def _check_known(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `NotFoundError` if the server knows other runs and not this one, of which no heartbeats come either."""
+    try:
+        stored = [
+            *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
+            *await bus.stored_subjects(subjects.LEDGER, ["rl.ledger.>", "rl.state.>"]),
+        ]
+    except NotFoundError:
+        return  # no streams yet, so no runs
+    runs = sorted({subject.split(".")[2] for subject in stored})
+    if not runs or config.run in runs:
+        return
+    with anyio.move_on_after(HEARTBEATS_S):
+        async with bus.listen(subjects.heartbeat(config.run)) as beats:
+            await anext(aiter(beats))
+            return
+    raise NotFoundError(f"the server knows no run {config.run}; it has {', '.join(runs)}: name one with --run")

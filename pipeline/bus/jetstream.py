@@ -57,6 +57,10 @@ class NatsBus:
     async def describe_streams(self) -> list[streams.StreamDescription]:
         return await streams.describe(self._link)
 
+    async def stored_subjects(self, stream: str, filters: Sequence[str]) -> list[str]:
+        """Return the subjects within `filters` that messages are on, in order. Raises `NotFoundError`: no stream."""
+        return await streams.stored_subjects(self._link, stream, filters)
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def publish(

@@ -5,6 +5,7 @@ cannot change in place (storage, retention) is an error that names the stream, n
 (`replicas`) are made by the cluster in the background, of the streams and of their consumers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,16 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 
-__all__ = ["StreamDescription", "definitions", "describe", "differences", "ensure", "stream_info", "to_usage"]
+__all__ = [
+    "StreamDescription",
+    "definitions",
+    "describe",
+    "differences",
+    "ensure",
+    "stored_subjects",
+    "stream_info",
+    "to_usage",
+]
 
 _NS = 1_000_000_000
 _FIXED = ("storage", "retention")
@@ -69,6 +79,21 @@ async def stream_info(link: Link, name: str, request: dict[str, Any] | None = No
     """Return what the server says of a stream. Raises `NotFoundError`."""
     body = msgspec.json.encode(request) if request else b""
     return await link.call(StreamInfo, f"$JS.API.STREAM.INFO.{name}", body, what=f"stream {name}")
+
+
+async def stored_subjects(link: Link, stream: str, filters: Sequence[str]) -> list[str]:
+    """Return the subjects within `filters` that messages of a stream are on, in order. Raises `NotFoundError`."""
+    found: set[str] = set()
+    for pattern in filters:
+        offset = 0
+        while True:
+            info = await stream_info(link, stream, {"subjects_filter": pattern, "offset": offset})
+            page = info.state.subjects or {}
+            found.update(page)
+            offset += len(page)
+            if not page or offset >= info.total:
+                break
+    return sorted(found)
 
 
 def to_usage(info: StreamInfo) -> StreamUsage:

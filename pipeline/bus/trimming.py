@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
-from lachesis.pipeline.bus.streams import stream_info
+from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BLOB_KINDS, blob
 
@@ -23,7 +23,7 @@ async def trim(
 ) -> int:
     """See `api.Bus.trim`."""
     purged = 0
-    for subject in await _subjects(link, stream, filters):
+    for subject in await stored_subjects(link, stream, filters):
         last = await publisher.last(stream, subject)
         limit = before if last is None else min(before, last.seq)
         if limit <= 1:
@@ -47,7 +47,7 @@ async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run
     kind = next((kind for kind, owner in BLOB_KINDS.items() if owner == stream), None)
     if kind is None:
         raise ConfigError(f"stream {stream} holds no chunks")
-    if not await _subjects(link, stream, [blob(kind, run)]):
+    if not await stored_subjects(link, stream, [blob(kind, run)]):
         return 0
     ends = {chunk.subject: chunk for chunk in await _headers(link, blobs, stream, [blob(kind, run)])}
     old = {subject: chunk.seq for subject, chunk in ends.items() if chunk.time_ns < before_ns}
@@ -84,21 +84,7 @@ async def _headers(
 
 async def _may_be_large(link: Link, stream: str, subject: str) -> bool:
     """Whether there are chunks in `stream` that could belong to messages on `subject`."""
-    return stream in BLOB_KINDS.values() and bool(await _subjects(link, stream, [chunks_subject(subject)]))
-
-
-async def _subjects(link: Link, stream: str, filters: Sequence[str]) -> list[str]:
-    found: set[str] = set()
-    for pattern in filters:
-        offset = 0
-        while True:
-            info = await stream_info(link, stream, {"subjects_filter": pattern, "offset": offset})
-            page = info.state.subjects or {}
-            found.update(page)
-            offset += len(page)
-            if not page or offset >= info.total:
-                break
-    return sorted(found)
+    return stream in BLOB_KINDS.values() and bool(await stored_subjects(link, stream, [chunks_subject(subject)]))
 
 
 async def _purge(link: Link, stream: str, request: dict[str, str | int]) -> int:

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -81,7 +81,7 @@ def load(
     try:
         config = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), origins)) from error
+        raise ConfigError(_explain(str(error), kind, origins)) from error
     infinite = next(_not_finite(config, ""), None)
     if infinite is not None:
         raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
@@ -223,18 +223,35 @@ def _descriptions(kind: type) -> dict[str, str]:
     return found
 
 
-def _nearest(key: str, prefix: str, hints: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-    known = ", ".join(sorted(hints))
-    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known here: {known}"
-
-
-def _explain(text: str, origins: Mapping[str, str]) -> str:
-    """Put the dotted path and the source of the value in place of msgspec's `$.a.b`."""
+def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) -> str:
+    """Put the dotted path and the source of the value in place of msgspec's `$.a.b`, and say what could stand there."""
     message, _, where = text.partition(" - at `$")
-    path = where.strip("`.").replace("[...]", "")
-    if not path:
+    where = where.strip("`.")
+    if not where:
         return message
     message = message.replace("`object`", "a table { key = value }")
-    source = _origin(re.sub(r"\[[^]]*\]", "", path), origins)
-    return f"{path}: {message[:1].lower()}{message[1:]} (from {source})"
+    hint = _hint_at(kind, where)
+    if message.startswith("Invalid enum value") and get_origin(hint) is Literal:
+        message += _nearest(message.split("'")[1], "", map(str, get_args(hint)))
+    elif message.startswith("Object contains unknown field") and _is_struct(hint):
+        message += _nearest(message.split("`")[1], "", _hints(hint))
+    pattern = re.escape(re.sub(r"\[[0-9]+\]", "", where)).replace(r"\[\.\.\.\]", r"\.[^.]+")
+    named = [place for place in origins if re.fullmatch(pattern, place)]
+    path = where.replace("[...]", ".*")
+    if len(named) == 1 and "[...]" in where:
+        path = named[0]
+    sources = dict.fromkeys(origins[place] for place in named) or [_origin(re.sub(r"\[[^]]*\]", "", where), origins)]
+    return f"{path}: {message[:1].lower()}{message[1:]} (from {' or '.join(sources)})"
+
+
+def _hint_at(hint: Any, where: str) -> Any:
+    """Return the type of what stands at a path such as `a.b[0].c` or `a[...].c` (any key) of a struct."""
+    for part in re.findall(r"\[[^]]*\]|[^.\[]+", where):
+        hint = get_args(hint)[-1] if part.startswith("[") else _hints(hint)[part]
+    return hint
+
+
+def _nearest(key: str, prefix: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    return f"; did you mean {prefix + close[0]!r}?" if close else f"; known here: {', '.join(names)}"

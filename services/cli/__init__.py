@@ -6,10 +6,15 @@ only runs raters never imports what only training needs.
 
 import sys
 
+import typer
+
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
 
 __all__ = ["main"]
+
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What every error in how a command was called derives from; of typer's errors only this child of it is public."""
 
 
 def main() -> None:
@@ -17,7 +22,12 @@ def main() -> None:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        app(prog_name="lachesis")
+        sys.exit(app(prog_name="lachesis", standalone_mode=False))  # None, or the code of a `typer.Exit`
+    except typer.Abort:
+        sys.exit("lachesis: not confirmed; nothing was done")
+    except _UsageError as error:
+        _explain(error)
+        sys.exit(2)
     except (LachesisError, BrokenPipeError, BaseExceptionGroup) as error:
         ended_by = leaves(error)
         if all(isinstance(leaf, BrokenPipeError) for leaf in ended_by):
@@ -27,3 +37,14 @@ def main() -> None:
         for leaf in ended_by:
             print(f"lachesis: {leaf}", file=sys.stderr)
         sys.exit(2)
+
+
+def _explain(error: Exception) -> None:
+    """Print an error in how a command was called as one line, like all others; a group of commands alone its help."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        print(context.get_help(), end="")
+        return
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    path = context.command_path if context is not None else "lachesis"
+    print(f"lachesis: {' '.join(text.split()).rstrip('.')}; see `{path} --help`", file=sys.stderr)

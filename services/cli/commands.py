@@ -185,7 +185,7 @@ def top(
 def trace(
     options: Options,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP_ID]", help="A rollout: its id or its first digits.")
+        str | None, typer.Argument(metavar="GROUP_ID", help="A rollout: its id or its first digits.")
     ] = None,
     *,
     follow: Annotated[
@@ -383,7 +383,7 @@ def dead_show(
 def dead_requeue(
     options: Options,
     letters: Annotated[
-        list[int] | None, typer.Argument(metavar="[LETTER]...", help="Sequences, as `dead list` prints them.")
+        list[int] | None, typer.Argument(metavar="LETTER", help="Sequences, as `dead list` prints them.")
     ] = None,
     *,
     env: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,

@@ -1,5 +1,8 @@
 """`lachesis config show`: every setting with its value, origin and meaning, and no secret among them."""
 
+import sys
+import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,7 +10,7 @@ import msgspec
 from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.load import Setting, settings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.cli.output import print_json, print_table, printable
 
 __all__ = ["masked", "show_settings"]
 
@@ -17,9 +20,18 @@ def show_settings(options: Options, *, as_json: bool) -> None:
     rows = [masked(row) for row in settings(options.load())]
     if as_json:
         print_json([msgspec.structs.asdict(row) if isinstance(row, msgspec.Struct) else row for row in rows])
-    else:
+    elif sys.stdout.isatty():
         cells = ((row.path, _plain(row.value), row.origin, row.description) for row in rows)
         print_table(("setting", "value", "from", "meaning"), cells)
+    else:
+        _print_lines(rows)
+
+
+def _print_lines(rows: Sequence[Setting]) -> None:
+    """Print a line for each setting, to be found by grep, and below it what it means: a table would be too wide."""
+    for row in rows:
+        print(printable(f"{row.path} = {_plain(row.value) or '-'}   ({row.origin})"))
+        print(textwrap.indent(textwrap.fill(row.description, 100), "    "))
 
 
 def masked(row: Setting) -> Setting:

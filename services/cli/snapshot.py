@@ -20,6 +20,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.services.connect import HEARTBEATS_S, History
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
@@ -68,9 +69,10 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's docstring."""
+    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`."""
 
     run: str
+    ended: bool
     server: str
     server_version: str
     streams: list[StreamStatus]
@@ -80,25 +82,35 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     trainer: TrainerStatus | None
 
 
-async def take(bus: NatsBus, config: RunConfig, *, listen_s: float) -> Snapshot:
-    """Return the snapshot after listening to heartbeats for `listen_s` seconds."""
+async def take(history: History, config: RunConfig) -> Snapshot:
+    """Return the snapshot, after listening to heartbeats for a moment if the run may go on."""
+    bus, ended = history
     beats: dict[str, Heartbeat] = {}
-    async with bus.listen(subjects.heartbeat(config.run)) as messages:
-        with anyio.move_on_after(listen_s):
-            await _collect(messages, beats)
+    if not ended:
+        async with bus.listen(subjects.heartbeat(config.run)) as messages:
+            with anyio.move_on_after(HEARTBEATS_S):
+                await _collect(messages, beats)
     streams = await bus.describe_streams()
     names = {stream.name for stream in streams}
     url = bus.client.connected_url
+    trainer = await _trainer(bus, config) if subjects.LEDGER in names else None
+    ended = ended or (not beats and _is_done(trainer, config))
     return Snapshot(
         run=config.run,
+        ended=ended,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
         streams=[_stream(stream) for stream in streams],
-        services=merge(beats.values(), planned_services(config)),
+        services=merge(beats.values(), planned_services(config), absent="ended" if ended else "silent"),
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
-        trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
+        trainer=trainer,
     )
+
+
+def _is_done(trainer: TrainerStatus | None, config: RunConfig) -> bool:
+    """Whether all the steps that were asked for are taken and durable."""
+    return trainer is not None and config.training.steps is not None and trainer.step >= config.training.steps
 
 
 def server_version(bus: NatsBus) -> str:

@@ -7,14 +7,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
 from lachesis.services.cli.snapshot import Snapshot, take
-from lachesis.services.connect import open_history
+from lachesis.services.connect import open_run
 from lachesis.services.live.overview import barren
 from lachesis.services.live.services import Quantiles
 
 __all__ = ["run_status"]
-
-LISTEN_S = 1.5
-"""Longer than the second between two heartbeats of a service."""
 
 _STYLES = {"ok": "green", "silent": "red", "waiting": "red", "backpressure": "yellow"}
 
@@ -29,12 +26,15 @@ def run_status(options: Options, *, as_json: bool) -> None:
 
 
 async def _take(config: RunConfig) -> Snapshot:
-    async with open_history(config, f"{config.run}.status") as bus:
-        return await take(bus, config, listen_s=LISTEN_S)
+    async with open_run(config, f"{config.run}.status") as history:
+        return await take(history, config)
 
 
 def _print(snapshot: Snapshot) -> None:
-    print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
+    if snapshot.ended:
+        print(f"run {snapshot.run} has ended; what follows is how it stood then")
+    else:
+        print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
@@ -80,7 +80,11 @@ def _policy(snapshot: Snapshot) -> str:
 def _trainer(snapshot: Snapshot) -> str:
     trainer = snapshot.trainer
     if trainer is None:
-        return "has reported nothing yet"
+        row = next((row for row in snapshot.services if row.service == "trainer"), None)
+        if row is None or row.state in {"silent", "ended"}:
+            return "no checkpoint"
+        taken = row.metrics.get("train/step")
+        return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
     return f"step {trainer.step} durable, batches {trainer.batches}{voids}, {trainer.age_s:.0f} s ago"
 

@@ -15,16 +15,16 @@ from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import open_history
+from lachesis.services.connect import open_run, until_ended
 
-__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
+__all__ = ["Printer", "Span", "Wanted", "end_with_run", "first_of_last", "resolve", "run_tail", "tell_ended"]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """What of each stream: from the oldest message on, from `last` messages back, or (neither) from the next one;
 
-    with `follow` without end, else up to where the stream ends now.
+    with `follow` until the run ends, else up to where the stream ends now. Of a run that has ended: all, or the last.
     """
 
     since_start: bool = False
@@ -71,7 +71,7 @@ class Printer:
 
 
 def run_tail(options: Options, subject: str, span: Span, *, where: Sequence[str], as_json: bool, full: bool) -> None:
-    """Print events until interrupted, or until nobody reads them any more, or to the end of the span."""
+    """Print events until interrupted, until nobody reads them any more, or to the end of the span or of the run."""
     config = options.config()
     wanted = resolve(subject, config.run)
     printer = Printer([Where.parse(text, wanted.channels) for text in where], as_json, full)
@@ -105,15 +105,32 @@ def _parts(channel: Channel) -> list[tuple[str, str]]:
 
 
 async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
-    async with open_history(config, f"{config.run}.tail") as bus, anyio.create_task_group() as tasks:
+    async with open_run(config, f"{config.run}.tail") as (bus, ended), anyio.create_task_group() as tasks:
+        if ended and span.follow:
+            span = Span(since_start=span.last is None, last=span.last, follow=False)
+            tell_ended(config.run)
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
                 tasks.start_soon(_end_with_reader, readers.cancel_scope)
+            if span.follow:
+                tasks.start_soon(end_with_run, config, readers.cancel_scope)
             for stream, filters in wanted.filters.items():
                 readers.start_soon(_follow_stream, bus, stream, filters, span, printer)
             for subject in wanted.subjects if span.follow else ():
                 readers.start_soon(_follow_core, bus, subject, printer)
         tasks.cancel_scope.cancel()
+
+
+def tell_ended(run: str) -> None:
+    """Say, beside the output, why nothing more will come."""
+    print(f"lachesis: run {run} has ended; this is what there is of it", file=sys.stderr)
+
+
+async def end_with_run(config: RunConfig, scope: anyio.CancelScope) -> None:
+    """Cancel once the run has ended, and say so."""
+    await until_ended(config)
+    print(f"lachesis: run {config.run} has ended", file=sys.stderr)
+    scope.cancel()
 
 
 async def _follow_stream(bus: Bus, stream: str, filters: list[str], span: Span, printer: Printer) -> None:

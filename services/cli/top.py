@@ -16,14 +16,15 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import connect_run
-from lachesis.services.live.overview import Overview, Rewards, look
+from lachesis.services.connect import open_run, until_ended
+from lachesis.services.live.overview import Overview, Rewards, look, look_back
+from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
 from lachesis.services.live.window import Recent, StageRow
 from lachesis.services.supervisor import planned_services
@@ -39,7 +40,10 @@ _TREND = 0.2
 
 
 def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> None:
-    """Show the run until interrupted; with `once` look for `window_s` seconds and print what was seen."""
+    """Show the run until interrupted or until it ends; with `once` look for `window_s` seconds and print what was seen.
+
+    Of a run that has ended the last state is printed.
+    """
     config = options.config()
     try:
         overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window_s)
@@ -54,15 +58,24 @@ def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> 
 
 async def _top(config: RunConfig, once: bool, window_s: float) -> Overview:
     watch = _Watch(config, window_s)
-    async with await connect_run(config, f"{config.run}.top", OBSERVER) as bus, anyio.create_task_group() as tasks:
+    async with open_run(config, f"{config.run}.top") as (bus, ended), anyio.create_task_group() as tasks:
+        if ended:
+            return await _last_look(bus, config)
         tasks.start_soon(watch.follow_heartbeats, bus)
         tasks.start_soon(watch.follow_consumers, bus)
         if once:
             await anyio.sleep(window_s)
         else:
-            await watch.draw()
+            tasks.start_soon(watch.draw)
+            await until_ended(config)
         tasks.cancel_scope.cancel()
     return watch.look()
+
+
+async def _last_look(bus: Bus, config: RunConfig) -> Overview:
+    last = await bus.last(subjects.LEDGER, subjects.ledger(config.run, config.training.name))
+    outcomes = decode(LedgerEntry, last.data).totals if last else {}
+    return look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
 
 
 class _Watch:
@@ -113,6 +126,7 @@ def render(overview: Overview) -> RenderableType:
 def _header(overview: Overview) -> Iterator[Text]:
     yield Text.assemble(
         (f"run {overview.run}", "bold"),
+        ("   ENDED: how it stood then" if overview.ended else "", "bold red"),
         f"   step {_count(overview.step)}   {_number(overview.s_per_step)} s/step   ",
         f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max of "
         f"{_number(overview.staleness_bound)}   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
@@ -165,6 +179,10 @@ def _cells(row: StageRow) -> list[str]:
 
 
 def _footer(overview: Overview) -> Iterator[Text]:
+    if overview.ended:
+        times = f"times and rates: of its last steps, {overview.window_s:.3g} s; `lachesis up` would go on with it"
+        yield Text(times, style="dim")
+        return
     found = overview.bottleneck
     if found is None:
         yield Text("bottleneck  none: nothing is under way", style="bold")

@@ -7,7 +7,9 @@ asks Jaeger instead. Nothing is written.
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import anyio
 import httpx
@@ -26,7 +28,8 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import open_history
+from lachesis.services.cli.tail import end_with_run, tell_ended
+from lachesis.services.connect import may_go_on, open_history, open_run
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
 from lachesis.services.live.jaeger import Jaeger
@@ -51,7 +54,10 @@ def run_trace(options: Options, name: str, *, as_json: bool) -> None:
 
 
 def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None:
-    """Print rollouts worth a look as they end, until interrupted."""
+    """Print rollouts worth a look as they end, until interrupted or until the run ends.
+
+    Of a run that has ended those are printed that there were.
+    """
     config = options.config()
 
     def show(ended: Ended) -> None:
@@ -61,9 +67,8 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
             sys.stdout.write(_line(ended) + "\n")
         sys.stdout.flush()
 
-    follow = _follow_streams if config.telemetry.jaeger_url is None else _follow_jaeger
     try:
-        anyio.run(follow, config, slow_s, show)
+        anyio.run(_follow, config, slow_s, show)
     except KeyboardInterrupt:
         return
 
@@ -74,28 +79,47 @@ async def _find(config: RunConfig, name: str) -> Timeline:
         return rollout.timeline(config.batching, await bus.server_time_ns())
 
 
-async def _follow_streams(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
-    """Read the ledger from its end on, and of ROLLOUTS the headers as far as each entry refers to them."""
-    endings = Endings(config.run, config.telemetry.slow_s if slow_s is None else slow_s)
+async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+    if slow_s is None:
+        slow_s = config.telemetry.slow_s
+    async with AsyncExitStack() as stack:
+        if config.telemetry.jaeger_url is not None and may_go_on(config):
+            follow = partial(_follow_jaeger, config.telemetry.jaeger_url, slow_s, show)
+            ended = False
+        else:
+            bus, ended = await stack.enter_async_context(open_run(config, f"{config.run}.trace"))
+            follow = partial(_follow_streams, bus, config, ended, Endings(config.run, slow_s), show)
+        async with anyio.create_task_group() as tasks:
+            if ended:
+                tell_ended(config.run)
+            else:
+                tasks.start_soon(end_with_run, config, tasks.cancel_scope)
+            await follow()
+            tasks.cancel_scope.cancel()
+
+
+async def _follow_streams(
+    bus: Bus, config: RunConfig, ended: bool, endings: Endings, show: Callable[[Ended], None]
+) -> None:
+    """Read the ledger from its end on, all of it if the run has `ended`; of ROLLOUTS the headers entries refer to."""
     ledger = subjects.ledger(config.run, config.training.name)
     reports = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    async with open_history(config, f"{config.run}.trace") as bus:
-        last = await bus.last(subjects.LEDGER, ledger)
-        next_member = decode(LedgerEntry, last.data).watermark + 1 if last else 1
-        start = last.seq + 1 if last else 1
-        async with bus.read(subjects.LEDGER, [ledger, reports], start=start) as messages:
-            async for message in messages:
-                try:
-                    if message.subject == ledger:
-                        entry = decode(LedgerEntry, message.data)
-                        next_member = await _members(bus, config.run, endings, next_member)
-                        found = endings.entry(entry)
-                    else:
-                        found = endings.report(decode(TrainReport, message.data))
-                except SchemaError:
-                    continue  # what cannot be read ends no rollout that could be shown
-                for ended in found:
-                    show(ended)
+    last = None if ended else await bus.last(subjects.LEDGER, ledger)
+    next_member = decode(LedgerEntry, last.data).watermark + 1 if last else 1
+    start = last.seq + 1 if last else 1
+    async with bus.read(subjects.LEDGER, [ledger, reports], start=start, follow=not ended) as messages:
+        async for message in messages:
+            try:
+                if message.subject == ledger:
+                    entry = decode(LedgerEntry, message.data)
+                    next_member = await _members(bus, config.run, endings, next_member)
+                    found = endings.entry(entry)
+                else:
+                    found = endings.report(decode(TrainReport, message.data))
+            except SchemaError:
+                continue  # what cannot be read ends no rollout that could be shown
+            for one in found:
+                show(one)
 
 
 async def _members(bus: Bus, run: str, endings: Endings, start: int) -> int:
@@ -113,16 +137,15 @@ async def _members(bus: Bus, run: str, endings: Endings, start: int) -> int:
     return start
 
 
-async def _follow_jaeger(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+async def _follow_jaeger(url: str, slow_s: float | None, show: Callable[[Ended], None]) -> None:
     """Ask Jaeger every few seconds for the rollouts of the last minutes, and show each once."""
-    limit_s = config.telemetry.slow_s if slow_s is None else slow_s
     seen: dict[str, float] = {}
     async with httpx.AsyncClient() as client:
-        jaeger = Jaeger(config.telemetry.jaeger_url or "", client)
+        jaeger = Jaeger(url, client)
         while True:
             now = datetime.now(UTC)
             try:
-                found = await jaeger.rollouts(now - _BEHIND, now, limit_s)
+                found = await jaeger.rollouts(now - _BEHIND, now, slow_s)
             except InfrastructureError as error:
                 print(f"lachesis: {error}; asking again", file=sys.stderr)
                 found = []

@@ -11,6 +11,7 @@ import anyio.to_thread
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Options
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
+from lachesis.services.preflight import check_named
 from lachesis.services.supervisor import Supervisor
 
 __all__ = ["run_up", "stop_on_signals"]
@@ -21,9 +22,10 @@ _PROGRESS_S = 10.0
 
 
 def run_up(options: Options) -> None:
-    """Run until told to stop or until the run is finished. Raises `StartupError`."""
+    """Run until told to stop or until the run is finished. Raises `ConfigError`, `StartupError`."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
+    check_named(config)
     anyio.run(_up, config, options.arguments())
 
 

@@ -1,12 +1,15 @@
 """The whole of what `lachesis top` shows: stages, what limits them, and how the training goes. Pure: no bus."""
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import msgspec
 
 from lachesis.schemas.control import Heartbeat
 from lachesis.services.live.bottleneck import Bottleneck, find_bottleneck
+from lachesis.services.live.services import Quantiles, place
 from lachesis.services.live.window import Recent, StageRow
 
-__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "look", "trace_url"]
+__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "look", "look_back", "trace_url"]
 
 _FRUITLESS = ("zero_variance", "unscorable")
 _FEW = 20
@@ -24,7 +27,7 @@ class SlowRollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The run over the last `window_s` seconds; None: not known.
+    """The run over the last `window_s` seconds, or as it stood when it `ended`; None: not known.
 
     step: optimizer steps taken; s_per_step: seconds from one to the next. staleness: optimizer steps between policy and
     training, of the newest batch (mean, largest), `staleness_bound` the most allowed. groups_per_s: groups batched.
@@ -53,6 +56,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     stages: list[StageRow]
     slow: list[SlowRollout]
+    ended: bool = False
 
 
 class Rewards:
@@ -61,7 +65,7 @@ class Rewards:
     def __init__(self) -> None:
         self._by_step: dict[float, float] = {}
 
-    def add(self, metrics: dict[str, float]) -> None:
+    def add(self, metrics: Mapping[str, float]) -> None:
         if "train/step" in metrics and "reward/mean" in metrics:
             self._by_step[metrics["train/step"]] = metrics["reward/mean"]
             if len(self._by_step) > _REWARDS:
@@ -121,6 +125,51 @@ def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url
     )
 
 
+def look_back(
+    run: str, services: Iterable[str], steps: Sequence[Mapping[str, float]], outcomes: Mapping[str, int]
+) -> Overview:
+    """Return how a run that has ended stood then. `steps`: the figures of its last steps, oldest first."""
+    newest = steps[-1] if steps else {}
+    rewards = Rewards()
+    for figures in steps:
+        rewards.add(figures)
+    return Overview(
+        run=run,
+        ended=True,
+        window_s=newest["train/time"] - steps[0]["train/time"] if "train/time" in newest else 0.0,
+        step=int(newest["train/step"]) if "train/step" in newest else None,
+        s_per_step=_seconds_a_step(steps),
+        staleness=newest.get("staleness/mean"),
+        staleness_max=newest.get("staleness/max"),
+        staleness_bound=None,
+        groups_per_s=newest.get("throughput/groups_per_s"),
+        tokens_per_s=newest.get("throughput/tokens_per_s"),
+        e2e_p99_s=newest.get("latency/e2e/p99"),
+        reward=newest.get("reward/mean"),
+        reward_trend=rewards.trend(),
+        rewards=rewards.values(),
+        outstanding=None,
+        capacity=None,
+        outcomes=dict(outcomes),
+        bottleneck=None,
+        warnings=barren(dict(outcomes)),
+        stages=[
+            StageRow(
+                service=service,
+                state="ended",
+                wait=_rolling(newest, f"latency/{service}/wait"),
+                process=_rolling(newest, f"latency/{service}/proc"),
+            )
+            for service in sorted(services, key=place)
+        ],
+        slow=[],
+    )
+
+
+def _rolling(figures: Mapping[str, float], name: str) -> Quantiles:
+    return Quantiles(*(figures.get(f"{name}/rolling_{label}") for label in ("p50", "p95", "p99")))
+
+
 def trace_url(base: str | None, group: str) -> str | None:
     """Return the page of a group's trace in Jaeger at `base`."""
     return f"{base.rstrip('/')}/trace/{group}" if base else None
@@ -151,14 +200,18 @@ def _rate(beats: list[tuple[float, Heartbeat]], figure: str) -> float | None:
 
 
 def _per_step(beats: list[tuple[float, Heartbeat]]) -> float | None:
+    return _seconds_a_step([beat.metrics for _, beat in beats])
+
+
+def _seconds_a_step(steps: Sequence[Mapping[str, float]]) -> float | None:
     """Return seconds a step: between the ends of the first and the last step seen, None if no second one ended."""
     ends = {
-        beat.metrics["train/step"]: beat.metrics["train/time"]
-        for _, beat in beats
-        if {"train/step", "train/time"} <= beat.metrics.keys()
+        figures["train/step"]: figures["train/time"]
+        for figures in steps
+        if {"train/step", "train/time"} <= figures.keys()
     }
-    steps = max(ends) - min(ends) if ends else 0.0
-    return (ends[max(ends)] - ends[min(ends)]) / steps if steps > 0 else None
+    taken = max(ends) - min(ends) if ends else 0.0
+    return (ends[max(ends)] - ends[min(ends)]) / taken if taken > 0 else None
 
 
 def _with_batches(row: StageRow, trainer: list[tuple[float, Heartbeat]], batched: dict[str, float]) -> StageRow:

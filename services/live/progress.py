@@ -6,22 +6,37 @@ import msgspec
 
 from lachesis.pipeline.training.tracking import METRICS_FILE
 
-__all__ = ["newest_checkpoint", "newest_figures", "progress_line"]
+__all__ = ["newest_checkpoint", "newest_figures", "progress_line", "recent_figures"]
 
 _POINTER = Path("checkpoints") / "latest"
-_MOST = 1 << 16
-"""Bytes from the end of the log of figures that are read: more than a line."""
+_MOST = 1 << 18
+"""Bytes from the end of the log of figures that are read: many lines of a few KiB."""
 
 
 def newest_figures(folder: Path) -> dict[str, float]:
     """Return the figures of the newest step, empty before the first."""
+    rows = _newest_rows(folder)
+    return _figures(rows[-1]) if rows else {}
+
+
+def recent_figures(folder: Path) -> list[dict[str, float]]:
+    """Return the figures of the newest steps, oldest first: as many as fit into what is read, a few dozen."""
+    return [_figures(row) for row in _newest_rows(folder)]
+
+
+def _newest_rows(folder: Path) -> list[bytes]:
     try:
         with (folder / METRICS_FILE).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _MOST))
-            lines = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
+            start = max(0, file.seek(0, 2) - _MOST)
+            file.seek(start)
+            rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
     except FileNotFoundError:
-        return {}
-    return msgspec.json.decode(lines[-1], type=dict[str, float]) if lines else {}
+        return []
+    return rows[1:] if start else rows  # the first may have lost its beginning
+
+
+def _figures(row: bytes) -> dict[str, float]:
+    return msgspec.json.decode(row, type=dict[str, float])
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

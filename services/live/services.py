@@ -36,7 +36,8 @@ class Quantiles(msgspec.Struct, frozen=True):
 class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One service, its replicas taken together: counts added up, `lag` the largest reported, `state` the worst.
 
-    `state` is `silent` when the run should have the service and no heartbeat came; then nothing else is known.
+    `state` is `silent` when the run should have the service and no heartbeat came, `ended` when the run has ended; then
+    nothing else is known.
     """
 
     service: str
@@ -56,13 +57,13 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
-def merge(beats: Iterable[Heartbeat], planned: Collection[str]) -> list[ServiceStatus]:
-    """Return one row for each service that spoke (its newest heartbeat by instance) or should have."""
+def merge(beats: Iterable[Heartbeat], planned: Collection[str], *, absent: str = "silent") -> list[ServiceStatus]:
+    """Return one row for each service that spoke (its newest heartbeat by instance) or should have (`absent`)."""
     by_service: defaultdict[str, list[Heartbeat]] = defaultdict(list)
     for beat in beats:
         by_service[beat.service].append(beat)
     rows = [merged(name, replicas) for name, replicas in by_service.items()]
-    rows += [ServiceStatus(service=name, state="silent") for name in set(planned) - by_service.keys()]
+    rows += [ServiceStatus(service=name, state=absent) for name in set(planned) - by_service.keys()]
     return sorted(rows, key=lambda row: place(row.service))
 
 

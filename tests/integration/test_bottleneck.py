@@ -1,4 +1,4 @@
-"""`lachesis top` names the slowest stage of a real run, whichever it is: they are slowed one after the other, by chance.
+"""`lachesis top` names the slowest stage of a real run, whichever it is: they are slowed in turn, drawn by a seed.
 
 SLOWED_SEED draws another order and other delays than the default ones.
 """

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.ids import new_group_id
-from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, StepTimes, TrainReport
+from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 SCORE = subjects.event("score", "demo", "live", "words")
 
@@ -109,16 +110,9 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert {row["state"] for row in empty["services"]} == {"silent"}
 
     await run.lachesis("init")
-    entry = LedgerEntry(
-        run="demo", trainer="main", index=0, previous="0" * 64, watermark=3, resolved=b"", events_cursor=1,
-        next_batch=4, totals={"batched": 2, "stale": 1},
-    )  # fmt: skip
+    entry = ledger_entry(next_batch=4, totals={"batched": 2, "stale": 1})
     await run.publish(subjects.ledger("demo", "main"), entry, "l")
-    report = TrainReport(
-        run="demo", trainer="main", lineage="a", term="t", step=9, ledger_index=0, chain="0" * 64, next_batch=4,
-        policy_version="9-a-b", checkpoint="c",
-    )  # fmt: skip
-    await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
+    await run.publish(subjects.state("demo", "trainer", "live", "main"), train_report(step=9, next_batch=4), "t")
     record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)
     await run.bus.put(subjects.BUCKETS["policy"], "demo", encode(record))
     vitals = Vitals()
@@ -140,6 +134,19 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert "2 batched, 1 stale" in text
     assert "250 ms / 250 ms / 250 ms" in text
     assert "\x1b" not in text
+
+
+def ledger_entry(**fields: Any) -> LedgerEntry:
+    return LedgerEntry(
+        run="demo", trainer="main", index=0, previous="0" * 64, watermark=3, resolved=b"", events_cursor=1, **fields
+    )  # fmt: skip
+
+
+def train_report(step: int, next_batch: int, steps: Sequence[StepTimes] = ()) -> TrainReport:
+    return TrainReport(
+        run="demo", trainer="main", lineage="a", term="t", step=step, ledger_index=0, chain="0" * 64,
+        next_batch=next_batch, policy_version=f"{step}-a-b", checkpoint="c", steps=list(steps),
+    )  # fmt: skip
 
 
 async def beat(bus: NatsBus, vitals: Vitals) -> None:
@@ -265,13 +272,97 @@ async def service(run: Run, *flags: str) -> asyncio.subprocess.Process:
     return process
 
 
+async def end(run: Run) -> None:
+    await run.bus.close()
+    await run.server.stop()
+
+
 async def test_the_history_of_a_run_that_has_ended_can_still_be_read(run: Run) -> None:
     await run.lachesis("init")
     await run.publish(SCORE, score("last"), "1")
-    await run.bus.close()
-    await run.server.stop()
+    await end(run)
     tailed = await run.lachesis("tail", "score", "--last", "1", "--no-follow", "--json")
     assert tailed.returncode == 0, tailed.stderr
     assert b'"last"' in tailed.stdout
     assert (await run.json("dead", "list")) == []
     assert not (run.server.store / "endpoint.json").exists()
+
+
+async def test_of_a_run_that_has_ended_everything_says_so_and_ends(run: Run) -> None:
+    await run.lachesis("init")
+    for number in range(3):
+        await run.publish(SCORE, score(str(number)), f"s{number}")
+    group = new_group_id()
+    plan = Plan(
+        group=group, sequences=4, samples=4, tokens=4, policy_step=0, producer="p", epoch=1, counter=0, started_ns=1
+    )
+    headers = {PLAN_HEADER: plan.pack()}
+    seq = (await run.bus.publish(subjects.rollout("demo", "words"), b"x", msg_id="r", headers=headers)).seq
+    ref = GroupRef(group=group, seq=seq, env="words", sequences=4, tokens=4, policy_step=0, advantages=[0.0])
+    entry = ledger_entry(
+        batch=Batch(number=0, groups=[ref], sequences=4, tokens=4), next_batch=1, totals={"batched": 1}
+    )
+    await run.publish(subjects.ledger("demo", "main"), entry, "l")
+    report = train_report(step=1, next_batch=1, steps=[StepTimes(0, 2_000_000_000, 3_000_000_001)])
+    await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
+    rows = [{"train/step": step, "train/time": step * 2.0, "reward/mean": 0.5, "latency/scorer/wait/rolling_p99": 0.25}
+            for step in (1.0, 2.0)]  # fmt: skip
+    (run.folder / "runs" / "demo" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    await end(run)
+
+    for arguments in (["score"], ["score", "--last", "3"]):
+        tailed = await run.lachesis("tail", *arguments, "--json")
+        assert [json.loads(line)["seq"] for line in tailed.stdout.splitlines()] == [1, 2, 3]
+        assert tailed.stderr == b"lachesis: run demo has ended; this is what there is of it\n"
+    followed = await run.lachesis("trace", "--follow", "--slow", "1", "--json")
+    assert [json.loads(line)["group"] for line in followed.stdout.splitlines()] == [group]
+    assert b"run demo has ended" in followed.stderr
+
+    status = await run.json("status")
+    assert status["ended"]
+    assert {row["state"] for row in status["services"]} == {"ended"}
+    assert (await run.lachesis("status")).stdout.startswith(b"run demo has ended")
+
+    seen = await run.json("top")
+    assert (seen["ended"], seen["step"], seen["s_per_step"], seen["outcomes"]) == (True, 2, 2.0, {"batched": 1})
+    stages = {row["service"]: row for row in seen["stages"]}
+    assert {row["state"] for row in stages.values()} == {"ended"}
+    assert stages["scorer"]["wait"]["p99"] == 0.25
+    assert b"run demo   ENDED" in (await run.lachesis("top")).stdout
+
+    server = next(row for row in await run.json("doctor") if row["check"] == "server")
+    assert (server["level"], server["mend"]) == ("OK", None)
+
+
+async def test_who_follows_a_run_is_told_when_it_ends(run: Run) -> None:
+    await run.lachesis("init")
+    read, write = os.pipe()
+    tail = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "lachesis", "tail", "rl.>", "--run", "demo", "--json",
+        cwd=run.folder, stdout=write, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    os.close(write)
+    await publish_until_readable(run, read)
+    await end(run)
+    with anyio.fail_after(20):
+        _, errors = await tail.communicate()
+    os.close(read)
+    assert (tail.returncode, errors) == (0, b"lachesis: run demo has ended\n")
+
+
+async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(run: Run) -> None:
+    await run.lachesis("init")
+    await run.publish(subjects.ledger("demo", "main"), ledger_entry(), "l")
+    command = [sys.executable, "-m", "lachesis", "status", "--run", "dmo"]
+    done = await anyio.run_process(command, cwd=run.folder, check=False)
+    assert done.returncode == 2
+    assert b"there is no run dmo in" in done.stderr
+    assert b"(runs there: demo)" in done.stderr
+    token = run.folder / "token"
+    token.write_text(run.server.token)
+    token.chmod(0o600)
+    environ = {**os.environ, "LACHESIS_NATS__URL": run.server.url, "LACHESIS_NATS__TOKEN_FILE": str(token)}
+    for arguments in (["status"], ["top", "--once"], ["tail", "score"], ["trace", "--follow"]):
+        done = await anyio.run_process([*command[:3], *arguments, *command[4:]], env=environ, check=False)
+        assert done.returncode == 2
+        assert done.stderr == b"lachesis: the server knows no run dmo; it has demo: name one with --run\n"

@@ -17,7 +17,7 @@ from lachesis.services.cli.checks.cluster import NO_LEADER, check_copies
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
 from lachesis.services.cli.snapshot import server_version
-from lachesis.services.connect import connect_run
+from lachesis.services.connect import connect_run, has_history
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -39,8 +39,12 @@ async def check_server(config: RunConfig) -> list[Finding]:
     try:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
+        if has_history(config):
+            return [
+                ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` goes on with it")
+            ]
         if config.nats is None:
-            return [warn("server", str(error), "lachesis up starts it; its own checks are left out")]
+            return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "start it, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
         return [fail("server", str(error), "correct nats.token_file, nats.creds_file or nats.nkey_file")]

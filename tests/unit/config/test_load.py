@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -119,3 +120,20 @@ def test_settings_are_finite_numbers(value: str) -> None:
 def test_a_path_without_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="deeper than"):
         load(RunConfig, environ={"LACHESIS_ENVIRONMENTS__A__PARAMS" + "__B" * 5000: "1"})
+
+
+_ESTIMATOR = "environments.a.advantage.estimator"
+_TYPOS = {
+    "mode=trian": "mode: invalid enum value 'trian'; did you mean 'train'? (from --set mode=trian)",
+    "telemetry.protocol=udp": "telemetry.protocol: invalid enum value 'udp'; known here: grpc, http/protobuf",
+    f"{_ESTIMATOR}=rlo": f"{_ESTIMATOR}: invalid enum value 'rlo'; did you mean 'rloo'? (from --set {_ESTIMATOR}=rlo)",
+    "environments.b.kind=3": "environments.*.kind: expected `str`, got `int` (from --set environments.a.kind=x:Y or ",
+    'scoring.raters=[{ waight = 2, rater = "a" }]': "object contains unknown field `waight`; did you mean 'weight'?",
+}
+"""An assignment, and the error it ends in."""
+
+
+@pytest.mark.parametrize("setting", _TYPOS)
+def test_a_word_that_is_none_of_the_few_is_answered_with_the_nearest(setting: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(_TYPOS[setting])):
+        load(RunConfig, sets=["environments.a.kind=x:Y", setting])
