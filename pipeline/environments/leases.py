@@ -54,7 +54,7 @@ class Leases:
         return None
 
     def settled(self, lease: str) -> None:
-        """Forget a lease whose group is stored: the governor has seen it there."""
+        """Renew a lease no more whose group is stored, or may be: it ends when the governor reads that, or runs out."""
         self._held.discard(lease)
 
     async def release(self, lease: str) -> None:
@@ -70,14 +70,15 @@ class Leases:
         while True:
             await anyio.sleep(self._renew_s)
             for lease in list(self._held):
+                request = LeaseRequest(op="renew", producer=self._producer, env=self._env, lease=lease)
                 try:
-                    await self._ask(LeaseRequest(op="renew", producer=self._producer, env=self._env, lease=lease))
+                    await self._ask(request, min(self._renew_s, _ASK_TIMEOUT_S))
                 except InfrastructureError:
                     break  # the governor is away: it waits one lease period after its return, so ours still count
 
-    async def _ask(self, request: LeaseRequest) -> LeaseReply:
+    async def _ask(self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S) -> LeaseReply:
         subject = subjects.lease(self._service.run)
-        return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=_ASK_TIMEOUT_S))
+        return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=timeout_s))
 
     async def _pause(self, seconds: float) -> None:
         with anyio.move_on_after(seconds):

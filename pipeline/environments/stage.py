@@ -31,7 +31,14 @@ from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span, 
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    SchemaError,
+    StreamFullError,
+)
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
@@ -216,7 +223,7 @@ class _Producer:
             raise EnvironmentCodeError(f"{type(self.env).__name__}.task({index}): {error}") from error
 
     async def _publish(self, group: RolloutGroup, data: bytes, chats: list[Span]) -> bool:
-        """Store the group; say whether it could be done, which only a drain prevents."""
+        """Store the group; False if it is certain that it is not stored. Only a drain prevents it."""
         service = self.service
         subject = subjects.rollout(group.run, group.env)
         sampled = service.tracing.sampled(group.id)
@@ -226,8 +233,10 @@ class _Producer:
             ack: PubAck = await service.retrying(f"publish {subject}")(
                 service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
             )
-        except InfrastructureError:
+        except StreamFullError:
             return False
+        except InfrastructureError:
+            return True  # what was sent may be stored all the same, without us
         stored_ns = service.now_ns()
         plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
             len(message.content.encode()) for conversation in group.messages for message in conversation

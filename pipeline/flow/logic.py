@@ -4,7 +4,9 @@ What goes in: rollouts as they are stored, ledger entries, the trainer's step, s
 What comes out: replies. The invariant this file alone guarantees: it grants nothing that would make the sequences
 granted, stored without an outcome, or in a batch not yet trained exceed (max_staleness + 1) x batch_size, so nothing
 older than max_staleness steps can pile up. Leased groups may always publish, a late one too, so only what comes late or
-without a lease can pass the bound. Time is an argument, seconds on any clock that does not jump; it is never read here.
+without a lease can pass the bound. A lease that is not renewed counts until it is certain that nothing was stored under
+it in time: the passing of time alone ends none, nor does a time in which the governor was cut off and could not hear
+that it is renewed. Time is an argument, seconds on any clock that does not jump; it is never read here.
 """
 
 from collections.abc import Mapping
@@ -21,6 +23,9 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
 
 __all__ = ["Governor", "Lease"]
+
+_SHORTEST_AWAY_S = 2.0
+"""Seconds without contact that no producer would notice, whatever a lease lasts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,10 @@ class _Stored:
 
 
 class Governor:
-    """`term` names this life of the governor in lease ids; nothing is granted before `grants_from_s`."""
+    """`term` names this life of the governor in lease ids; nothing is granted before `grants_from_s`.
+
+    Until then it takes over what producers hold from earlier lives and renew.
+    """
 
     def __init__(self, config: FlowConfig, batching: BatchingConfig, *, term: str, grants_from_s: float) -> None:
         self.config = config
@@ -53,6 +61,8 @@ class Governor:
         self._stored: dict[int, _Stored] = {}
         self._resolved = Resolved()
         self._last_rollout = 0
+        self._last_member = 0
+        self._contact_s: float | None = None
         self._last_entry = -1
         self._batches: dict[int, int] = {}
         self._halted: dict[str, str] = {}
@@ -72,8 +82,9 @@ class Governor:
         lease = self._end(plan.lease)
         if lease is not None:
             self.budget.landed(now_s, lease.bytes)
-        elif plan.lease is not None:
+        elif plan.lease is not None and seq > self._last_member:
             self._counts["late"] += 1
+        self._last_member = max(self._last_member, seq)
         if seq not in self._resolved and seq not in self._stored:
             stored = _Stored(env, plan.sequences, Room.of(self.config, sequences=plan.sequences, tokens=plan.tokens))
             self._stored[seq] = stored
@@ -119,8 +130,32 @@ class Governor:
         """What the streams hold, asked for at `now_s`."""
         self.budget.read(now_s, streams)
 
-    def expire(self, now_s: float) -> None:
-        """Drop leases whose time is over: their producers are gone, or will be counted when they publish."""
+    def contact(self, now_s: float) -> None:
+        """The broker answered, or a request came.
+
+        After a while without either, producers get a lease period to renew what they hold.
+        """
+        away_s = now_s - self._contact_s if self._contact_s is not None else 0.0
+        if away_s > max(_SHORTEST_AWAY_S, self.config.lease_s / 4):  # a producer renews four times
+            until_s = now_s + self.config.lease_s
+            self._leases = {name: replace(lease, expires_s=until_s) for name, lease in self._leases.items()}
+            if now_s - away_s < self._grants_from_s:  # it could not take over the leases of earlier lives either
+                self._grants_from_s = until_s
+        self._contact_s = now_s
+
+    def wait_until(self, grants_from_s: float) -> None:
+        """Grant nothing before `grants_from_s`."""
+        self._grants_from_s = grants_from_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the time of a lease is over, so that `seen` would end it."""
+        return any(lease.expires_s <= now_s for lease in self._leases.values())
+
+    def seen(self, now_s: float) -> None:
+        """Every rollout stored before `now_s` has been told of, so a lease whose time was over by then is not used.
+
+        Its producer is gone, or cut off; should it publish after all, that counts when it is stored.
+        """
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
             self._end(lease.id)
             self._counts["expired"] += 1
@@ -129,7 +164,7 @@ class Governor:
 
     def ask(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         """Answer a request. A refusal says why and when to ask again."""
-        self.expire(now_s)
+        self.contact(now_s)
         match request.op:
             case "acquire":
                 return self._acquire(request, now_s)
@@ -158,10 +193,19 @@ class Governor:
         parts = name.rsplit(".", 2)
         if now_s < self._grants_from_s and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
             sequences, size = int(parts[1]), int(parts[2])
-            if self.outstanding + sequences <= self.capacity:  # no earlier life granted more than that
+            if self._may_be_granted(sequences, size):
                 return self._begin(name, request.env, sequences, size, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
+
+    def _may_be_granted(self, sequences: int, size: int) -> bool:
+        """Whether an earlier life can have granted that, beside what was taken over from it already.
+
+        What came late has passed the bound, so what is stored and batched says nothing about it.
+        """
+        room = Room.of(self.config, sequences=sequences, bytes_=size)
+        fits = 1 <= sequences <= self._batch_size and self.leased + sequences <= self.capacity
+        return fits and self.budget.never(room) is None
 
     def _begin(self, name: str, env: str, sequences: int, size: int, now_s: float) -> LeaseReply:
         self._wanting = False

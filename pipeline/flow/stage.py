@@ -1,9 +1,11 @@
 """The governor as a service: it knows every rollout and every outcome, and answers requests for leases.
 
-Fail closed: it serves only once it has caught up with the log, and after a restart only when every lease that an
-earlier life may have granted has run out. One governor a run: its term is written to the log, and a later one ends it.
+Fail closed: it serves only once it has caught up with the log, and after a restart grants only when every lease that an
+earlier life may have granted has run out or was renewed. A lease ends unused only once the log was read beyond its end.
+One governor a run: its term is written to the log, and a later one ends it.
 """
 
+import math
 import time
 from contextlib import aclosing
 
@@ -33,7 +35,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
     term = await _Term.take(service)
     waits_s = config.flow.lease_s if term.has_predecessor else 0.0
-    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=time.monotonic() + waits_s)
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=math.inf)
     follower = _Follower(service, config, governor)
     await follower.catch_up()
 
@@ -54,6 +56,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         for task in (*follow, follower.alerts, follower.history.run, term.watch):
             tasks.start_soon(task)
         async with service.bus.serve(subjects.lease(service.run), answer):
+            governor.wait_until(time.monotonic() + waits_s)  # from now on producers can renew what they hold
             service.recovered()
             await service.draining.wait()
         tasks.cancel_scope.cancel()
@@ -124,7 +127,11 @@ class _Follower:
         if policy is not None:
             self._trained(policy.value)
         await self._measure()
-        async with bus.read(
+        await self._read_members()
+
+    async def _read_members(self) -> None:
+        """Take in the rollouts that are stored now."""
+        async with self.service.bus.read(
             subjects.ROLLOUTS, self.rollouts, start=self.next_rollout, headers_only=True, follow=False
         ) as stored:
             async for message in stored:
@@ -146,7 +153,7 @@ class _Follower:
                 self._member(message)
 
     def _member(self, message: Stored) -> None:
-        self.next_rollout = message.seq + 1
+        self.next_rollout = max(self.next_rollout, message.seq + 1)
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
         except SchemaError:
@@ -205,11 +212,18 @@ class _Follower:
         while True:
             try:
                 await self._measure()
+                await self._let_run_out()
             except InfrastructureError as error:
                 self.service.vitals.note = f"stream sizes unknown: {error}"
-            self.governor.expire(time.monotonic())
             self.show()
             await anyio.sleep(_USAGE_S)
+
+    async def _let_run_out(self) -> None:
+        """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
+        now_s = time.monotonic()
+        if self.governor.is_due(now_s):
+            await self._read_members()
+            self.governor.seen(now_s)
 
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""
@@ -219,3 +233,4 @@ class _Follower:
         names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)
         asked_s = time.monotonic()
         self.governor.usage({name: await self.service.bus.usage(name) for name in names}, asked_s)
+        self.governor.contact(time.monotonic())

@@ -58,6 +58,8 @@ class _Leased:
         self.now_s += 0.05
         usage = StreamUsage(first=1, last=1, messages=1, bytes=0, max_bytes=1 << 30)
         self.governor.usage(dict.fromkeys((subjects.ROLLOUTS, subjects.EVENTS), usage), self.now_s)
+        self.governor.contact(self.now_s)
+        self.governor.seen(self.now_s)
         reply = self.governor.ask(decode(LeaseRequest, data), self.now_s)
         encode(reply)
         assert self.governor.outstanding <= self.governor.capacity, "more was granted than there is"

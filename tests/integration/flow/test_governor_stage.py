@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import pytest
+from integration.proxy import open_proxy
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, Position, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
@@ -12,6 +13,9 @@ from lachesis.pipeline.batching.join import JoinState
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
@@ -301,3 +305,28 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
         await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
         await train(bus, 1)
         await granted(bus, acquire())
+
+
+async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts(
+    nats_bus: NatsBus, nats_server: EmbeddedServer
+) -> None:
+    """Longer than leases last. The first to be heard after that is whoever wants more."""
+    config = make_config(lease_s=3.0)
+    target = int(nats_server.url.rpartition(":")[2])
+    async with (
+        open_proxy(target) as proxy,
+        await connect(f"nats://127.0.0.1:{proxy.port}", name="governor", token=nats_server.token) as cut_off,
+        governor(cut_off, config) as service,
+    ):
+        used, running = [await granted(nats_bus, acquire()) for _ in range(2)]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(proxy.silence, 2 * config.flow.lease_s)
+            await publish(nats_bus, 0, 4, used)
+        for _ in range(10):
+            reply = await ask(nats_bus, acquire())
+            assert "8 of 8 sequences are outstanding" in str(reply.reason) or "unknown" in str(reply.reason)
+        renewed = await ask(nats_bus, LeaseRequest(op="renew", producer="p", env="words", lease=running))
+        assert renewed.granted
+        await granted(nats_bus, acquire())  # once the one that nobody renews any more has run out
+        assert service.vitals.metrics["flow/late"] == 0
+        assert (await ask(nats_bus, acquire())).granted is False

@@ -1,3 +1,4 @@
+import math
 from collections import Counter
 
 import pytest
@@ -45,6 +46,12 @@ def plan(sequences: int = 4, lease: str | None = None) -> Plan:
     )
 
 
+def in_touch(it: Governor, start_s: float, end_s: float) -> None:
+    """Let time pass in which the broker answers every second."""
+    for second in range(int(end_s - start_s) + 1):
+        it.contact(start_s + second)
+
+
 def entry(resolved: Resolved, next_batch: int, batch: Batch | None = None) -> LedgerEntry:
     return LedgerEntry(
         run="r",
@@ -88,7 +95,7 @@ def test_a_stored_rollout_takes_the_place_of_its_lease() -> None:
 def test_a_rollout_whose_lease_ran_out_still_counts() -> None:
     it = governor()
     lease = it.ask(acquire(), 0.0).lease
-    it.expire(11.0)
+    it.seen(11.0)
     assert it.outstanding == 0
     it.member(1, "a", plan(lease=lease), 0.0)
     assert it.outstanding == 4
@@ -126,6 +133,7 @@ def test_grants_nothing_before_earlier_leases_have_run_out() -> None:
     reply = it.ask(acquire(), 95.0)
     assert not reply.granted
     assert reply.retry_s == 5.0
+    in_touch(it, 95.0, 100.0)
     assert it.ask(acquire(), 100.0).granted
 
 
@@ -134,9 +142,69 @@ def test_a_renewed_lease_lives_on_and_an_ended_one_cannot_be_renewed() -> None:
     lease = it.ask(acquire(), 0.0).lease
     renew = LeaseRequest(op="renew", producer="p", env="a", lease=lease)
     assert it.ask(renew, 9.0).granted
-    it.expire(15.0)
+    it.seen(15.0)
     assert it.leased == 4
+    it.seen(19.0)
     assert not it.ask(renew, 19.5).granted
+
+
+def renewal(lease: str | None) -> LeaseRequest:
+    return LeaseRequest(op="renew", producer="p", env="a", lease=lease)
+
+
+def filled(it: Governor, now_s: float = 0.0) -> list[str]:
+    """Take all there is, in groups of four."""
+    leases = []
+    while (reply := it.ask(acquire(), now_s)).granted and reply.lease:
+        leases.append(reply.lease)
+    return leases
+
+
+def test_a_lease_whose_time_is_over_counts_until_the_log_was_read_up_to_then() -> None:
+    it = governor()
+    it.contact(0.0)
+    leases = filled(it)
+    in_touch(it, 0.0, 14.0)  # it is not cut off; it only has not read what was stored
+    assert not it.ask(acquire(), 14.0).granted
+    assert it.is_due(14.0)
+    for seq, lease in enumerate(leases, 1):
+        it.member(seq, "a", plan(lease=lease), 14.0)
+    it.seen(14.0)
+    assert (it.leased, it.accepted, it.metrics()["flow/late"]) == (0, it.capacity, 0)
+
+
+def test_a_governor_that_was_cut_off_gives_producers_a_lease_period_to_renew() -> None:
+    it = governor()
+    it.contact(0.0)
+    kept, *given_up = filled(it)
+    it.contact(30.0)
+    it.seen(30.0)
+    assert it.outstanding == it.capacity
+    in_touch(it, 30.0, 39.0)
+    assert it.ask(renewal(kept), 39.0).granted
+    it.seen(40.0)
+    assert it.outstanding == 4
+    assert not it.ask(renewal(given_up[0]), 40.0).granted
+
+
+def test_a_governor_that_was_cut_off_while_it_waited_waits_anew() -> None:
+    before, it = governor(), governor(grants_from_s=10.0, term="u")
+    it.contact(0.0)
+    it.contact(30.0)
+    assert not it.ask(acquire(), 30.0).granted
+    in_touch(it, 30.0, 39.0)
+    assert all(it.ask(renewal(lease), 39.0).granted for lease in filled(before))
+    assert not it.ask(acquire(), 40.0).granted
+
+
+def test_the_next_life_takes_over_leases_even_if_what_came_late_passed_the_bound() -> None:
+    before, it = governor(), governor(grants_from_s=10.0, term="u")
+    for seq in (1, 2):
+        it.member(seq, "a", plan(lease="t.9.4.1000"), 0.0)
+    assert all(it.ask(renewal(lease), 1.0).granted for lease in filled(before))
+    assert it.outstanding == it.capacity + 8
+    assert not it.ask(renewal("t.7.1.1000"), 1.0).granted, "no earlier life can have leased more than there is"
+    assert not it.ask(renewal("t.8.0.1000"), 1.0).granted
 
 
 def test_a_released_lease_frees_its_share() -> None:
@@ -216,6 +284,7 @@ def test_the_next_life_takes_over_leases_that_are_renewed_while_it_waits() -> No
     after.member(1, "a", plan(5, name), 4.0)
     assert (after.leased, after.accepted) == (0, 5)
     late = before.ask(acquire(sequences=5), 0.0).lease
+    in_touch(after, 3.0, 10.0)
     assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=late), 10.0).granted
     for hostile in ("x", "t.1.-3.5", "t.1.4.x", "t.1.\u0663.5", "..", "t.1.999999999999999.1"):
         assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=hostile), 3.0).granted
@@ -275,9 +344,11 @@ def test_one_fast_and_fifteen_slow_environments_all_get_their_part(staleness: in
 
 
 class Bound(RuleBasedStateMachine):
-    """Whatever the order of requests, rollouts, outcomes, steps, restarts and time: the bound holds, capacity returns.
+    """Whatever the order of requests, rollouts, outcomes, steps, restarts, cut-offs and time: the bound holds, capacity
+    returns.
 
-    What is published under a lease that ran out is the one thing that may exceed the bound.
+    What is published by a producer that fell silent, whose lease may have run out, is the one thing that may exceed the
+    bound. The log goes on while the governor is cut off from it, and is read with a delay of any length.
     """
 
     def __init__(self) -> None:
@@ -285,23 +356,31 @@ class Bound(RuleBasedStateMachine):
         self.it = governor()
         self.life = 0
         self.now = 0.0
+        self.cut_off = False
+        self.renewed = True
         self.seq = 0
         self.leases: dict[str, int] = {}
         self.lost: dict[str, int] = {}
         self.open: dict[int, int] = {}
         self.late: set[int] = set()
         self.sizes: dict[int, int] = {}
+        self.unread: list[tuple[int, int, str]] = []
+        self.untold: list[LedgerEntry] = []
         self.resolved = Resolved()
         self.batches = 0
         self.trained = 0
 
-    @rule(env=st.sampled_from("abc"), sequences=st.integers(1, 9))
-    def ask(self, env: str, sequences: int) -> None:
-        before = self.it.outstanding
-        reply: LeaseReply = self.it.ask(acquire(env, sequences), self.now)
-        if reply.granted and reply.lease:
-            assert before + sequences <= self.it.capacity
-            self.leases[reply.lease] = sequences
+    # the run
+
+    @precondition(lambda self: not self.cut_off)
+    @rule(env=st.sampled_from("abc"), sequences=st.integers(1, 9), groups=st.sampled_from([1, 9]))
+    def ask(self, env: str, sequences: int, groups: int) -> None:
+        for _ in range(groups):
+            before = self.it.outstanding
+            reply: LeaseReply = self.it.ask(acquire(env, sequences), self.now)
+            if reply.granted and reply.lease:
+                assert before + sequences <= self.it.capacity
+                self.leases[reply.lease] = sequences
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -318,9 +397,8 @@ class Bound(RuleBasedStateMachine):
 
     def _store(self, sequences: int, lease: str) -> None:
         self.seq += 1
-        self.it.member(self.seq, "a", plan(sequences, lease), self.now)
-        self.it.member(self.seq, "a", plan(sequences, lease), self.now)  # read twice
         self.open[self.seq] = sequences
+        self.unread.append((self.seq, sequences, lease))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), batched=st.booleans())
@@ -333,39 +411,78 @@ class Bound(RuleBasedStateMachine):
             made = batch(self.batches, sequences)
             self.sizes[self.batches] = sequences if seq not in self.late else 0
             self.batches += 1
-        self.it.entry(entry(self.resolved, self.batches, made))
+        self.untold.append(entry(self.resolved, self.batches, made))
 
     @precondition(lambda self: self.trained < self.batches)
     @rule()
     def train(self) -> None:
         self.trained += 1
-        self.it.trained(self.trained)
-
-    @rule(seconds=st.floats(0, 4))
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-        for lease in self.leases:  # a live producer renews
-            assert self.it.ask(LeaseRequest(op="renew", producer="p", env="a", lease=lease), self.now).granted
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
-    def lose(self, data: st.DataObject) -> None:
-        """A producer falls silent until its lease has run out; the others renew."""
+    def fall_silent(self, data: st.DataObject) -> None:
+        """A producer stops renewing; what it holds runs out some time."""
         lease = data.draw(st.sampled_from(sorted(self.leases)))
         self.lost[lease] = self.leases.pop(lease)
-        for _ in range(3):
-            self.wait(4.0)
-        self.it.expire(self.now)
 
+    @rule(quarters=st.integers(1, 6))
+    def wait(self, quarters: int) -> None:
+        """Live producers renew four times in a lease's time, if they reach the governor."""
+        for _ in range(quarters):
+            self.now += FLOW.lease_s / 4
+            if self.cut_off:
+                continue
+            for lease in self.leases:
+                assert self.it.ask(LeaseRequest(op="renew", producer="p", env="a", lease=lease), self.now).granted
+            self.renewed = True
+
+    # the governor
+
+    @precondition(lambda self: not self.cut_off)
+    @rule(messages=st.integers(0, 3), entries=st.integers(0, 3), step=st.booleans())
+    def follow(self, messages: int, entries: int, step: bool) -> None:
+        """Read on in the log, each stream at its own pace."""
+        for seq, sequences, lease in self.unread[:messages]:
+            self.it.member(seq, "a", plan(sequences, lease), self.now)
+            self.it.member(seq, "a", plan(sequences, lease), self.now)  # read twice
+        for each in self.untold[:entries]:
+            self.it.entry(each)
+        del self.unread[:messages], self.untold[:entries]
+        if step:
+            self.it.trained(self.trained)
+
+    @precondition(lambda self: not self.cut_off)
+    @rule()
+    def let_run_out(self) -> None:
+        self.it.contact(self.now)
+        if self.it.is_due(self.now):
+            self.follow(len(self.unread), 0, step=False)
+            self.it.seen(self.now)
+
+    @precondition(lambda self: not self.cut_off and self.renewed)
+    @rule()
+    def cut(self) -> None:
+        self.cut_off = True
+
+    @precondition(lambda self: self.cut_off)
+    @rule()
+    def mend(self) -> None:
+        """The connection is back. Any of requests, renewals, reading and looking at the clock may come first."""
+        self.cut_off = self.renewed = False
+
+    @precondition(lambda self: not self.cut_off)
     @rule()
     def restart(self) -> None:
         self.life += 1
-        self.it = governor(grants_from_s=self.now + FLOW.lease_s, term=f"t{self.life}")
+        self.it = governor(grants_from_s=math.inf, term=f"t{self.life}")
         self.it.entry(entry(self.resolved, self.batches))
         self.it.trained(self.trained)
+        self.it.contact(self.now)
         for seq, sequences in self.open.items():
             self.it.member(seq, "a", plan(sequences), self.now)
-        self.wait(0.0)
+        self.unread.clear()
+        self.untold.clear()
+        self.it.wait_until(self.now + FLOW.lease_s)
 
     @invariant()
     def bounded(self) -> None:
@@ -373,17 +490,18 @@ class Bound(RuleBasedStateMachine):
         untrained = sum(size for number, size in self.sizes.items() if number >= self.trained)
         true = sum(self.leases.values()) + sum(self.open.values()) + untrained
         assert true - late <= self.it.capacity
-        assert self.it.leased == sum(self.leases.values())
-        assert self.it.accepted == sum(self.open.values())
-        assert self.it.outstanding >= true, "counts less than there is"
 
     def teardown(self) -> None:
-        for lease in self.leases:
-            self.it.ask(LeaseRequest(op="release", producer="p", env="a", lease=lease), self.now)
-        self.it.entry(entry(Resolved(self.seq), self.batches))
-        self.it.trained(self.batches)
+        self.cut_off = False
+        self.leases.clear()
+        self.untold.append(entry(Resolved(self.seq), self.batches))
+        self.trained = self.batches
+        self.follow(len(self.unread), len(self.untold), step=True)
+        for _ in range(4 * int(FLOW.lease_s)):
+            self.now += 1.0
+            self.let_run_out()
         assert self.it.outstanding == 0
-        assert self.it.ask(acquire(sequences=8), self.now + 10 * FLOW.lease_s).granted
+        assert self.it.ask(acquire(sequences=8), self.now).granted
 
 
 TestBound = Bound.TestCase
