@@ -81,10 +81,15 @@ def _locked(fd: int) -> bool:
     return True
 
 
+class _PortTakenError(StartupError):
+    pass
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(store) as server:` runs a server on the directory `store`, made if need be.
 
-    `start` after a stop or a crash uses the same port and token again, so that clients reconnect by themselves.
+    `start` after a stop or a crash uses the same port and token again, so that clients reconnect by themselves; after a
+    crash of this process, too, whoever starts a server on its store does, unless the port has been taken meanwhile.
     """
 
     def __init__(self, store: Path, config: ServerConfig | None = None, *, binary: Path | None = None) -> None:
@@ -132,11 +137,32 @@ class EmbeddedServer:
         if self._process is not None and self._process.returncode is None:
             raise StartupError(f"the embedded server runs already (pid {self._process.pid})")
         binary = self._binary or find_binary()
+        came_before = self._port
         try:
             self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = await self._acquire()
         except OSError as error:
             raise StartupError(f"cannot use {self.store} as the server's store: {error}") from error
+        if came_before is None:
+            self._take_the_place_of_the_last()
+        try:
+            await self._launch(binary, lock)
+        except _PortTakenError:
+            if came_before is not None or self._port is None:
+                raise
+            self._port = None
+            await self._launch(binary, await self._acquire())
+        write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
+
+    def _take_the_place_of_the_last(self) -> None:
+        """Use the address and token of a server that did not end cleanly, and so has clients that look for it."""
+        with contextlib.suppress(StartupError):
+            last = read_endpoint(self.store)
+            host, _, port = last.url.removeprefix("nats://").rpartition(":")
+            if host == self._config.host and port.isdecimal():
+                self._port, self.token = int(port), last.token
+
+    async def _launch(self, binary: Path, lock: int) -> None:
         try:
             process = await self._spawn(binary, lock)
             with anyio.fail_after(self._config.start_timeout_s):
@@ -149,7 +175,6 @@ class EmbeddedServer:
                     f"nats-server did not answer within {self._config.start_timeout_s} s; its log ends:\n{self._tail()}"
                 ) from None
             raise
-        write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
 
     async def start_again(self) -> None:
         """Start the server after it ended by itself, several times if it ends again while it starts.
@@ -278,7 +303,7 @@ class EmbeddedServer:
     def _exit_error(self, status: int) -> StartupError:
         tail = self._tail()
         if "address already in use" in tail:
-            return StartupError(
+            return _PortTakenError(
                 f"port {self._port} on {self._config.host} is taken by another program; stop it, choose another port, "
                 "or set none to get any free one"
             )

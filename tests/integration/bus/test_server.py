@@ -56,6 +56,49 @@ async def test_a_restart_keeps_port_token_and_data(tmp_path: Path) -> None:
         assert server.pid != first
 
 
+_HOST = """
+import anyio, sys
+from pathlib import Path
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+
+async def main():
+    async with EmbeddedServer(Path(sys.argv[1])):
+        print("up", flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(main)
+"""
+
+
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_server_whose_host_was_killed_is_found_again_where_it_was(tmp_path: Path, taken: bool) -> None:
+    async with await anyio.open_process([sys.executable, "-c", _HOST, str(tmp_path / "store")]) as host:
+        assert host.stdout is not None
+        assert await host.stdout.receive() == b"up\n"
+        last = read_endpoint(tmp_path / "store")
+        async with await connect(last.url, name="test", token=last.token) as bus:
+            host.kill()
+            await host.wait()
+            port = int(last.url.rpartition(":")[2])
+            with socket.socket() as other:
+                if taken:
+                    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    with anyio.fail_after(10):
+                        while True:  # until the server has gone with its host
+                            try:
+                                other.bind(("127.0.0.1", port))
+                            except OSError:
+                                await anyio.sleep(0.01)
+                            else:
+                                other.listen()
+                                break
+                async with EmbeddedServer(tmp_path / "store") as server:
+                    assert (server.url == last.url) is not taken
+                    assert server.token == last.token
+                    if not taken:
+                        assert await bus.describe_streams() == []  # by the connection it had
+
+
 async def test_a_frozen_server_is_stopped(tmp_path: Path) -> None:
     async with EmbeddedServer(tmp_path / "store") as server:
         os.kill(server.pid, signal.SIGSTOP)
