@@ -23,7 +23,7 @@ from integration.servers import Servers, Standalone, Supervised
 
 from lachesis.pipeline.bus import blobs
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import leaves
+from lachesis.schemas.errors import InfrastructureError, leaves
 from lachesis.services.supervisor import plan
 
 __all__ = ["TIGHT", "Kind", "Round", "play"]
@@ -89,7 +89,7 @@ async def play(this: Round, folder: Path) -> None:
         try:
             run.start()
             await _struck(this, run)
-        except* (TimeoutError, AssertionError) as errors:
+        except* (TimeoutError, AssertionError, InfrastructureError) as errors:
             this.verdict.blame("goes on", [f"{error!r}\n{run.tail()}" for error in leaves(errors)])
         finally:
             _end(run)
