@@ -33,7 +33,9 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
     schedule = Schedule(config.evaluate, config.training.steps, await _newest_step(service, list(envs)))
     async with (
         service.until_drained(),  # an evaluation cut short leaves nothing behind
-        open_role(service.bus, config.run, "eval", url=config.role("eval").url) as directory,
+        open_role(
+            service.bus, config.run, "eval", url=config.role("eval").url, requested=service.requested
+        ) as directory,
     ):
         evaluator = _Evaluator(service, config, envs, directory)
         await directory.current()

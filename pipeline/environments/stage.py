@@ -64,7 +64,9 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     env = load_environment(settings.kind, settings.params)
     url = config.role("policy").url
-    async with open_role(service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s) as directory:
+    async with open_role(
+        service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s, requested=service.requested
+    ) as directory:
         producer = _Producer(service, name, env, settings, directory, seed=config.seed)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)

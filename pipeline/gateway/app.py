@@ -32,9 +32,10 @@ from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
 from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 
-__all__ = ["Gateway", "build_app"]
+__all__ = ["PATHS", "Gateway", "build_app"]
 
 Handler = Callable[[Request], Awaitable[Any]]
 
@@ -51,6 +52,10 @@ _NO_TRAINER = (
     "the trainer's side of this API is not served: batches are in the run's ledger, which keeps them until they are "
     "trained. Read them with lachesis.batches(run)"
 )
+
+
+PATHS = frozenset({"/register-env", "/disconnect-env", "/status-env", "/scored_data", "/scored_data_list"})
+"""What environments ask for in their work."""
 
 
 def build_app(gateway: Gateway) -> Starlette:
@@ -261,7 +266,9 @@ class Gateway:
             body = await read_body(request, self._config.gateway.body_bytes)
         if body is None:
             raise DataError(f"the body did not arrive in {_READ_S:g} s")
-        return await self._intake.read(body, several=several)
+        return await self._intake.read(
+            body, several=several, caller=parent_span(request.headers.get("traceparent", ""))
+        )
 
     async def trainers_side(self, _: Request) -> Any:
         return _detail(501, DataError(_NO_TRAINER))

@@ -25,7 +25,9 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise _too_large(limit)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding == "gzip" and data:
-        return unzipped(bytes(data), limit)
+        found = unzipped(bytes(data), limit)
+        request.state.plain_bytes = len(found)
+        return found
     if encoding not in {"gzip", "identity"}:
         raise DataError(f"content-encoding {encoding[:40]!r} is not known here; send gzip or none")
     return bytes(data)

@@ -26,6 +26,7 @@ from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.gateway.store import Store
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.spans import Link, Span, generate_span, hold_span, publish_span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
@@ -49,13 +50,16 @@ class BusyError(InfrastructureError):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One group of a request: `digest` names its bytes, `owner` its client if that registered."""
+    """One group of a request: `digest` names its bytes, `owner` its client if that registered, `caller` the span that
+    sent it if that said so.
+    """
 
     env: str
     owner: int | None
     digest: str
     group: RolloutGroup
     data: bytes
+    caller: Link | None = None
 
 
 class Intake:
@@ -74,6 +78,7 @@ class Intake:
         self._converting = anyio.CapacityLimiter(1)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._under_way: dict[str, anyio.Event] = {}
+        self._callers: dict[str, Link] = {}
         self._held_bytes: Counter[str] = Counter()
         self.held_sequences: Counter[str] = Counter()
         self.latest: ScoredData | None = None
@@ -89,12 +94,12 @@ class Intake:
             for leases in self._leases.values():
                 tasks.start_soon(leases.renew)
 
-    async def read(self, body: bytes, *, several: bool) -> list[Item]:
+    async def read(self, body: bytes, *, several: bool, caller: Link | None = None) -> list[Item]:
         """Return the groups of a body, converted. Raises `DataError` saying what is wrong with the first bad one."""
         arrived_ns = self._service.now_ns()
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
         origins = [self._origin(data, arrived_ns) for _, data in parsed]
-        items = await anyio.to_thread.run_sync(_convert, parsed, origins, limiter=self._converting)
+        items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
         if parsed and len(body) <= _LARGEST_EXAMPLE:
             self._example = parsed[-1][1]
         return items
@@ -185,9 +190,12 @@ class Intake:
             self.duplicates += 1
             return known
         done = self._under_way[item.digest] = anyio.Event()
+        if item.caller is not None:
+            self._callers[item.group.id] = item.caller
         try:
             answer = self._answers[item.digest] = await self._store_item(item)
         finally:
+            self._callers.pop(item.group.id, None)
             del self._under_way[item.digest]
             done.set()
         if len(self._answers) > _REMEMBERED:
@@ -267,9 +275,12 @@ class Intake:
         sampled = service.tracing.sampled(group.id)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         subject = subjects.rollout(group.run, group.env)
+        leased_ns = service.now_ns()
         ack: PubAck = await service.retrying(f"publish {subject}")(
             service.bus.publish_large, subject, data, msg_id=f"{subject}.{digest}", headers=headers
         )
+        if sampled and not ack.duplicate:
+            service.tracing.emit(self._spans(group, subject, ack, leased_ns, len(data)))
         service.called(group.started_ns, len(group.sequences), payload=len(data))
         service.recovered()
         service.vitals.handled += 1
@@ -279,6 +290,23 @@ class Intake:
             service.vitals.emitted += 1
             service.vitals.process.record((service.now_ns() - group.started_ns) / 1e9)
         return not ack.duplicate
+
+    def _spans(self, group: RolloutGroup, subject: str, ack: PubAck, leased_ns: int, size: int) -> list[Span]:
+        """Return what environment and gateway did for a group, linked to the span of a caller that traces itself."""
+        stored_ns = self._service.now_ns()
+        arrived_ns = min(group.started_ns + int(self._config.gateway.generation_s * 1e9), leased_ns)
+        about: dict[str, str | int] = {
+            "rl.group.size": len(group.sequences),
+            "rl.policy.version": group.policy_versions[0],
+        }
+        generated = generate_span(group.id, group.env, (group.started_ns, arrived_ns), about)
+        caller = self._callers.get(group.id)
+        if caller is not None:
+            generated = msgspec.structs.replace(generated, links=[caller])
+        message, times = f"{ack.stream}:{ack.seq}", (leased_ns, stored_ns)
+        held = hold_span(group.id, group.env, (arrived_ns, leased_ns))
+        published = publish_span(self._service.name, group.id, generated.id, subject, times, message=message, size=size)
+        return [generated, held, published]
 
     def figures(self) -> dict[str, float]:
         """Return figures for the heartbeat."""
@@ -304,9 +332,11 @@ def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:
     return found
 
 
-def _convert(parsed: list[tuple[str, ScoredData]], origins: list[tuple[Origin, int | None]]) -> list[Item]:
+def _convert(
+    parsed: list[tuple[str, ScoredData]], origins: list[tuple[Origin, int | None]], caller: Link | None
+) -> list[Item]:
     items = []
     for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
         group = to_group(data, origin)
-        items.append(Item(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group)))
+        items.append(Item(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group), caller=caller))
     return items

@@ -12,12 +12,12 @@ import uvicorn
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.app import Gateway, build_app
+from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
-from lachesis.pipeline.stage.http import HttpServer
+from lachesis.pipeline.stage.http import Counted, HttpServer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -50,7 +50,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         gateway = Gateway(config, store, policies, intake, token=token, failed=failed)
         server = HttpServer(
             uvicorn.Config(
-                build_app(gateway),
+                Counted(build_app(gateway), service.answered, PATHS),
                 log_level="warning",
                 lifespan="off",
                 server_header=False,

@@ -134,6 +134,7 @@ class _Server:
         body = await body_of(request, GenerateRequest)
         if body.stream:
             raise DataError("stream is not supported by the reference server; leave it out.")
+        request.state.items = body.sampling_params.n
         future = self._engine.submit(body.token_ids, body.sampling_params)
         result = await unless_disconnected(request, future)
         return GenerateResponse(

@@ -8,7 +8,8 @@ spans that cover it; errors are sorted into InfrastructureError (timeout, connec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Annotated, Any, Self, TypeVar
 
@@ -31,7 +32,8 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
     WeightVersionSpan,
 )
-from lachesis.schemas.errors import DataError, InfrastructureError, StartupError
+from lachesis.pipeline.telemetry.performance import Call
+from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, StartupError
 from lachesis.schemas.values import from_json
 
 __all__ = ["Capabilities", "Generation", "InferenceClient"]
@@ -81,8 +83,16 @@ class _Models(msgspec.Struct):
 class InferenceClient:
     """An async context manager over one server. One instance serves any number of tasks."""
 
-    def __init__(self, config: ClientConfig, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        requested: Callable[[Call], None] | None = None,
+    ) -> None:
+        """`requested` is told of every request for tokens or logprobs once it has ended; its items are samples."""
         self.config = config
+        self._requested = requested
         self._http = httpx.AsyncClient(
             base_url=config.url,
             timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
@@ -218,7 +228,22 @@ class InferenceClient:
 
     async def _generate(self, token_ids: list[int], params: SamplingParams, mode: Any) -> GenerateResponse:
         request = GenerateRequest(token_ids=token_ids, sampling_params=params, output_mode=mode)
-        return await self._post("/inference/v1/generate", request, GenerateResponse)
+        began_s, path = time.monotonic(), "/inference/v1/generate"
+        payload = None
+        try:
+            response = await self._request("POST", path, content=msgspec.json.encode(request))
+            payload = len(response.content)
+            found = self._decoded(path, GenerateResponse, response)
+        except LachesisError:
+            self._tell(began_s, 0, payload, failed=True)
+            raise
+        self._tell(began_s, params.n, payload)
+        return found
+
+    def _tell(self, began_s: float, items: int, payload: int | None, *, failed: bool = False) -> None:
+        if self._requested is not None:
+            ended_s = time.monotonic()
+            self._requested(Call(ended_s, ended_s - began_s, items, failed, payload))
 
     def _generation(self, choice: Choice) -> Generation:
         tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
@@ -245,7 +270,9 @@ class InferenceClient:
         return await self._json("POST", path, kind, content=msgspec.json.encode(body))
 
     async def _json(self, method: str, path: str, kind: type[T], **arguments: Any) -> T:
-        response = await self._request(method, path, **arguments)
+        return self._decoded(path, kind, await self._request(method, path, **arguments))
+
+    def _decoded(self, path: str, kind: type[T], response: httpx.Response) -> T:
         return from_json(f"{self._where} answered {path} with something else than expected", kind, response.content)
 
     async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:

@@ -6,7 +6,7 @@ once it is gone, one that stayed registers again, so a role is never left to a s
 """
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.telemetry.performance import Call
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 
@@ -67,8 +68,10 @@ class Directory:
     A context that closes the clients it handed out.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, requested: Callable[[Call], None] | None = None) -> None:
+        """`requested`: see `InferenceClient`."""
         self._timeout_s = timeout_s
+        self._requested = requested
         self._clients = AsyncExitStack()
         self._client: InferenceClient | None = None
         self._changed = anyio.Event()
@@ -101,7 +104,7 @@ class Directory:
         if self._client is not None and self._client.config.url == url:
             return
         # The old client stays open: requests may be under way on it.
-        client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s))
+        client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s), requested=self._requested)
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
@@ -118,10 +121,19 @@ def _check_url(url: str) -> None:
 
 @asynccontextmanager
 async def open_role(
-    bus: Bus, run: str, role: str, *, url: str | None = None, timeout_s: float = 120.0
+    bus: Bus,
+    run: str,
+    role: str,
+    *,
+    url: str | None = None,
+    timeout_s: float = 120.0,
+    requested: Callable[[Call], None] | None = None,
 ) -> AsyncIterator[Directory]:
-    """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus."""
-    async with Directory(timeout_s) as directory, background() as tasks:
+    """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
+
+    `requested`: see `InferenceClient`.
+    """
+    async with Directory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
             await directory.use(url)
         else:

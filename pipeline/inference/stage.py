@@ -17,7 +17,7 @@ from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.stage.http import HttpServer
+from lachesis.pipeline.stage.http import Counted, HttpServer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import Policy, load_model, load_tokenizer
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
@@ -69,7 +69,8 @@ async def _serve_reference(
     ):
         url = f"http://{settings.near}:{listener.getsockname()[1]}"
         app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
-        server = HttpServer(uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+        counted = Counted(app, service.answered, {"/inference/v1/generate"})
+        server = HttpServer(uvicorn.Config(counted, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
         async with Directory(timeout_s=120.0) as own, background() as tasks:
             await own.use(url)
             tasks.start_soon(server.stop_on_drain, service)

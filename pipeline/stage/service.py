@@ -68,7 +68,15 @@ class Service:
     ) -> None:
         """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `Call`."""
         seconds = (self.now_ns() - start_ns) / 1e9
-        self.tracing.performance.record(Call(time.monotonic(), seconds, items, failed, payload, plain))
+        self.tracing.performance["api_perf"].record(Call(time.monotonic(), seconds, items, failed, payload, plain))
+
+    def requested(self, call: Call) -> None:
+        """Count one request to an inference server, for `api_perf/inference/*`."""
+        self.tracing.performance["api_perf/inference"].record(call)
+
+    def answered(self, call: Call) -> None:
+        """Count one HTTP request that the service answered, for `api_perf/http/*`."""
+        self.tracing.performance["api_perf/http"].record(call)
 
     async def heartbeat(self) -> None:
         """Broadcast the service's figures now, and export them where telemetry goes."""

@@ -28,7 +28,8 @@ __all__ = ["run_teacher"]
 
 async def run_teacher(service: Service, config: RunConfig) -> None:
     """Run one replica of the teacher stage until the service drains."""
-    async with open_role(service.bus, config.run, "teacher", url=config.role("teacher").url) as directory:
+    url = config.role("teacher").url
+    async with open_role(service.bus, config.run, "teacher", url=url, requested=service.requested) as directory:
         capabilities: Capabilities | None = None
         async with service.until_drained():
             async for attempt in service.retrying("probe the teacher"):

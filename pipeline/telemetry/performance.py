@@ -1,7 +1,7 @@
 """What a service's calls cost: latency, rates, failures and payload over the newest calls. Pure.
 
-A call is one unit of work that somebody waits for: a group handled by a stage, a group stored by an environment, a
-request answered by an inference server, a batch fetched by a trainer.
+A call is one unit of work that somebody waits for: a group handled by a stage or stored by an environment, a batch
+trained, an HTTP request answered by a gateway or an inference server, a request to an inference server.
 """
 
 from collections import deque
@@ -41,8 +41,11 @@ class Performance:
         self._failed += call.failed
         self._slow += call.seconds * 1e3 > self._slow_ms
 
-    def figures(self) -> dict[str, float]:
-        """Return `api_perf/*`; what has no value yet is left out. Rates are per second over the window's span."""
+    def figures(self, prefix: str = "api_perf") -> dict[str, float]:
+        """Return `api_perf/*`, or the same under another prefix; what has no value yet is left out.
+
+        Rates are per second over the window's span.
+        """
         if not self._calls:
             return {}
         ms = np.array([call.seconds for call in self._calls]) * 1e3
@@ -70,4 +73,4 @@ class Performance:
         ratios = [call.plain / call.payload for call in self._calls if call.payload and call.plain is not None]
         if ratios:
             found["mean_compression_ratio"] = float(np.mean(ratios))
-        return {f"api_perf/{name}": value for name, value in found.items()}
+        return {f"{prefix}/{name}": value for name, value in found.items()}

@@ -8,6 +8,7 @@ the way.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -28,6 +29,8 @@ __all__ = [
     "consume_spans",
     "generate_id",
     "generate_span",
+    "hold_span",
+    "parent_span",
     "process_id",
     "publish_span",
     "rebuilt",
@@ -44,6 +47,7 @@ SpanKind = Literal["internal", "client", "consumer"]
 Times = tuple[int, int]
 """Start and end, Unix ns."""
 
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 _GAP_NS = 1_000
 """Between the end of a wait and the start of the work: with equal times a viewer may draw them in either order."""
 
@@ -87,6 +91,14 @@ class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     step: int | None = None
     staleness: int | None = None
+
+
+def parent_span(traceparent: str) -> Link | None:
+    """Return the span that a W3C `traceparent` header of another system names, None where it names none."""
+    found = _TRACEPARENT.fullmatch(traceparent.strip())
+    if found is None or not (int(found[1], 16) and int(found[2], 16)):
+        return None
+    return Link(found[1], found[2])
 
 
 def root_id(group: str) -> str:
@@ -304,6 +316,20 @@ def generate_span(group: str, env: str, times: Times, attributes: Attributes | N
         start_ns=times[0],
         end_ns=max(times),
         attributes=attributes or {},
+    )
+
+
+def hold_span(group: str, env: str, times: Times) -> Span:
+    """Return a gateway's wait with a group that arrived: for a lease, or for the rest of its group."""
+    return Span(
+        service="gateway",
+        name=f"hold {env}",
+        trace=group,
+        id=span_id(group, "hold"),
+        parent=root_id(group),
+        kind="internal",
+        start_ns=times[0],
+        end_ns=max(times),
     )
 
 

@@ -1,6 +1,7 @@
 """What a service knows of its telemetry: which groups to trace, on which clock, what its calls cost, and where finished
 spans and figures go."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -34,7 +35,10 @@ class Tracing:
     def __init__(self, config: TelemetryConfig | None = None, sink: Sink | None = None) -> None:
         config = config or TelemetryConfig()
         self.clock = Clock()
-        self.performance = Performance(config.perf_window, config.perf_slow_ms)
+        self.performance: dict[str, Performance] = defaultdict(
+            lambda: Performance(config.perf_window, config.perf_slow_ms)
+        )
+        """What calls cost, by the prefix of the figures."""
         self.sink = sink
         self.on = sink is not None and sink.traces
         self._ratio = config.ratio if self.on else 0.0
@@ -51,7 +55,9 @@ class Tracing:
 
     def figures(self) -> dict[str, float]:
         """Return `api_perf/*`, and where traces are exported `trace/*`: the share kept, and spans dropped."""
-        found = self.performance.figures()
+        found: dict[str, float] = {}
+        for prefix, performance in self.performance.items():
+            found |= performance.figures(prefix)
         if self.sink is not None and self.on:
             found["trace/dropped_spans"] = float(self.sink.dropped)
             if self.keeper.kept_ratio is not None:

@@ -33,6 +33,7 @@ from lachesis.services.connect import may_go_on, open_history, open_run
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
 from lachesis.services.live.jaeger import Jaeger
+from lachesis.services.live.progress import step_times
 from lachesis.services.live.rollout import Timeline
 
 __all__ = ["render", "run_follow", "run_trace"]
@@ -76,6 +77,10 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
 async def _find(config: RunConfig, name: str) -> Timeline:
     async with open_history(config, f"{config.run}.trace") as bus:
         rollout = await find_rollout(bus, config, name)
+        if rollout.batch is not None and not rollout.reported:
+            times = step_times(config.path, rollout.batch + 1)
+            if times is not None:
+                rollout.logged(*times)
         return rollout.timeline(config.batching, await bus.server_time_ns())
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from lachesis.pipeline.training.tracking import METRICS_FILE
 
-__all__ = ["newest_checkpoint", "newest_figures", "progress_line", "recent_figures"]
+__all__ = ["newest_checkpoint", "newest_figures", "progress_line", "recent_figures", "step_times"]
 
 _POINTER = Path("checkpoints") / "latest"
 _MOST = 1 << 18
@@ -22,6 +22,16 @@ def newest_figures(folder: Path) -> dict[str, float]:
 def recent_figures(folder: Path) -> list[dict[str, float]]:
     """Return the figures of the newest steps, oldest first: as many as fit into what is read, a few dozen."""
     return [_figures(row) for row in _newest_rows(folder)]
+
+
+def step_times(folder: Path, step: int) -> tuple[int, int] | None:
+    """Return when one of the newest steps began and ended, Unix ns; None where the figures do not tell."""
+    for figures in reversed(recent_figures(folder)):
+        took_s = figures.get("latency/trainer/proc/p50")  # one stamp for all groups of the batch: exact
+        if figures.get("train/step") == step and took_s is not None:
+            end_ns = round(figures["train/time"] * 1e9)
+            return end_ns - round(took_s * 1e9), end_ns
+    return None
 
 
 def _newest_rows(folder: Path) -> list[bytes]:

@@ -112,6 +112,10 @@ class Rollout:
         times = [(step.start_ns, step.end_ns) for step in report.steps if step.batch == self.batch]
         self.trained_ns = times[-1] if times else self.trained_ns
 
+    def logged(self, start_ns: int, end_ns: int) -> None:
+        """Take in when its step was taken by the trainer's log of figures, which is ahead of its reports."""
+        self.reported, self.trained_ns = True, (start_ns, end_ns)
+
     @property
     def ended(self) -> bool:
         """Whether nothing more is to be learned from the ledger."""

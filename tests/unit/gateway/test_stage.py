@@ -1,11 +1,16 @@
 """The gateway on a bus in memory: what clients are answered, what is stored, and what a kill leaves."""
 
+import gzip
 import json
+from functools import partial
 
 import anyio
 import pytest
 
 from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.spans import Link, generate_id, root_id
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
@@ -363,3 +368,65 @@ async def test_it_refuses_to_listen_to_everybody_or_where_somebody_does(world):
         with pytest.RaisesGroup(StartupError, flatten_subgroups=True):
             async with world.gateway(world.config(port=http.base_url.port)):
                 pass
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    traces, dropped = True, 0
+
+    def __init__(self) -> None:
+        self.spans = []
+
+    def emit(self, spans):
+        self.spans += spans
+
+    def observe(self, figures):
+        pass
+
+
+async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world, make_scored):
+    sink = Kept()
+    caller = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
+    async with world.gateway(world.config(generation_s=2.0)) as http:
+        world.service.tracing = Tracing(TelemetryConfig(ratio=1.0), sink)
+        world.governor.open = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(http.post, "/scored_data", json=make_scored(), headers={"traceparent": caller}))
+            await world.until(lambda: world.governor.refusals >= 2)
+            world.governor.open = True
+        await http.post("/scored_data", json=make_scored())  # a repeat is stored, and traced, once
+        await http.post("/scored_data", json=make_scored(seed=1), headers={"traceparent": "ff-nonsense"})
+    first, second = await world.groups()
+    spans = {span.name: span for span in sink.spans if span.trace == first.id}
+    assert spans.keys() == {"generate words", "hold words", "publish rl.rollout.r.words"}
+    generated, held, published = spans["generate words"], spans["hold words"], spans["publish rl.rollout.r.words"]
+    assert (generated.service, generated.parent, generated.id) == (
+        "environment-words", root_id(first.id), generate_id(first.id)
+    )  # fmt: skip
+    assert generated.links == [Link("a" * 32, "b" * 16)]
+    assert (held.parent, published.parent) == (root_id(first.id), generated.id)
+    assert generated.end_ns - generated.start_ns == 2_000_000_000
+    assert generated.end_ns == held.start_ns
+    assert held.end_ns == published.start_ns
+    assert held.end_ns > held.start_ns
+    assert published.attributes["messaging.message.id"] == "ROLLOUTS:1"
+    assert sum(span.name == "generate words" for span in sink.spans) == 2
+    assert not any(span.links for span in sink.spans if span.trace == second.id)
+
+
+async def test_what_environments_ask_for_is_counted(world, make_scored, as_gzip):
+    async with world.gateway() as http:
+        await world.registered(http)
+        whole = as_gzip(make_scored())
+        assert (await http.post("/scored_data", **whole)).status_code == 200
+        assert (await http.post("/scored_data", json=make_scored(tokens=[]))).status_code == 422
+        await http.get("/info")  # asked for by anybody
+        await world.until(lambda: world.service.tracing.figures().get("api_perf/http/total_requests") == 3)
+        figures = world.service.tracing.figures()
+    assert figures["api_perf/http/failed_requests"] == 1
+    assert figures["api_perf/http/error_rate"] == pytest.approx(1 / 3)
+    assert figures["api_perf/http/latency_p99_ms"] >= figures["api_perf/http/latency_p50_ms"] > 0
+    plain = len(gzip.decompress(whole["content"]))
+    assert figures["api_perf/http/mean_compression_ratio"] == pytest.approx(plain / len(whole["content"]))
+    assert figures["api_perf/total_items"] == 4  # sequences stored

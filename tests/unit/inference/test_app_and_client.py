@@ -415,3 +415,18 @@ def served(app):
     server.should_exit = True
     thread.join()
     listener.close()
+
+
+async def test_requests_for_tokens_and_logprobs_are_told_of(served):
+    told = []
+    url = f"http://{served[0]}:{served[1]}"
+    async with InferenceClient(ClientConfig(url=url), requested=told.append) as client:
+        tokens = await client.tokenize([{"role": "user", "content": "a"}])
+        await client.generate(tokens, 3, SamplingParams(max_tokens=2))
+        await client.prompt_logprobs(tokens)
+        with pytest.raises(DataError):
+            await client.generate([], 2)
+    assert [(call.items, call.failed, call.payload is None) for call in told] == [
+        (3, False, False), (1, False, False), (0, True, True),
+    ]  # fmt: skip
+    assert all(call.seconds > 0 for call in told)

@@ -162,6 +162,17 @@ async def test_trained_it_shows_what_its_trace_shows(world: World) -> None:
     )  # fmt: skip
 
 
+async def test_the_trainers_log_tells_of_a_step_that_is_not_reported_yet(world: World) -> None:
+    group = await world.rollout()
+    await world.ledger(world.batched(group))
+    rollout = await find_rollout(world.bus, CONFIG, group)
+    began_ns = world.began_ns[group]
+    rollout.logged(began_ns + 700 * MS, began_ns + 900 * MS)
+    told = rollout.timeline(BatchingConfig(), began_ns + 5000 * MS)
+    assert (told.state, told.waits_for, told.seconds) == ("trained", None, 0.9)
+    assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger", "train.consume"]
+
+
 async def test_a_report_that_does_not_tell_of_the_step_leaves_its_time_open(world: World) -> None:
     group = await world.rollout()
     await world.ledger(world.batched(group))
