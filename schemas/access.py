@@ -13,8 +13,9 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay` and `shadow`: reads everything, makes the
-streams, puts messages back, lets environments go on, writes revisions of history and drops the oldest of theirs."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `export` and `import`: reads
+everything, makes the streams, puts messages back, lets environments go on, writes revisions of history and drops the
+oldest of theirs, stores rollouts of the past."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `dead` and `doctor`: reads
 everything, writes nothing."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import anyio
+import msgspec
 
+from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -92,25 +94,32 @@ async def until_ended(config: RunConfig) -> None:
 
 
 @asynccontextmanager
-async def open_run(config: RunConfig, name: str, identity: str = OBSERVER) -> AsyncIterator[History]:
+async def open_run(
+    config: RunConfig, name: str, identity: str = OBSERVER, *, create: bool = False
+) -> AsyncIterator[History]:
     """Yield a run to look at, with a bus that may do with its history what `identity` may.
 
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
-    context. Raises as `connect_run`, and `NotFoundError` when the server has other runs and knows nothing of this one.
+    context. With `create` that makes the streams as well, for a run that has neither a server nor a folder too. Raises
+    as `connect_run`, and, unless it is to be made, `NotFoundError` when the server has other runs and knows nothing of
+    this one.
     """
     async with AsyncExitStack() as stack:
         ended = False
         try:
             bus = await connect_run(config, name, identity)
         except StartupError:
-            if not has_history(config):
+            if not has_history(config) and (config.nats is not None or not create):
                 raise
             ended = True
             log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER))
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, _roomy(config)))
             bus = await connect(server.url, name=name, token=server.token)
         await stack.enter_async_context(bus)
-        await _check_known(bus, config)
+        if not create:
+            await _check_known(bus, config)
+        elif ended:
+            await bus.ensure_streams(config.streams)
         yield History(bus, ended)
 
 
@@ -119,6 +128,12 @@ async def open_history(config: RunConfig, name: str, identity: str = OBSERVER) -
     """Yield the bus of `open_run`, for what does not care whether the run goes on. Raises as it does."""
     async with open_run(config, name, identity) as history:
         yield history.bus
+
+
+def _roomy(config: RunConfig) -> ServerConfig:
+    """Return how a server is started for the history of a run: with room for what its streams may hold."""
+    room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
+    return msgspec.structs.replace(config.server, max_file_bytes=room)
 
 
 async def _check_known(bus: NatsBus, config: RunConfig) -> None:

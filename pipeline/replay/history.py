@@ -3,7 +3,7 @@
 Guarantees that what is handed out is exactly what was found, in order: a rollout that is gone meanwhile is an error.
 """
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, Stored
@@ -13,7 +13,7 @@ from lachesis.schemas.errors import NotFoundError, SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
-__all__ = ["Found", "Take", "feed", "find", "follow"]
+__all__ = ["Found", "Take", "feed", "find", "follow", "selected"]
 
 _DENSE = 8
 """From one wanted rollout in so many sequences on, all that lies between is read too: that is faster than to ask for
@@ -32,25 +32,38 @@ Take = Callable[[Found, Stored], Awaitable[bool]]
 """Takes the next rollout, and says whether it wants another."""
 
 
-async def find(
-    bus: Bus, run: str, selection: Selection, groups: Collection[str] | None, *, env: str, first: int, last: int
-) -> list[Found]:
-    """Return the selected rollouts of `env` from sequence `first` to `last`, in order.
+async def selected(
+    bus: Bus,
+    run: str,
+    selection: Selection,
+    groups: Collection[str] | None,
+    *,
+    envs: Sequence[str],
+    first: int,
+    last: int,
+) -> AsyncGenerator[Found]:
+    """Yield the selected rollouts of `envs` from sequence `first` to `last`, in order, by their headers.
 
-    One whose header cannot be read is in no selection, as it is in no window of the live run.
+    One whose header cannot be read is in no selection, as it is in no window of the live run. It holds a reader open:
+    whoever may stop early closes it (`contextlib.aclosing`).
     """
-    found: list[Found] = []
     if first > last:
-        return found
-    subject = subjects.rollout(run, env)
-    async with bus.read(subjects.ROLLOUTS, [subject], start=first, headers_only=True, follow=False) as messages:
+        return
+    filters = [subjects.rollout(run, env) for env in envs]
+    async with bus.read(subjects.ROLLOUTS, filters, start=first, headers_only=True, follow=False) as messages:
         async for message in messages:
             if message.seq > last:
                 break
             one = _selected(message, selection, groups)
             if one is not None:
-                found.append(one)
-    return found
+                yield one
+
+
+async def find(
+    bus: Bus, run: str, selection: Selection, groups: Collection[str] | None, *, env: str, first: int, last: int
+) -> list[Found]:
+    """Return the selected rollouts of `env` from sequence `first` to `last`, in order."""
+    return [one async for one in selected(bus, run, selection, groups, envs=[env], first=first, last=last)]
 
 
 def _selected(message: Stored, selection: Selection, groups: Collection[str] | None) -> Found | None:
@@ -75,7 +88,8 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
 
 
 async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:
-    """Give each of `wanted` with its message to `take`, in order, until it says that it is enough.
+    """Give each of `wanted`, rollouts of `env` (`*`: any), with its message to `take`, in order, until it says that it
+    is enough.
 
     Raises `NotFoundError` naming the first that is gone.
     """

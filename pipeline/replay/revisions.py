@@ -3,9 +3,9 @@
 Guarantees that of several annotations of one group the first stored counts, as it does everywhere.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import NamedTuple, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
@@ -20,7 +20,7 @@ from lachesis.schemas.replay import RescoreEvent, RevisionRecord
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
 
-__all__ = ["conversation", "following", "read_revision"]
+__all__ = ["Derived", "conversation", "definition", "derived", "following", "read_revision"]
 
 E = TypeVar("E", bound=Event)
 
@@ -42,48 +42,81 @@ class _Gathered:
         return Revision(name, groups, len(self.unscored), complete)
 
 
+class Derived(NamedTuple):
+    """What one event says of some groups of `env`, and what made it. `unscored`: sequence, group and why, of what has
+    no score. `reached`: of a replay, the sequence of ROLLOUTS below which all of `env` is in the revision."""
+
+    env: str
+    scores: list[GroupScore] = []
+    rewards: list[GroupReward] = []
+    unscored: list[tuple[int, str | None, str]] = []
+    ensemble: str | None = None
+    raters: dict[str, str] | None = None
+    estimator: str | None = None
+    reached: int = 0
+
+
 async def read_revision(bus: Bus, config: RunConfig, name: str) -> Revision:
     """Return a revision of the run: `live` (or the live revision's name) or one that a replay wrote.
 
     Raises `NotFoundError` where there is no such revision, naming those there are, or nothing in it.
     """
-    found = await (_live(bus, config) if name in {subjects.LIVE, config.revision} else _replayed(bus, config, name))
+    defined = await definition(bus, config, name)
+    gathered = _Gathered()
+    reached = dict.fromkeys(defined.selection.envs, 0) if defined is not None else {}
+    async with aclosing(derived(bus, config, defined)) as events:
+        async for event in events:
+            gathered.take(event.env, event.scores, event.rewards)
+            gathered.unscored |= {f"{seq}" for seq, _, _ in event.unscored}
+            reached[event.env] = event.reached
+    complete = defined is None or (defined.last is not None and min(reached.values()) > defined.last)
+    found = gathered.revision(name if defined is not None else config.revision, complete=complete)
     if not found.groups:
         raise NotFoundError(f"revision {name!r} of run {config.run} has no scores yet")
     return found
 
 
-async def _live(bus: Bus, config: RunConfig) -> Revision:
-    run, revision = config.run, config.revision
-    gathered = _Gathered()
-    async with _events(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
-        async for event in scores:
-            gathered.take(event.env, event.groups, [])
-    async with _events(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
-        async for reward in rewards:
-            gathered.take(reward.env, [], reward.groups)
-    async with _events(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
-        async for letter in letters:
-            if letter.ends_rollout:
-                gathered.unscored.add(f"{letter.seq}")
-    return gathered.revision(revision, complete=True)
-
-
-async def _replayed(bus: Bus, config: RunConfig, name: str) -> Revision:
+async def definition(bus: Bus, config: RunConfig, name: str) -> RevisionRecord | None:
+    """Return what a replayed revision is, None if `name` is the live one. Raises `NotFoundError` naming all."""
+    if name in {subjects.LIVE, config.revision}:
+        return None
     run = config.run
     subjects.check_name("revision", name)
     defined, _, _ = await newest(bus, REPLAY, subjects.revision(run, name), RevisionRecord, lambda one: one.run == run)
     if defined is None:
         known = [subjects.LIVE, *await _known(bus, run)]
         raise NotFoundError(f"run {run} has no revision {name!r}; there are {', '.join(known)}")
-    gathered = _Gathered()
-    reached = dict.fromkeys(defined.selection.envs, 0)
-    async with _events(bus, REPLAY, subjects.replay("rescore", run, name), RescoreEvent) as events:
-        async for event in events:
-            gathered.take(event.env, event.scores, event.rewards)
-            gathered.unscored |= {f"{item.seq}" for item in event.unscored}
-            reached[event.env] = event.commit.cursors.get(ROLLOUTS, 0)
-    return gathered.revision(name, complete=defined.last is not None and min(reached.values()) > defined.last)
+    return defined
+
+
+async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -> AsyncGenerator[Derived]:
+    """Yield what was derived of the run's groups under a replayed revision, or (None) the live one, as it was stored.
+
+    Several events may tell of one group: the first counts. It holds a reader open: whoever may stop early closes it.
+    """
+    run, revision = config.run, config.revision
+    if defined is not None:
+        subject = subjects.replay("rescore", run, defined.revision)
+        async with _events(bus, REPLAY, subject, RescoreEvent) as events:
+            async for event in events:
+                unscored: list[tuple[int, str | None, str]] = [
+                    (one.seq, one.group, one.reason) for one in event.unscored
+                ]
+                made_by = event.ensemble, event.raters, event.advantage
+                yield Derived(
+                    event.env, event.scores, event.rewards, unscored, *made_by, event.commit.cursors.get(ROLLOUTS, 0)
+                )
+        return
+    async with _events(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
+        async for score in scores:
+            yield Derived(score.env, scores=score.groups, ensemble=score.ensemble, raters=score.raters)
+    async with _events(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
+        async for reward in rewards:
+            yield Derived(reward.env, rewards=reward.groups, estimator=reward.advantage)
+    async with _events(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
+        async for letter in letters:
+            if letter.ends_rollout:
+                yield Derived(letter.env, unscored=[(letter.seq, letter.group, letter.reason)])
 
 
 async def _known(bus: Bus, run: str) -> list[str]:

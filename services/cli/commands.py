@@ -1,5 +1,6 @@
 """The commands: what each is called, takes and says in its help. What they do is in the module each one imports."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,14 @@ auth_app = typer.Typer(help="Keys and permissions for a server of one's own.", n
 app.add_typer(auth_app, name="auth")
 shadow_app = typer.Typer(help="Revisions that follow the live run beside it.", no_args_is_help=True)
 app.add_typer(shadow_app, name="shadow")
+
+
+class Format(StrEnum):
+    """What rollouts are written as."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -324,6 +333,61 @@ def compare(
     compare_revisions(
         options, (a, b), fail_if=fail_if or [], disputed=disputed, files=(markdown, html), as_json=as_json
     )
+
+
+@app.command()
+@with_options
+@with_selection
+def export(
+    options: Options,
+    wanted: Wanted,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="*.parquet or *.jsonl; its folder has to exist.")],
+    *,
+    revision: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose scores: `live`, or what a replay wrote.")
+    ] = "live",
+    kind: Annotated[Format | None, typer.Option("--format", help="Default: as the name of the file says.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write rollouts with their scores, rewards, advantages and outcomes to a file, one row a sequence.
+
+    `datasets.load_dataset("parquet", data_files=FILE)` loads it, and `lachesis import` takes it back.
+    """
+    from lachesis.services.cli.export import export_history
+
+    export_history(options, path, wanted, revision=revision, kind=kind, overwrite=overwrite, as_json=as_json)
+
+
+@app.command("import")
+@with_options
+def import_(
+    options: Options,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `export` or Atropos wrote.")],
+    *,
+    atropos: Annotated[bool, typer.Option("--atropos", help="The files are JSON lines of Atropos.")] = False,
+    env: Annotated[str | None, typer.Option(help="Atropos: the environment that its groups are of.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Atropos: what made them, STEP-LINEAGE-DIGEST, if known.")
+    ] = None,
+    tokenizer_hash: Annotated[str | None, typer.Option(metavar="HASH", help="Atropos: of their tokenizer.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out, and tell, what cannot be stored.")] = False,
+    unleased: Annotated[
+        bool, typer.Option("--unleased", help="The run has no governor to ask; keep within the byte budgets.")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each group's admission.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Store rollouts from files in the run, under their own ids. Safe to repeat: what is stored already is passed over.
+
+    Only rollouts come back; the run, or `lachesis replay`, scores them anew. A run that does not exist is made.
+    """
+    from lachesis.services.cli.imports import Foreign, import_files
+
+    if not atropos and (env or policy or tokenizer_hash):
+        raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of Atropos: give --atropos")
+    foreign = Foreign(env, policy, tokenizer_hash) if atropos else None
+    import_files(options, files, foreign, skip_bad=skip_bad, unleased=unleased, wait_s=wait, as_json=as_json)
 
 
 @app.command()

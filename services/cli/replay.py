@@ -5,8 +5,6 @@ import sys
 
 import anyio
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.config import Pace
@@ -14,6 +12,7 @@ from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json
+from lachesis.services.cli.progress import bar
 from lachesis.services.cli.selection import Wanted
 from lachesis.services.connect import open_history
 
@@ -47,25 +46,13 @@ async def _run(config: RunConfig, request: Request) -> Replayed:
                     raise KeyboardInterrupt  # told twice: at once, which loses nothing but time
                 draining.set()
 
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("groups"), TimeElapsedColumn(),
-        TimeRemainingColumn(), console=console, disable=not sys.stderr.isatty(),
-    )  # fmt: skip
     async with (
         open_history(config, f"{config.run}.replay", OPERATOR) as bus,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(drain_when_told)
-        with bar:
-            task = bar.add_task(f"replay {request.revision}", total=None)
-            result = await run_replay(
-                bus,
-                config,
-                request,
-                draining=draining,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-            )
+        with bar(f"replay {request.revision}") as tell:
+            result = await run_replay(bus, config, request, draining=draining, progress=tell)
         tasks.cancel_scope.cancel()
     return result
 

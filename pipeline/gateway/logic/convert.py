@@ -2,7 +2,7 @@
 
 Guarantees that what comes out may be stored and trained on as it is: every length and value is checked, nothing that
 is missing is made up, and what the client does not say (weights, finish reasons, item) is marked as assumed in
-`metadata["gateway"]`.
+`metadata[origin.by]`.
 """
 
 import hashlib
@@ -29,9 +29,10 @@ _ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway knows of a group besides what its client sent.
+    """What is known of a group besides what its client sent, or wrote to a file.
 
-    `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own.
+    `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
+    `by` says who took the group in: the gateway, or an import.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     longest: int
     most: int
+    by: str = "gateway"
 
 
 def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
@@ -82,7 +84,7 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
         started_ns=origin.started_ns,
         messages=[[_message(said) for said in talk] for talk in data.messages or []],
         generation=data.generation_params or {},
-        metadata={"gateway": {"name": origin.name, "assumed": _ASSUMED}, **_extras(data)},
+        metadata={origin.by: {"name": origin.name, "assumed": _ASSUMED}, **_extras(data)},
     )
     group.check()
     return group

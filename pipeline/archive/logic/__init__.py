@@ -1,0 +1,1 @@
+"""Rows of files and rollout groups, each made of the other. Pure."""

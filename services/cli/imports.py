@@ -1,0 +1,108 @@
+"""`lachesis import`: which files, into which run, and what became of what they hold."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.progress import DownloadColumn, TransferSpeedColumn
+
+from lachesis.pipeline.archive.files import format_of
+from lachesis.pipeline.archive.importing import PRODUCER, Imported, Importer, Request
+from lachesis.pipeline.archive.logic.atropos import UNKNOWN_POLICY, Assumed
+from lachesis.pipeline.archive.reading import check_kind
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import human_bytes, print_json
+from lachesis.services.cli.progress import bar
+from lachesis.services.connect import open_run
+
+__all__ = ["Foreign", "import_files"]
+
+
+class Foreign:
+    """What the command line says of files of Atropos."""
+
+    def __init__(self, env: str | None, policy: str | None, tokenizer_hash: str | None) -> None:
+        self.env, self.policy, self.tokenizer_hash = env, policy, tokenizer_hash
+
+    def assumed(self, config: RunConfig) -> Assumed:
+        """Return what is assumed of their groups. Raises `ConfigError`."""
+        env = self.env or (next(iter(config.environments)) if len(config.environments) == 1 else None)
+        if env is None or env not in config.environments:
+            raise ConfigError(
+                f"--env {env or ''}: name the environment that the groups are of; there are "
+                f"{', '.join(config.environments) or 'none'}"
+            )
+        version = self.policy or UNKNOWN_POLICY
+        try:
+            PolicyVersion.parse(version)
+        except SchemaError as error:
+            raise ConfigError(f"--policy: {error}") from error
+        settings = config.environments[env]
+        return Assumed(
+            run=config.run,
+            env=env,
+            longest=settings.longest_tokens,
+            most=config.batching.batch_size,
+            policy_version=version,
+            tokenizer_hash=self.tokenizer_hash or "unknown",
+        )
+
+
+def import_files(
+    options: Options,
+    files: Sequence[Path],
+    foreign: Foreign | None,
+    *,
+    skip_bad: bool,
+    unleased: bool,
+    wait_s: float,
+    as_json: bool,
+) -> None:
+    """Store the groups of `files` and say what became of them. `foreign`: the files are of Atropos."""
+    config = options.config()
+    if not config.environments:
+        raise ConfigError("the configuration has no environments; give the run's with --config")
+    known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
+    for path, kind in known:
+        check_kind(path, kind, atropos=foreign is not None)
+    assumed = foreign.assumed(config) if foreign else None
+    request = Request(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait_s)
+    done = anyio.run(_run, config, request)
+    if as_json:
+        print_json(done)
+    else:
+        _tell(done)
+
+
+async def _run(config: RunConfig, request: Request) -> Imported:
+    async with open_run(config, f"{config.run}.import", OPERATOR, create=True) as (bus, ended):
+        if ended:  # nobody else can be there: the server lives for this alone
+            request = msgspec.structs.replace(request, leased=False)
+        service = Service(bus, PRODUCER, config.run, config.revision)
+        with bar("import", DownloadColumn(), TransferSpeedColumn()) as tell:
+            return await Importer(service, config, request, tell=tell, bad=_complain).run(_index_folder(config))
+
+
+def _index_folder(config: RunConfig) -> Path:
+    """The run's folder if there is one on this machine, and else the one we are in."""
+    return config.path if config.path.is_dir() else Path.cwd()
+
+
+def _complain(place: str, reason: str) -> None:
+    print(f"left out: {place}: {reason}", file=sys.stderr)
+
+
+def _tell(done: Imported) -> None:
+    rate = f"{done.stored / done.seconds:.0f} groups/s" if done.stored and done.seconds else f"{done.seconds:.1f} s"
+    print(f"{done.stored} groups stored ({done.sequences} sequences, {human_bytes(done.bytes)}), {rate}")
+    if done.known:
+        print(f"{done.known} were stored already")
+    if done.bad:
+        print(f"{done.bad} were left out: see above", file=sys.stderr)
