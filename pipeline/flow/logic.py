@@ -9,6 +9,7 @@ it in time: the passing of time alone ends none, nor does a time in which the go
 that it is renewed. Time is an argument, seconds on any clock that does not jump; it is never read here.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -47,12 +48,11 @@ class _Stored:
 
 
 class Governor:
-    """`term` names this life of the governor in lease ids; nothing is granted before `grants_from_s`.
+    """`term` names this life of the governor in lease ids; `grants_from_s`: see `wait_until`."""
 
-    Until then it takes over what producers hold from earlier lives and renew.
-    """
-
-    def __init__(self, config: FlowConfig, batching: BatchingConfig, *, term: str, grants_from_s: float) -> None:
+    def __init__(
+        self, config: FlowConfig, batching: BatchingConfig, *, term: str, grants_from_s: float = -math.inf
+    ) -> None:
         self.config = config
         self.capacity = (batching.max_staleness + 1) * batching.batch_size
         self._batch_size = batching.batch_size
@@ -63,6 +63,7 @@ class Governor:
         self._last_rollout = 0
         self._last_member = 0
         self._contact_s: float | None = None
+        self._seen_s = -math.inf
         self._last_entry = -1
         self._batches: dict[int, int] = {}
         self._halted: dict[str, str] = {}
@@ -139,23 +140,33 @@ class Governor:
         if away_s > max(_SHORTEST_AWAY_S, self.config.lease_s / 4):  # a producer renews four times
             until_s = now_s + self.config.lease_s
             self._leases = {name: replace(lease, expires_s=until_s) for name, lease in self._leases.items()}
-            if now_s - away_s < self._grants_from_s:  # it could not take over the leases of earlier lives either
+            if self.waits:  # it could not take over the leases of earlier lives either
                 self._grants_from_s = until_s
         self._contact_s = now_s
 
     def wait_until(self, grants_from_s: float) -> None:
-        """Grant nothing before `grants_from_s`."""
+        """Grant nothing before everything stored until `grants_from_s` is known.
+
+        Until then producers renew what they hold from earlier lives, which is taken over, or store what was made of it.
+        """
         self._grants_from_s = grants_from_s
 
+    @property
+    def waits(self) -> bool:
+        """Whether leases of earlier lives may be held of which nothing is known yet."""
+        return self._seen_s < self._grants_from_s
+
     def is_due(self, now_s: float) -> bool:
-        """Whether the time of a lease is over, so that `seen` would end it."""
-        return any(lease.expires_s <= now_s for lease in self._leases.values())
+        """Whether something waits for `seen`: leases whose time is over, or all that want one after a restart."""
+        waited = self.waits and self._grants_from_s <= now_s
+        return waited or any(lease.expires_s <= now_s for lease in self._leases.values())
 
     def seen(self, now_s: float) -> None:
         """Every rollout stored before `now_s` has been told of, so a lease whose time was over by then is not used.
 
         Its producer is gone, or cut off; should it publish after all, that counts when it is stored.
         """
+        self._seen_s = now_s
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
             self._end(lease.id)
             self._counts["expired"] += 1
@@ -177,8 +188,7 @@ class Governor:
         reason = self._refusal(request, now_s)
         if reason is not None:
             self._counts["refused"] += 1
-            wait = max(self.config.retry_s, self._grants_from_s - now_s)
-            return LeaseReply(granted=False, retry_s=wait, reason=reason)
+            return LeaseReply(granted=False, retry_s=max(self.config.retry_s, self._wait_s(now_s)), reason=reason)
         self._counts["granted"] += 1
         # the id tells what was granted, so that the next life of the governor can take the lease over
         name = f"{self._term}.{self._counts['granted']}.{request.sequences}.{request.bytes}"
@@ -191,7 +201,7 @@ class Governor:
             self._leases[name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
         parts = name.rsplit(".", 2)
-        if now_s < self._grants_from_s and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
+        if self.waits and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
             sequences, size = int(parts[1]), int(parts[2])
             if self._may_be_granted(sequences, size):
                 return self._begin(name, request.env, sequences, size, now_s)
@@ -231,8 +241,8 @@ class Governor:
             )
         if request.env in self._halted:
             return self._halted[request.env]
-        if now_s < self._grants_from_s:
-            return f"the governor started again and waits {self._grants_from_s - now_s:.1f} s for leases it cannot know"
+        if self.waits:
+            return f"the governor started again and waits {self._wait_s(now_s):.1f} s for leases it cannot know"
         if self.budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
         room = Room.of(self.config, sequences=request.sequences, bytes_=request.bytes)
@@ -245,6 +255,9 @@ class Governor:
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)
         self._wanting = reason is not None
         return reason
+
+    def _wait_s(self, now_s: float) -> float:
+        return min(max(0.0, self._grants_from_s - now_s), self.config.lease_s) if self.waits else 0.0
 
     # figures
 

@@ -34,8 +34,8 @@ _USAGE_S = 1.0
 async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
     term = await _Term.take(service)
-    waits_s = config.flow.lease_s if term.has_predecessor else 0.0
-    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=math.inf)
+    waits = math.inf if term.has_predecessor else -math.inf
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits)
     follower = _Follower(service, config, governor)
     await follower.catch_up()
 
@@ -56,7 +56,8 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         for task in (*follow, follower.alerts, follower.history.run, term.watch):
             tasks.start_soon(task)
         async with service.bus.serve(subjects.lease(service.run), answer):
-            governor.wait_until(time.monotonic() + waits_s)  # from now on producers can renew what they hold
+            if term.has_predecessor:  # from now on producers can renew what they hold
+                governor.wait_until(time.monotonic() + config.flow.lease_s)
             service.recovered()
             await service.draining.wait()
         tasks.cancel_scope.cancel()

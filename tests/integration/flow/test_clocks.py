@@ -57,7 +57,7 @@ async def test_the_least_age_of_history_is_told_by_the_server(
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + governor_ns)
     for min_age_s, expected in ((600.0, seqs[0]), (1e-9, seqs[-1] + 1)):
         config = RunConfig(run=RUN, flow=FlowConfig(retention=RetentionConfig(min_age_s=min_age_s)))
-        budget = Governor(config.flow, config.batching, term="t", grants_from_s=0.0).budget
+        budget = Governor(config.flow, config.batching, term="t").budget
         async with open_service(nats_bus, "governor", RUN) as service:
             history = History(service, config, budget)
             assert await history._old_enough(ROLLOUTS, [subject], seqs[-1] + 1) == expected

@@ -204,7 +204,7 @@ async def test_a_start_knows_what_a_trainer_may_take_up_again(bus: Bus, reported
         )
         await bus.publish(subjects.state(RUN, "trainer", "live", "main"), encode(report), msg_id="report")
     service = Service(bus, "governor", RUN)
-    follower = _Follower(service, config, Governor(config.flow, config.batching, term="t", grants_from_s=0.0))
+    follower = _Follower(service, config, Governor(config.flow, config.batching, term="t"))
     await follower.catch_up()
     assert follower.position == chain.position
     assert follower.readers.untrained.lowest() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})

@@ -21,7 +21,7 @@ BATCHING = BatchingConfig(batch_size=8, max_staleness=2)
 FLOW = FlowConfig(lease_s=10.0, reserved_share=0.5)
 
 
-def governor(grants_from_s: float = 0.0, *, batching: BatchingConfig = BATCHING, term: str = "t") -> Governor:
+def governor(grants_from_s: float = -math.inf, *, batching: BatchingConfig = BATCHING, term: str = "t") -> Governor:
     it = Governor(FLOW, batching, term=term, grants_from_s=grants_from_s)
     it.usage({name: usage(0) for name in (ROLLOUTS, EVENTS, TEACHER)}, 1e9)  # as if measured just now, always
     return it
@@ -47,9 +47,10 @@ def plan(sequences: int = 4, lease: str | None = None) -> Plan:
 
 
 def in_touch(it: Governor, start_s: float, end_s: float) -> None:
-    """Let time pass in which the broker answers every second."""
+    """Let time pass in which the broker answers every second and the log is read."""
     for second in range(int(end_s - start_s) + 1):
         it.contact(start_s + second)
+    it.seen(end_s)
 
 
 def entry(resolved: Resolved, next_batch: int, batch: Batch | None = None) -> LedgerEntry:
@@ -164,7 +165,8 @@ def test_a_lease_whose_time_is_over_counts_until_the_log_was_read_up_to_then() -
     it = governor()
     it.contact(0.0)
     leases = filled(it)
-    in_touch(it, 0.0, 14.0)  # it is not cut off; it only has not read what was stored
+    for now_s in range(1, 15):
+        it.contact(now_s)  # it is not cut off; it only has not read what was stored
     assert not it.ask(acquire(), 14.0).granted
     assert it.is_due(14.0)
     for seq, lease in enumerate(leases, 1):
@@ -267,7 +269,7 @@ def usage(held: int) -> StreamUsage:
 
 
 def test_nothing_is_granted_blindly() -> None:
-    it = Governor(FLOW, BATCHING, term="t", grants_from_s=0.0)
+    it = Governor(FLOW, BATCHING, term="t")
     assert "unknown" in str(it.ask(acquire(), 0.0).reason)
     it.usage({EVENTS: usage(0)}, 1.0)
     assert it.ask(acquire(), 2.0).granted
