@@ -26,6 +26,7 @@ __all__ = [
     "EvalEvent",
     "GroupReward",
     "GroupScore",
+    "GroupShaping",
     "GroupSignals",
     "RewardEvent",
     "ScoreEvent",
@@ -103,6 +104,21 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sure_run: Count = 0
 
 
+class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What form and length would add to the scores of a group. Lists have one entry per sample.
+
+    `bonus`: the most that a sample may get, None for one that did not fail. `succeeded` is None where nobody could
+    tell. No shaped score exceeds `ceiling`. What the bonus is made of: by marker whether the sample has it, and what
+    its length is worth.
+    """
+
+    bonus: list[Finite | None]
+    succeeded: list[bool | None]
+    ceiling: Finite
+    markers: dict[str, list[bool]]
+    length: list[Finite]
+
+
 class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Ratings of one group. Lists have one entry per sample; a missing rating is None and its status says why.
 
@@ -118,6 +134,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     disagreement: tuple[Finite, Finite] | None = None
     success: Finite | None = None
     signals: GroupSignals | None = None
+    shaping: GroupShaping | None = None
     stamps: list[Stamp] = []
 
 
@@ -126,6 +143,8 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them. `lengths`,
     the generated tokens, are there where the batcher is to whiten the advantages over its batch ([]: it is not).
+    `shaping` is what was added to each reward for form and length, with the share `shaping_scale` in force ([], None:
+    no shaping); `rewards`, what describes them and the verdict are without it.
     """
 
     verdict: Verdict
@@ -140,7 +159,15 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     success: Finite | None = None
     reason: str | None = None
     lengths: list[Count] = []
+    shaping: list[Finite | None] = []
+    shaping_scale: Finite | None = None
     stamps: list[Stamp] = []
+
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train on: rewards that differ, or shaping that does where they do not."""
+        shaped = self.verdict == "zero_variance" and any(self.shaping) and any(self.advantages)
+        return self.verdict == "trainable" or shaped
 
 
 class TeacherPointer(_Item, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,6 +203,16 @@ def _check_signals(group: str, signals: GroupSignals, n: int) -> None:
         raise SchemaError(f"group {group}: a mean logprob is NaN or infinite; a missing one is None")
 
 
+def _check_shaping(group: str, shaping: GroupShaping, n: int) -> None:
+    columns: list[list[float | None]] = [shaping.bonus, [*shaping.length]]
+    lengths = {len(shaping.succeeded), *map(len, columns), *map(len, shaping.markers.values())}
+    if lengths != {n}:
+        raise SchemaError(f"group {group}: shaping of another number of samples than {n}")
+    told = [*(value for column in columns for value in column), shaping.ceiling]
+    if not all(value is None or math.isfinite(value) for value in told):
+        raise SchemaError(f"group {group}: a bonus is NaN or infinite; a missing one is None")
+
+
 def check_scores(groups: list[GroupScore]) -> None:
     """Raise `SchemaError` unless every list of every group fits, and every number is one."""
     _check_items(groups)
@@ -188,6 +225,8 @@ def check_scores(groups: list[GroupScore]) -> None:
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
         if item.signals is not None:
             _check_signals(item.group, item.signals, n)
+        if item.shaping is not None:
+            _check_shaping(item.group, item.shaping, n)
 
 
 def check_rewards(groups: list[GroupReward]) -> None:
@@ -195,8 +234,11 @@ def check_rewards(groups: list[GroupReward]) -> None:
     _check_items(groups)
     for item in groups:
         n = len(item.scores)
-        if len(item.rewards) != n or len(item.advantages) != n or len(item.lengths) not in {0, n}:
-            raise SchemaError(f"group {item.group}: scores, rewards, advantages and lengths differ in length")
+        columns = (item.lengths, item.shaping)
+        if len(item.rewards) != n or len(item.advantages) != n or any(len(column) not in {0, n} for column in columns):
+            raise SchemaError(f"group {item.group}: scores, rewards, advantages, lengths and shaping differ in length")
+        if not all(value is None or math.isfinite(value) for value in (*item.shaping, item.shaping_scale)):
+            raise SchemaError(f"group {item.group}: shaping is NaN or infinite")
         if not all(value is None or abs(value) <= _LARGEST_ADVANTAGE for value in item.advantages):
             raise SchemaError(f"group {item.group}: an advantage is NaN, infinite or beyond {_LARGEST_ADVANTAGE}")
 

@@ -51,7 +51,7 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
 
     `first` and `last` are the sequences of ROLLOUTS that the selection came to when it was first made, `groups` how
     many by environment; of a selection that has no end `last` is None and nothing is counted. `normalization` holds its
-    settings, `advantage` those of each environment.
+    settings, `normalizations` those of environments that have their own, `advantage` those of each environment.
     """
 
     run: str
@@ -64,9 +64,11 @@ class RevisionRecord(Event, frozen=True, kw_only=True):
     normalization: dict[str, Any]
     advantage: dict[str, Any]
     created_ns: Count
+    normalizations: dict[str, Any] = {}
 
     def check(self) -> None:
         check_plain("normalization", self.normalization)
+        check_plain("normalizations", self.normalizations)
         check_plain("advantage", self.advantage)
 
 

@@ -233,7 +233,7 @@ class Joiner:
         plan, reward, teacher = member.plan, member.reward, member.teacher
         if plan is None or reward is None or member.outcome is not None or member.seq in self.ready:
             return
-        if reward.verdict != "trainable":
+        if reward.verdict != "trainable" and not reward.trains:
             self._settle(member, reward.verdict, reward.reason)
         elif len(reward.advantages) != plan.samples:
             self._settle(member, "unscorable", f"{len(reward.advantages)} advantages for {plan.samples} samples")

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.advantage.shaped import SHAPEABLE
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
@@ -16,6 +17,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
+from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.schemas.errors import ConfigError
@@ -63,6 +65,10 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """A sample succeeds when that value reaches this. Default 1."""
     scoring: ScoringConfig | None = None
     """Raters of this environment alone. Default None: those of the run."""
+    normalization: NormalizationConfig | None = None
+    """Reward normalization of this environment alone. Default None: the run's."""
+    reward_config: RewardConfig | None = None
+    """Reward shaping of this environment alone. Default None: the run's."""
     advantage: AdvantageConfig | None = None
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
@@ -204,8 +210,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring, advantage and timeout_s. Only kind is
-    required."""
+    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage and
+    timeout_s. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
     """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
     evaluate: EvaluationConfig = EvaluationConfig()
@@ -214,6 +220,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Raters and their aggregation."""
     normalization: NormalizationConfig = NormalizationConfig()
     """Reward normalization."""
+    reward_config: RewardConfig = RewardConfig()
+    """Reward shaping: bonuses for form and length while hardly anything succeeds. Default none."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantage estimator."""
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -253,6 +261,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
+            self._check_shaping(name, env)
             if env.is_foreign:
                 continue  # its client says how many samples, and of what length
             if env.samples > self.batching.batch_size:
@@ -269,6 +278,26 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
 
+    def _check_shaping(self, name: str, env: EnvironmentConfig) -> None:
+        shaping, estimator = self.reward_config_of(name), self.advantage_of(name).estimator
+        if not shaping.on:
+            return
+        if estimator not in SHAPEABLE:
+            raise ConfigError(
+                f"environment {name}: reward_config gives bonuses, and estimator {estimator} would divide by them or "
+                f"whiten them to full strength; use {', '.join(SHAPEABLE)}"
+            )
+        if env.success_rater is None and self.scoring_of(name).aggregation == "reliability":
+            raise ConfigError(
+                f"environment {name}: who succeeds is told before raters are weighed by reliability, so reward_config "
+                "needs a success_rater"
+            )
+        if env.success_rater is not None and shaping.min_success is None:
+            raise ConfigError(
+                f"environment {name}: {env.success_rater} tells who succeeds, so reward_config.min_success must say "
+                "what the lowest score of a success is: no bonus may reach it"
+            )
+
     @property
     def path(self) -> Path:
         """The run's folder as an absolute path."""
@@ -278,6 +307,21 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return how the rewards of an environment become advantages."""
         settings = self.environments.get(env)
         return (settings and settings.advantage) or self.advantage
+
+    def scoring_of(self, env: str) -> ScoringConfig:
+        """Return the raters of an environment and how their ratings become scores."""
+        settings = self.environments.get(env)
+        return (settings and settings.scoring) or self.scoring
+
+    def normalization_of(self, env: str) -> NormalizationConfig:
+        """Return how the scores of an environment are normalized."""
+        settings = self.environments.get(env)
+        return (settings and settings.normalization) or self.normalization
+
+    def reward_config_of(self, env: str) -> RewardConfig:
+        """Return how the rewards of an environment are shaped."""
+        settings = self.environments.get(env)
+        return (settings and settings.reward_config) or self.reward_config
 
     def drain_s(self, service: str) -> float:
         """Return how long a service may take to drain, seconds."""

@@ -57,4 +57,4 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def ranks(self, key: str) -> bool:
         """Say whether rewards under `key` are normalized to ranks."""
-        return self.mode == "rank" or (self.mode == "minmax" and key not in self.bounds)
+        return not key.startswith(".") and (self.mode == "rank" or (self.mode == "minmax" and key not in self.bounds))

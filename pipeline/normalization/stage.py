@@ -14,8 +14,9 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
-from lachesis.pipeline.normalization.logic.reward import KEY, group_reward
+from lachesis.pipeline.normalization.logic.reward import reliability_shares, shaping_metrics
 from lachesis.pipeline.normalization.lost import LostScores
+from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
@@ -59,10 +60,10 @@ class _EnvWriter:
 
     def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[RewardEvent]) -> None:
         self.service = service
-        self.advantage = config.advantage_of(env)
+        self.rule = reward_rule(config, env)
         self.env = env
         self.log = log
-        self.normalizer = EnvNormalizer(env, config.normalization)
+        self.normalizer = EnvNormalizer(env, config.normalization_of(env), self.rule.finish)
         self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._events_read = 0
@@ -126,7 +127,7 @@ class _EnvWriter:
 
     async def _take_score(self, score: GroupScore, message: Stored) -> None:
         try:
-            self.normalizer.outcome(score.group, score.seq, {KEY: score.scores}, source=message.seq)
+            self.normalizer.outcome(score.group, score.seq, self.rule.columns(score), source=message.seq)
         except DataError as error:  # the group is dead, not the message: its letter comes back and closes its window
             letter = dead_letter(self.service, message, "data", error)
             await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
@@ -153,7 +154,7 @@ class _EnvWriter:
             run=self.service.run,
             env=self.env,
             revision=self.service.revision,
-            advantage=self.advantage.estimator,
+            advantage=self.rule.advantage.estimator,
             commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
             groups=[self._reward(ready, start_ns) for ready in step.ready],
         )
@@ -164,7 +165,9 @@ class _EnvWriter:
         folded = self.normalizer.watermark
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
         self.service.vitals.emitted += len(step.ready)
-        self.service.vitals.metrics.update(self.normalizer.metrics())
+        self.service.vitals.metrics.update(self.normalizer.metrics() | shaping_metrics(event.groups))
+        shares = reliability_shares(self.normalizer.snapshot()).items()
+        self.service.vitals.metrics.update({f"reliability/{name}": share for name, share in shares})
         if self.log.snapshot_due:
             state = msgspec.msgpack.encode(self.normalizer.state_dict())
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
@@ -188,4 +191,4 @@ class _EnvWriter:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         self.service.vitals.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
-        return group_reward(ready, score, self.advantage, stamp)
+        return self.rule.reward(ready, score, stamp)

@@ -29,6 +29,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import holding, record
+from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
 from lachesis.pipeline.replay.logic.fold import Fold, Folded
@@ -216,7 +217,7 @@ class _Replay:
 
     def _scorer(self, env: str) -> EnvironmentScorer:
         settings = self._config.environments[env]
-        return EnvironmentScorer(settings.scoring or self._config.scoring, settings)
+        return EnvironmentScorer(settings.scoring or self._config.scoring, settings, self._config.reward_config_of(env))
 
     def _define(self, scorers: Mapping[str, EnvironmentScorer], first: int, last: int | None) -> RevisionRecord:
         environments = self._config.environments
@@ -237,6 +238,9 @@ class _Replay:
                 for env, scorer in scorers.items()
             },
             normalization=msgspec.to_builtins(self._config.normalization),
+            normalizations={
+                env: msgspec.to_builtins(own) for env in scorers if (own := environments[env].normalization) is not None
+            },
             advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in scorers},
             created_ns=time.time_ns(),
         )
@@ -253,7 +257,7 @@ class _Replay:
             term=self._term,
             stream=REPLAY,
         )
-        fold = Fold(env, self._config.normalization, self._config.advantage_of(env))
+        fold = Fold(env, self._config.normalization_of(env), reward_rule(self._config, env))
         fold.restore(restored.state, restored.deltas)
         return _Env(scorer, fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
 

@@ -9,7 +9,9 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
-Aggregation = Literal["mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "dawid_skene", "borda"]
+Aggregation = Literal[
+    "mean", "weighted", "median", "trimmed", "min", "uwo", "lcb", "majority", "dawid_skene", "borda", "reliability"
+]
 
 
 class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,7 +67,9 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
     majority (of ratings above `threshold`; a tie is unscorable), dawid_skene (a majority in which votes have the
     raters' weights, log(a / (1 - a)) for one that is right with probability a; `lachesis verify` estimates them from
-    verdicts), borda (mean centred rank within the group).
+    verdicts), borda (mean centred rank within the group), reliability (a mean in which a rater weighs in proportion to
+    1 / the variance of its ratings around the other raters', at most half of all; the normalizer applies what was known
+    two windows before, and until then raters weigh alike).
     Default: lcb for three or more raters, min for two."""
     quorum: int | None = None
     """Ratings a sample needs to be scored. Default: half of the raters, at least two; all of them for min, which would

@@ -4,6 +4,7 @@ In: a group as stored. Out: its `GroupScore`. Knows no bus: the scorer, a replay
 score with this, so the same group, ensemble and answers of the raters give the same bits everywhere.
 """
 
+import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -19,7 +21,9 @@ from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
-from lachesis.schemas.annotations import GroupScore
+from lachesis.pipeline.shaping.config import RewardConfig
+from lachesis.pipeline.shaping.logic.bonus import Shapeable, shape
+from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
@@ -41,9 +45,14 @@ class _Judges:
 
 
 class EnvironmentScorer:
-    """Scores the groups of one environment. `settings` None: success is read from the score itself."""
+    """Scores the groups of one environment. `settings` None: success is read from the score itself.
 
-    def __init__(self, scoring: ScoringConfig, settings: EnvironmentConfig | None) -> None:
+    `digest` names all that scores and bonuses depend on.
+    """
+
+    def __init__(
+        self, scoring: ScoringConfig, settings: EnvironmentConfig | None, shaping: RewardConfig | None = None
+    ) -> None:
         members = load_members(scoring.raters)
         self._judges = None
         if members:
@@ -54,6 +63,10 @@ class EnvironmentScorer:
         self._told: set[str] = set()
         self.digest = self._judges.ensemble.digest if self._judges else _OWN_REWARDS
         self.versions = self._judges.ensemble.versions if self._judges else {}
+        self._shaping = shaping if shaping is not None and shaping.on else None
+        if self._shaping is not None:
+            content = msgspec.json.encode((self.digest, self._shaping, self._min_success), order="deterministic")
+            self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.
@@ -82,7 +95,28 @@ class EnvironmentScorer:
             disagreement=scores.disagreement,
             success=self._success(scores),
             signals=signals_of(group.sequences),
+            shaping=self._shape(group, scores),
         )
+
+    @property
+    def _min_success(self) -> float:
+        given = self._shaping.min_success if self._shaping else None
+        return self._success_threshold if given is None else given
+
+    def _shape(self, group: RolloutGroup, scores: Scores) -> GroupShaping | None:
+        if self._shaping is None:
+            return None
+        completions = [""] * group.sequences.n_samples
+        if self._shaping.format_markers:
+            completions = [sample.completion for sample in samples_of(group)]
+        reasons = _finish_reasons(group)
+        samples = [
+            Shapeable(completions[i], tokens, reasons[i], score, succeeded)
+            for i, (tokens, score, succeeded) in enumerate(
+                zip(_generated(group), scores.scores, self._succeeded(scores), strict=True)
+            )
+        ]
+        return shape(samples, self._shaping, self._min_success)
 
     def _wait_for_the_unavailable(self, ratings: Mapping[str, list[Rating]], unscorable: Sequence[int]) -> None:
         """Raise `InfrastructureError` where samples are unscorable because a rater is away: no outcome of theirs.
@@ -107,10 +141,16 @@ class EnvironmentScorer:
                     self._told.add(reason)
                     log.warning("rater %s", reason)
 
-    def _success(self, scores: Scores) -> float | None:
-        """Return the share of samples that succeeded, among those with the rating that tells; None without any."""
+    def _succeeded(self, scores: Scores) -> list[bool | None]:
+        """Return by sample whether it succeeded, None where the rating that tells is missing."""
         told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
-        values = [value >= self._success_threshold for value in told or [] if value is not None]
+        if told is None:
+            return [None] * len(scores.scores)
+        return [None if value is None else value >= self._success_threshold for value in told]
+
+    def _success(self, scores: Scores) -> float | None:
+        """Return the share of samples that succeeded, among those of which it is known; None without any."""
+        values = [value for value in self._succeeded(scores) if value is not None]
         return float(np.mean(values)) if values else None
 
 
@@ -145,6 +185,14 @@ def _lengths(group: RolloutGroup) -> list[int]:
     for count, sample in zip(group.sequences.generated().tolist(), _sample_index(group), strict=True):
         totals[sample] += count
     return totals
+
+
+def _generated(group: RolloutGroup) -> list[NDArray[np.int32]]:
+    """Generated tokens by sample, int32 [T]."""
+    tokens: list[list[NDArray[np.int32]]] = [[] for _ in range(group.sequences.n_samples)]
+    for sequence, sample in zip(group.sequences, _sample_index(group), strict=True):
+        tokens[sample].append(sequence.tokens[sequence.loss_mask])
+    return [np.concatenate(parts) for parts in tokens]
 
 
 def _finish_reasons(group: RolloutGroup) -> dict[int, str]:

@@ -23,7 +23,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     """
     shared = EnvironmentScorer(config.scoring, None)
     scorers = {
-        env: EnvironmentScorer(settings.scoring or config.scoring, settings)
+        env: EnvironmentScorer(settings.scoring or config.scoring, settings, config.reward_config_of(env))
         for env, settings in config.environments.items()
     }
 

@@ -11,7 +11,6 @@ from typing import TypeVar
 import msgspec
 from chaos.history import History
 
-from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
@@ -19,6 +18,8 @@ from lachesis.pipeline.curriculum.logic.strategy import Feedback, Strategy
 from lachesis.pipeline.curriculum.stage import feedback_of, items_of
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.normalization.logic.reward import RewardRule
+from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog, Restored
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
@@ -50,20 +51,21 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
         )
     except LachesisError as error:
         return [str(error)]
-    whole, goes_on = EnvNormalizer(env, config.normalization), EnvNormalizer(env, config.normalization)
+    rule = reward_rule(config, env)
+    whole, goes_on = (EnvNormalizer(env, config.normalization_of(env), rule.finish) for _ in range(2))
     if restored.state is not None:
         goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
     for delta in restored.deltas:
         goes_on.apply(msgspec.msgpack.decode(delta))
-    ready = _fold(whole, history, env, {})
-    _fold(goes_on, history, env, restored.cursors)
+    ready = _fold(whole, history, env, {}, rule)
+    _fold(goes_on, history, env, restored.cursors, rule)
     found = []
     if msgspec.msgpack.encode(whole.state_dict()) != msgspec.msgpack.encode(goes_on.state_dict()):
         found.append(f"{env}: the committed state and the rest of the input give {_difference(whole, goes_on)}")
-    return found + _rewards(ready, history, config, env)
+    return found + _rewards(ready, history, rule, env)
 
 
-def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, int]) -> list[Ready]:
+def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, int], rule: RewardRule) -> list[Ready]:
     """Feed everything from the cursors on and return what became ready, as the stage would."""
     for rollout in history.rollouts:
         if rollout.env == env and rollout.plan and rollout.seq >= cursors.get(subjects.ROLLOUTS, 1):
@@ -75,7 +77,7 @@ def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, i
             case ScoreEvent(env=of) if of == env:
                 for score in event.groups:
                     try:
-                        state.outcome(score.group, score.seq, {"score": score.scores}, source=seq)
+                        state.outcome(score.group, score.seq, rule.columns(score), source=seq)
                     except DataError:
                         continue  # dead; its letter follows
             case DeadLetter(env=of, group=str(group)) if of == env and event.ends_rollout:
@@ -92,7 +94,7 @@ def _difference(one: EnvNormalizer, other: EnvNormalizer) -> str:
                      for key in left if left[key] != right[key])  # fmt: skip
 
 
-def _rewards(ready: Sequence[Ready], history: History, config: RunConfig, env: str) -> list[str]:
+def _rewards(ready: Sequence[Ready], history: History, rule: RewardRule, env: str) -> list[str]:
     scores: dict[tuple[str, int], GroupScore] = {}
     rewards: list[GroupReward] = []
     for seq, event in history.annotations:
@@ -112,13 +114,9 @@ def _rewards(ready: Sequence[Ready], history: History, config: RunConfig, env: s
         elif item is None:
             found.append(f"{env}: group {reward.group} was rewarded, where one pass has nothing ready")
         else:
-            values = item.snapshot.normalize("score", item.values["score"]).values
-            score = scores[item.group, item.source]
-            advantages = list(
-                group_advantage(values, config.advantage_of(env), score.lengths, score.ratings).advantages
-            )
-            if (reward.snapshot, reward.rewards, reward.advantages) != (item.snapshot.id, list(values), advantages):
-                found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {values}")
+            once = rule.reward(item, scores[item.group, item.source])
+            if msgspec.structs.replace(reward, stamps=[]) != msgspec.structs.replace(once, stamps=[]):
+                found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {once}")
         seen.add(reward.group)
     return found
 

@@ -19,7 +19,7 @@ class Advantages(Check):
     name = "advantages"
 
     def judge(self, window: Window) -> Finding:
-        trained = [reward for reward in window.rewards if reward.verdict == "trainable"]
+        trained = [reward for reward in window.rewards if reward.trains]
         values = [value for reward in trained for value in finite(reward.advantages)]
         if not values:
             return Finding("idle", reason="no advantages")
@@ -43,7 +43,8 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     most, n = max(map(abs, values), default=0.0), len(values)
     if estimator in _ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
         return False
-    rewards = list(finite(reward.rewards))
+    bonus = reward.shaping or [0.0] * len(reward.rewards)
+    rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]
     if estimator in _WITHIN_RANGE and rewards:
         return most <= (max(rewards) - min(rewards)) * (1 + 1e-6)
     return estimator != "grpo" or most <= (n - 1) / math.sqrt(n) * (1 + 1e-6)

@@ -10,21 +10,24 @@ what is in it are functions of the recorded sequence alone, whatever the order o
 `step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones as sums.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.logic.accumulator import LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.normalization.logic.accumulator import FRACTION_BITS, LIMIT, Accumulator, decay_weights, fold
 from lachesis.pipeline.normalization.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalization.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.shaping.logic.fade import REACH, SuccessPeaks
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["DUPLICATE_WINDOWS", "LAG", "Columns", "EnvNormalizer", "Ready", "Step"]
+__all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Ready", "Step"]
 
 LAG = 2
 """Windows between a group and the newest one its snapshot may contain."""
+SUCCESS = ".success"
+"""Key of a column of 1 for samples that succeeded and 0 for others: snapshots hold the highest rate there was."""
 DUPLICATE_WINDOWS = 16
 """A group stored twice within so many windows is one member, at its first sequence."""
 STATE_VERSION = 1
@@ -33,7 +36,12 @@ _MOST = 1 << 16
 """Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
 
 Columns = Mapping[str, Sequence[float | None]]
-"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing."""
+"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing. What is under
+a key that begins with a dot is there for its statistics alone; nobody normalizes it."""
+
+
+Finish = Callable[[Columns, Snapshot], Columns]
+"""A pure function; what it returns is what is handed out, and what statistics are folded of."""
 
 
 class Ready(NamedTuple):
@@ -74,9 +82,11 @@ class _Window:
 class EnvNormalizer:
     """Statistics and readiness of one environment."""
 
-    def __init__(self, env: str, config: NormalizationConfig) -> None:
+    def __init__(self, env: str, config: NormalizationConfig, finish: Finish | None = None) -> None:
+        """`finish` turns a group's columns into those that count, by its snapshot. Default: as they are."""
         self.env = env
         self.config = config
+        self._finish = finish
         self.duplicates = 0
         """Outcomes and memberships that were repeats of known ones, since this object was made."""
         self.unknown = 0
@@ -85,6 +95,7 @@ class EnvNormalizer:
         self._base = 0  # oldest window not folded
         self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
+        self._successes = SuccessPeaks(min(REACH, config.history))
         self._emitted: set[int] = set()  # sequences handed out, in windows not folded
         self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
         self._open: dict[int, _Window] = {}
@@ -235,7 +246,7 @@ class EnvNormalizer:
                 (stats.count, stats.mean, stats.std, stats.low, stats.high),
                 strict=True,
             ):
-                figures[f"reward_norm/{key}/{name}"] = value
+                figures[f"reward_norm/{key.lstrip('.')}/{name}"] = value
         return figures
 
     # -- durable state
@@ -251,6 +262,7 @@ class EnvNormalizer:
             "recent": sorted([seq, group] for group, seq in self._folded.items()),
             "emitted": sorted(self._emitted),
             "ranks": {str(w): {k: counts.to_list() for k, counts in keys.items()} for w, keys in self._ranks.items()},
+            "peaks": {str(w): peak for w, peak in self._successes.peaks.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -271,6 +283,7 @@ class EnvNormalizer:
             self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
         for window, ranks in saved.ranks.items():
             self._ranks[int(window)] = {key: RankCounts.from_list(counts) for key, counts in ranks.items()}
+        self._successes.peaks = {int(window): peak for window, peak in saved.peaks.items()}
         self._folded = {group: seq for seq, group in saved.recent}
         self._emitted = set(saved.emitted)
 
@@ -288,6 +301,7 @@ class EnvNormalizer:
             self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
             if part.ranks:
                 self._ranks[part.window] = {key: RankCounts.from_list(c) for key, c in part.ranks.items()}
+            self._note_success(part.window)
             self._folded.update({group: seq for seq, group in part.members})
         self._base = saved.base
         self._emitted.update(saved.emitted)
@@ -339,7 +353,8 @@ class EnvNormalizer:
         for seq in opened.waiting:
             member = opened.members[seq]
             if member.values is not None:
-                ready.append(Ready(member.group, seq, member.values, snapshot, member.source))
+                values = self._finish(member.values, snapshot) if self._finish else member.values
+                ready.append(Ready(member.group, seq, values, snapshot, member.source))
         self._emitted |= opened.waiting
         opened.waiting = set()
         return ready
@@ -348,7 +363,10 @@ class EnvNormalizer:
         keys: dict[str, Accumulator] = {}
         ranks: dict[str, RankCounts] = {}
         for member in opened.members.values():
-            for key, column in (member.values or {}).items():
+            values = member.values or {}
+            if self._finish and values:
+                values = self._finish(values, self.snapshot(max(window - LAG, -1)))
+            for key, column in values.items():
                 keys.setdefault(key, Accumulator()).add_group(column)
                 if self.config.ranks(key):
                     ranks.setdefault(key, RankCounts()).add_group(column)
@@ -356,6 +374,7 @@ class EnvNormalizer:
         self._ring[window] = keys
         if ranks:
             self._ranks[window] = ranks
+        self._note_success(window)
         members = [[seq, member.group] for seq, member in opened.members.items()]
         for seq, member in opened.members.items():
             self._folded[member.group] = seq
@@ -366,6 +385,12 @@ class EnvNormalizer:
         if ranks:
             folded["ranks"] = {key: counts.to_list() for key, counts in ranks.items()}
         return folded
+
+    def _note_success(self, window: int) -> None:
+        """Take the success rate as of a window just folded; each success is 1, its sum in units of `quantize`."""
+        if SUCCESS in self._ring[window]:
+            held = {w: keys[SUCCESS] for w, keys in self._ring.items() if SUCCESS in keys}
+            self._successes.fold(window, {w: (acc.total >> FRACTION_BITS, acc.count) for w, acc in held.items()})
 
     def _drop_passed(self) -> None:
         """Drop early outcomes whose membership can no longer come."""
@@ -381,6 +406,7 @@ class EnvNormalizer:
         oldest = self._base - LAG - self.config.history
         self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
         self._ranks = {w: ranks for w, ranks in self._ranks.items() if w >= oldest}
+        self._successes.forget(self._base - 1 - LAG)
         self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
         since = self._base - DUPLICATE_WINDOWS
         self._folded = {group: seq for group, seq in self._folded.items() if self._window(seq) >= since}
@@ -390,7 +416,7 @@ class EnvNormalizer:
         folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}
         stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
         ranks = {key: RankTable.of(parts) for key, parts in self._reached(self._ranks, through).items()}
-        return Snapshot.build(self.env, through, self.config, stats, ranks)
+        return Snapshot.build(self.env, through, self.config, stats, ranks, success=self._successes.after(through))
 
     def _reached(self, windows: Mapping[int, Mapping[str, _T]], through: int) -> dict[str, list[tuple[int, _T]]]:
         """Return by key what the windows hold that a snapshot after `through` reaches back to, with their weights."""

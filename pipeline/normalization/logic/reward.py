@@ -1,63 +1,156 @@
-"""From a group that is ready to its reward: normalized with its snapshot, judged, turned into advantages. Pure.
+"""From a group's scores to its reward: what the normalizer folds of them, and what it makes of a group that is ready.
 
-The normalizer and a replay of history both use this, so that equal scores and an equal snapshot give equal bits.
+A group that is ready is normalized with its snapshot, shaped, judged, and turned into advantages. Pure: the normalizer
+and a replay of history both use this, so that equal scores and an equal snapshot give equal bits.
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.advantage.logic import GroupAdvantage, group_advantage
+from lachesis.pipeline.advantage.shaped import shaped_advantage
 from lachesis.pipeline.advantage.whitening import needs_whitening
 from lachesis.pipeline.health.logic.groups import fault_of
-from lachesis.pipeline.normalization.logic.normalizer import Ready
-from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
+from lachesis.pipeline.normalization.logic.normalizer import SUCCESS, Columns, Ready
+from lachesis.pipeline.normalization.logic.snapshot import Snapshot
+from lachesis.pipeline.scoring.logic.reliability import residuals, shares, weighted
+from lachesis.pipeline.shaping.config import RewardConfig
+from lachesis.pipeline.shaping.logic.fade import scale
+from lachesis.schemas.annotations import GroupReward, GroupScore, GroupShaping, Stamp
 from lachesis.schemas.errors import DataError
 
-__all__ = ["KEY", "group_reward"]
+__all__ = ["KEY", "RewardRule", "reliability_shares", "shaping_metrics"]
 
 KEY = "score"
 """What the normalizer knows the ensemble's score by."""
+RATING, RESIDUAL = ".rating/", ".residual/"
+"""What it knows each rater's ratings and residuals by, before the rater's name."""
 
 
-def group_reward(ready: Ready, score: GroupScore, advantage: AdvantageConfig, *stamps: Stamp) -> GroupReward:
-    """Return the reward of `score`'s group, with its stamps and `stamps`.
+class RewardRule:
+    """How one environment's scores become rewards. `reliability`: scores weigh raters by their residual variance."""
 
-    A group that must not be trained on, or that the estimator refuses, is quarantined with the reason.
-    """
-    rewards = ready.snapshot.normalize(KEY, ready.values[KEY]).values
-    reward = GroupReward(
-        group=ready.group,
-        seq=ready.seq,
-        item=score.item,
-        policy_step=score.policy_step,
-        verdict="quarantined",
-        scores=score.scores,
-        rewards=rewards,
-        advantages=[None] * len(rewards),
-        snapshot=ready.snapshot.id,
-        mean=None,
-        std=None,
-        range=None,
-        n_valid=0,
-        index=score.index,
-        skill=score.skill,
-        success=score.success,
-        stamps=[*score.stamps, *stamps],
-    )
-    fault = fault_of(score)
-    if fault is not None:
-        return msgspec.structs.replace(reward, reason=fault)
-    try:
-        result = group_advantage(rewards, advantage, score.lengths, score.ratings)
-    except DataError as error:
-        return msgspec.structs.replace(reward, reason=str(error))
-    return msgspec.structs.replace(
-        reward,
-        verdict=result.verdict,
-        advantages=list(result.advantages),
-        mean=result.mean,
-        std=result.std,
-        range=result.range,
-        n_valid=result.n_valid,
-        lengths=score.lengths if needs_whitening(advantage) else [],
-    )
+    def __init__(self, advantage: AdvantageConfig, shaping: RewardConfig, *, reliability: bool = False) -> None:
+        self.advantage = advantage
+        self.shaping = shaping
+        self.reliability = reliability
+
+    def columns(self, score: GroupScore) -> Columns:
+        """Return what is folded of a group's scores."""
+        columns: dict[str, Sequence[float | None]] = {KEY: score.scores}
+        if score.shaping is not None:
+            columns[SUCCESS] = [None if told is None else float(told) for told in score.shaping.succeeded]
+        if self.reliability:
+            columns |= {RATING + name: column for name, column in score.ratings.items()}
+            columns |= {RESIDUAL + name: column for name, column in residuals(score.ratings).items()}
+        return columns
+
+    def finish(self, columns: Columns, snapshot: Snapshot) -> Columns:
+        """Return the columns with the score that `snapshot` makes of them."""
+        if not self.reliability:
+            return columns
+        ratings = {key.removeprefix(RATING): column for key, column in columns.items() if key.startswith(RATING)}
+        weights = reliability_shares(snapshot)
+        if not ratings or not set(ratings) <= set(weights):
+            return columns  # not known of every rater: they weigh alike, as the scorer had it
+        return {**columns, KEY: weighted(ratings, columns[KEY], weights)}
+
+    def reward(self, ready: Ready, score: GroupScore, *stamps: Stamp) -> GroupReward:
+        """Return the reward of `score`'s group, with its stamps and `stamps`.
+
+        A group that must not be trained on, or that the estimator refuses, is quarantined with the reason.
+        """
+        scores = list(ready.values[KEY])
+        rewards = ready.snapshot.normalize(KEY, scores).values
+        added, in_force = self._added(ready, rewards, score.shaping)
+        reward = GroupReward(
+            group=ready.group,
+            seq=ready.seq,
+            item=score.item,
+            policy_step=score.policy_step,
+            verdict="quarantined",
+            scores=scores,
+            rewards=rewards,
+            advantages=[None] * len(rewards),
+            snapshot=ready.snapshot.id,
+            mean=None,
+            std=None,
+            range=None,
+            n_valid=0,
+            index=score.index,
+            skill=score.skill,
+            success=score.success,
+            shaping=added,
+            shaping_scale=in_force,
+            stamps=[*score.stamps, *stamps],
+        )
+        fault = fault_of(score)
+        if fault is not None:
+            return msgspec.structs.replace(reward, reason=fault)
+        try:
+            result = self._advantage(rewards, added, score)
+        except DataError as error:
+            return msgspec.structs.replace(reward, reason=str(error))
+        return msgspec.structs.replace(
+            reward,
+            verdict=result.verdict,
+            advantages=list(result.advantages),
+            mean=result.mean,
+            std=result.std,
+            range=result.range,
+            n_valid=result.n_valid,
+            lengths=score.lengths if needs_whitening(self.advantage) else [],
+        )
+
+    def _advantage(
+        self, rewards: Sequence[float | None], added: Sequence[float | None], score: GroupScore
+    ) -> GroupAdvantage:
+        if any(added):
+            return shaped_advantage(rewards, added, self.advantage, score.lengths)
+        return group_advantage(rewards, self.advantage, score.lengths, score.ratings)
+
+    def _added(
+        self, ready: Ready, rewards: Sequence[float | None], shaping: GroupShaping | None
+    ) -> tuple[list[float | None], float | None]:
+        """Return what is added to each normalized reward for form and length, and the share of bonuses in force.
+
+        A bonus counts in units of the score: it moves the reward by as much, or by less where normalization shrinks it.
+        So it is never blown up with the rewards of an environment in which hardly anything succeeds, and no shaped
+        reward is above that of the ceiling.
+        """
+        if shaping is None:
+            return [], None
+        share = scale(self.shaping, ready.snapshot.success)
+        scores = ready.values[KEY]
+        moves = [
+            0.0 if x is None or bonus is None else max(0.0, min(share * bonus, shaping.ceiling - x))
+            for x, bonus in zip(scores, shaping.bonus, strict=True)
+        ]
+        moved = ready.snapshot.normalize(
+            KEY, [None if x is None else x + move for x, move in zip(scores, moves, strict=True)]
+        )
+        added = [
+            None if a is None or b is None else max(0.0, min(move, b - a))
+            for move, a, b in zip(moves, rewards, moved.values, strict=True)
+        ]
+        return added, share
+
+
+def reliability_shares(snapshot: Snapshot) -> dict[str, float]:
+    """Return each rater's share of the weight as far as `snapshot` knows it; {} while it knows too little of any."""
+    known = {key: stats for key, stats in snapshot.keys.items() if key.startswith(RESIDUAL)}
+    fewest, groups = snapshot.config.warmup_samples, snapshot.config.warmup_groups
+    if not known or any(stats.count < fewest or stats.groups < groups for stats in known.values()):
+        return {}
+    return shares({key.removeprefix(RESIDUAL): stats.std * stats.std for key, stats in known.items()})
+
+
+def shaping_metrics(rewards: Sequence[GroupReward]) -> dict[str, float]:
+    """Return the share of bonuses in force and what they added to a reward on average; nothing without shaping."""
+    added = [value for reward in rewards for value in reward.shaping if value is not None]
+    in_force = [reward.shaping_scale for reward in rewards if reward.shaping_scale is not None]
+    if not added or not in_force:
+        return {}
+    return {"reward_shaping/scale": in_force[-1], "reward_shaping/mean": sum(added) / len(added)}

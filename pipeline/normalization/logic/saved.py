@@ -44,6 +44,7 @@ class SavedState(msgspec.Struct, frozen=True):
     recent: list[tuple[Seq, str]]
     emitted: list[Seq]
     ranks: dict[_Window, _Ranks] = {}
+    peaks: dict[_Window, Annotated[float, Meta(ge=0, le=1)]] = {}
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ def saved_state(value: Any) -> SavedState:
     state = shaped("normalizer state", SavedState, value)
     _check(state.ring.values())
     _check_ranks(state.ranks.values())
-    if any(int(window) >= state.base for window in (*state.ring, *state.ranks)):
+    if any(int(window) >= state.base for window in (*state.ring, *state.ranks, *state.peaks)):
         raise SchemaError(f"normalizer state: a window beyond {state.base}, the first that is open")
     return state
 

@@ -58,6 +58,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     keys: dict[str, KeyStats]
     ranks: dict[str, RankTable] = {}
     """Of the keys that are normalized to ranks."""
+    success: float | None = None
+    """The highest success rate up to then, where it is kept; None: not known."""
 
     @classmethod
     def build(
@@ -67,13 +69,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         config: NormalizationConfig,
         keys: dict[str, KeyStats],
         ranks: dict[str, RankTable] | None = None,
+        *,
+        success: float | None = None,
     ) -> "Snapshot":
         """Return the snapshot with its id."""
-        content = msgspec.json.encode(
-            (1, env, through, config, keys, *([ranks] if ranks else [])), order="deterministic"
-        )
+        more = [*([ranks] if ranks else []), *([{"success": success}] if success is not None else [])]
+        content = msgspec.json.encode((1, env, through, config, keys, *more), order="deterministic")
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
-        return cls(id=digest, env=env, through=through, config=config, keys=keys, ranks=ranks or {})
+        return cls(id=digest, env=env, through=through, config=config, keys=keys, ranks=ranks or {}, success=success)
 
     def warm(self, key: str) -> bool:
         """Say whether there are enough rewards under `key` to normalize with."""

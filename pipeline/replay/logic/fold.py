@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.normalization.logic.reward import KEY, group_reward
+from lachesis.pipeline.normalization.logic.reward import KEY, RewardRule
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.replay import Unscored
@@ -27,11 +26,12 @@ _Scores = list[Finite | None]
 
 
 class _Open(msgspec.Struct, frozen=True, array_like=True):
-    """A group of a window that is not folded; `scores` None: it has none."""
+    """A group of a window that is not folded; `scores` None: it has none. `more`: what is folded besides, by key."""
 
     seq: Seq
     group: str
     scores: _Scores | None
+    more: dict[str, _Scores] = {}
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -54,9 +54,9 @@ class Folded(NamedTuple):
 class Fold:
     """Feed it with `add`, in rising sequence; `step` hands out what was fed since the last one."""
 
-    def __init__(self, env: str, normalization: NormalizationConfig, advantage: AdvantageConfig) -> None:
-        self._normalizer = EnvNormalizer(env, normalization)
-        self._advantage = advantage
+    def __init__(self, env: str, normalization: NormalizationConfig, rule: RewardRule) -> None:
+        self._normalizer = EnvNormalizer(env, normalization, rule.finish)
+        self._rule = rule
         self._open: list[_Open] = []
         self._fed: list[tuple[_Open, GroupScore | None]] = []
         self._unscored: list[Unscored] = []
@@ -82,7 +82,8 @@ class Fold:
 
     def add(self, seq: int, group: str, score: GroupScore | None, reason: str = "") -> None:
         """Feed the group stored at `seq`; without a score comes the reason why it has none."""
-        part = _Open(seq, group, score.scores if score is not None else None)
+        columns = {key: list(column) for key, column in self._rule.columns(score).items()} if score is not None else {}
+        part = _Open(seq, group, columns.pop(KEY, None), columns)
         try:
             self._resolve(part)
         except DataError as error:  # scores that cannot be normalized: as in the live run, the group has none
@@ -99,7 +100,7 @@ class Fold:
         rewards: list[GroupReward] = []
         changes = []
         while (step := self._normalizer.step()).delta is not None:
-            rewards += [_unstamped(group_reward(ready, scores[ready.seq], self._advantage)) for ready in step.ready]
+            rewards += [_unstamped(self._rule.reward(ready, scores[ready.seq])) for ready in step.ready]
             changes.append(step.delta)
         rewards.sort(key=lambda reward: reward.seq)
         self._extend_digest(rewards)
@@ -118,7 +119,7 @@ class Fold:
 
     def _resolve(self, part: _Open) -> None:
         self._normalizer.member(part.seq, part.group)
-        values = None if part.scores is None else {KEY: part.scores}
+        values = None if part.scores is None else {KEY: part.scores, **part.more}
         self._normalizer.outcome(part.group, part.seq, values, source=part.seq)
 
     def _still_open(self) -> list[_Open]:

@@ -55,7 +55,7 @@ def groups_digest(groups: Iterable[str]) -> str:
 def differences(old: RevisionRecord, new: RevisionRecord) -> list[str]:
     """Return in words where two definitions differ in what scores and rewards depend on; nothing if they do not."""
     found: list[str] = []
-    for name in ("selection", "judges", "normalization", "advantage"):
+    for name in ("selection", "judges", "normalization", "normalizations", "advantage"):
         _differ(name, msgspec.to_builtins(getattr(old, name)), msgspec.to_builtins(getattr(new, name)), found)
     return found
 

@@ -57,8 +57,10 @@ class Ensemble:
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
         self.members = tuple(members)
         self.aggregation: Aggregation = config.aggregation or ("lcb" if len(names) >= 3 else "min")
-        if self.aggregation == "dawid_skene" and len(names) < FEWEST_RATERS:
-            raise ConfigError(f"scoring.aggregation dawid_skene needs {FEWEST_RATERS} raters or more, has {names}.")
+        if self.aggregation in {"dawid_skene", "reliability"} and len(names) < FEWEST_RATERS:
+            raise ConfigError(
+                f"scoring.aggregation {self.aggregation} needs {FEWEST_RATERS} raters or more, has {names}."
+            )
         if config.quorum is not None:
             self.quorum = config.quorum
         else:
@@ -198,4 +200,5 @@ _RULES: dict[str, Callable[[list[float], ScoringConfig], float | None]] = {
     "lcb": _lcb,
     "majority": _majority,
     "borda": _mean,  # of the centred ranks
+    "reliability": _mean,  # until the normalizer weighs them by what it knows
 }

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -335,6 +336,17 @@ def test_early_annotations_are_bounded_and_the_refused_one_is_not_skipped(monkey
     assert joiner.state().events_cursor == 11  # group 1 is ready, not recorded
     joiner.record([1])
     assert joiner.state().events_cursor == 14
+
+
+def test_a_group_whose_rewards_are_alike_is_trained_where_shaping_tells_its_samples_apart() -> None:
+    joiner = Joiner(CONFIG)
+    for n, shaping in ((1, [0.0, 0.05, 0.0, 0.05]), (2, [0.0] * 4), (3, [])):
+        joiner.member(n, "e", make_plan(n), 0, 0)
+        advantages = [-0.025, 0.025, -0.025, 0.025] if any(shaping) else [0.0] * 4
+        reward = msgspec.structs.replace(make_reward(n, n, "zero_variance"), shaping=shaping, advantages=advantages)
+        joiner.reward(n, 0, reward)
+    assert joiner.ready[1].advantages == [-0.025, 0.025, -0.025, 0.025]
+    assert outcomes(joiner) == {2: "zero_variance", 3: "zero_variance"}
 
 
 def test_a_lie_about_the_sequence_does_not_displace_the_annotation_kept_for_the_group() -> None:

@@ -129,6 +129,22 @@ def test_an_advantage_that_cannot_be_halts(groups, monitor, broken):
     assert results["advantages"].examples == [scores[40]]
 
 
+def test_shaped_groups_are_held_to_their_bounds_too(groups, monitor):
+    added = [0.05, 0.0] * 4
+
+    def shaped(score):
+        alike = {"verdict": "zero_variance", "rewards": [0.0] * 8, "shaping": added, "shaping_scale": 1.0}
+        return groups.reward(score, "centred", advantages=[0.025, -0.025] * 4, **alike)
+
+    results = groups.windows(monitor, 1, reward=shaped)[0]
+    assert results["advantages"].severity == "ok"
+
+    def blown(score):
+        return msgspec.structs.replace(shaped(score), advantages=[3.0, -3.0] * 4)
+
+    assert groups.windows(monitor, 1, reward=blown)[0]["advantages"].severity == "halt"
+
+
 def test_advantages_that_few_samples_carry_warn(groups, monitor):
     lonely = [7 / math.sqrt(8)] + [-1 / math.sqrt(8)] * 7
 

@@ -5,13 +5,16 @@ import pytest
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.normalization.logic.reward import RewardRule
 from lachesis.pipeline.replay.logic.fold import Fold
+from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import SchemaError
 
 
 def fold() -> Fold:
-    return Fold("sums", NormalizationConfig(window=4, warmup_groups=0, warmup_samples=0), AdvantageConfig())
+    normalization = NormalizationConfig(window=4, warmup_groups=0, warmup_samples=0)
+    return Fold("sums", normalization, RewardRule(AdvantageConfig(), RewardConfig()))
 
 
 def score(n: int, **changes: object) -> GroupScore:
@@ -55,7 +58,7 @@ def test_only_the_open_window_is_in_the_state() -> None:
     for n in range(1, 11):
         folded.add(n, f"{n:032x}", score(n))
     folded.step()
-    assert [seq for seq, _, _ in msgspec.msgpack.decode(folded.state())["open"]] == [9, 10]
+    assert [seq for seq, *_ in msgspec.msgpack.decode(folded.state())["open"]] == [9, 10]
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1", msgspec.msgpack.encode({"normalizer": []}), b"\x90"])

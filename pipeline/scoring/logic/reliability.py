@@ -1,0 +1,57 @@
+"""Weights of raters by how well each agrees with the others, from what an earlier window knew of them.
+
+In: the calibrated ratings of groups. Out: residual columns to gather statistics of, and from their variances the
+weights. A residual is a rating less the mean of the other raters' ratings of the sample; its mean, a rater's bias, does
+not count. Weights are proportional to 1 / max(residual variance, floor), none above half of all: without that bound two
+raters who copy each other would take over.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+__all__ = ["FLOOR", "LARGEST_SHARE", "residuals", "shares", "weighted"]
+
+FLOOR = 1e-3
+"""Smallest residual variance, of ratings in [0, 1]."""
+LARGEST_SHARE = 0.5
+
+Ratings = Mapping[str, Sequence[float | None]]
+
+
+def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
+    """Return by rater, for each sample, its rating less the mean of the others'; None where either is missing."""
+    columns = list(zip(*ratings.values(), strict=True))
+    found: dict[str, list[float | None]] = {}
+    for name, own in ratings.items():
+        found[name] = []
+        for i, value in enumerate(own):
+            present = [x for x in columns[i] if x is not None]
+            if value is None or len(present) < 2:
+                found[name].append(None)
+            else:
+                others = (math.fsum(present) - value) / (len(present) - 1)
+                found[name].append(value - others)
+    return found
+
+
+def shares(variances: Mapping[str, float]) -> dict[str, float]:
+    """Return each rater's share of all weight, summing to 1, from the variance of its residuals."""
+    odds = {name: 1 / max(variance, FLOOR) for name, variance in variances.items()}
+    total = math.fsum(odds.values())
+    best = max(odds, key=lambda name: odds[name])
+    if len(odds) < 2 or odds[best] <= LARGEST_SHARE * total:
+        return {name: value / total for name, value in odds.items()}
+    rest = math.fsum(value for name, value in odds.items() if name != best)  # at most one can be above half
+    return {name: LARGEST_SHARE if name == best else (1 - LARGEST_SHARE) * value / rest for name, value in odds.items()}
+
+
+def weighted(ratings: Ratings, scores: Sequence[float | None], weights: Mapping[str, float]) -> list[float | None]:
+    """Return the weighted mean of each sample's ratings among the raters present; None where `scores` has none."""
+    found: list[float | None] = []
+    for i, score in enumerate(scores):
+        present = [(weights[name], x) for name, column in ratings.items() if (x := column[i]) is not None]
+        if score is None or not present:
+            found.append(None)
+        else:
+            found.append(math.fsum(w * x for w, x in present) / math.fsum(w for w, _ in present))
+    return found

@@ -1,0 +1,52 @@
+"""How much of the bonuses is in force: it falls with the highest success rate an environment has had, never back.
+
+In: by window of ROLLOUTS, how many samples succeeded of how many. Out: the highest rate up to a window, each rate taken
+over the newest windows up to it. Windows are fed in order and by number, so neither arrival nor restarts matter; the
+sums are integers.
+"""
+
+from collections.abc import Mapping
+
+from lachesis.pipeline.shaping.config import RewardConfig
+
+__all__ = ["FEWEST", "REACH", "SuccessPeaks", "scale"]
+
+REACH = 8
+"""Windows that a success rate is taken over."""
+FEWEST = 64
+"""Samples that it needs."""
+
+
+def scale(config: RewardConfig, peak: float | None) -> float:
+    """Return s in [0, 1]; 0 while no success rate is known: what is not known is not acted on."""
+    if peak is None:
+        return 0.0
+    return min(1.0, max(0.0, (config.fade_to - peak) / (config.fade_to - config.fade_from)))
+
+
+class SuccessPeaks:
+    """The highest success rate up to each of the newest windows, each taken over `reach` windows."""
+
+    def __init__(self, reach: int = REACH) -> None:
+        self._reach = reach
+        self.peaks: dict[int, float] = {}
+
+    def fold(self, window: int, counts: Mapping[int, tuple[int, int]]) -> None:
+        """Close `window`; `counts` has (successes, samples) of it and of those before, by window."""
+        near = [pair for w, pair in counts.items() if window - self._reach < w <= window]
+        successes, samples = sum(pair[0] for pair in near), sum(pair[1] for pair in near)
+        before = self.after(window)
+        if samples >= FEWEST:
+            self.peaks[window] = max(before or 0.0, successes / samples)  # a quotient of integers is correctly rounded
+
+    def after(self, window: int) -> float | None:
+        """Return the highest rate up to `window`, None before there is one."""
+        return self.peaks[known] if (known := self._last(window)) is not None else None
+
+    def forget(self, before: int) -> None:
+        """Drop what no window from `before` on refers to."""
+        kept = self._last(before)
+        self.peaks = {w: peak for w, peak in self.peaks.items() if kept is None or w >= kept}
+
+    def _last(self, window: int) -> int | None:
+        return max((w for w in self.peaks if w <= window), default=None)
