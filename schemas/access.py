@@ -167,7 +167,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
-            hears=(subjects.heartbeat(run, "health"),),
+            hears=(subjects.heartbeat(run),),
             reads=(LEDGER, BUCKETS["policy"]),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),

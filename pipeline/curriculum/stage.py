@@ -195,7 +195,10 @@ class _EnvWriter:
                 )
             except InfrastructureError:
                 return  # draining; the next start publishes
-            self.service.vitals.metrics.update(self.strategy.metrics())
+            figures = self.strategy.metrics()
+            self.service.vitals.metrics |= {
+                name.replace("/", f"/{self.env}/", 1): value for name, value in figures.items()
+            }
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
 
 

@@ -4,16 +4,22 @@ Each environment is judged by its own ensemble, or by the run's. A group whose e
 by the rewards the environment itself gave; one without either is a dead letter, for nobody could ever score it.
 """
 
+from collections import defaultdict
+
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["run_scorer"]
+
+_TOLD = 8
+"""Groups from one look at how far raters agree to the next."""
 
 
 async def run_scorer(service: Service, config: RunConfig) -> None:
@@ -35,8 +41,15 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 f"{', '.join(scorer.versions)}"
             )
 
+    agreement: defaultdict[str, Agreement] = defaultdict(Agreement)
+
     async def handle(rollout: Rollout) -> GroupScore:
-        return await scorers.get(rollout.group.env, shared).score(rollout.group, rollout.seq)
+        env = rollout.group.env
+        scored = await scorers.get(env, shared).score(rollout.group, rollout.seq)
+        agreement[env].add(scored)
+        if service.vitals.handled % _TOLD == 0:
+            service.vitals.metrics |= agreement[env].metrics(env)
+        return scored
 
     def event(env: str, groups: list[GroupScore]) -> ScoreEvent:
         scorer = scorers.get(env, shared)

@@ -44,6 +44,7 @@ def step_figures(step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRe
         "train/sequences": float(step.sequences),
         "train/tokens": float(step.tokens),
         "logprobs/mean": float(rollout_logprobs.mean()),
+        "logprobs/mean_training": float(rollout_logprobs.mean()) - step.kl_k1,
         "logprobs/diff": step.kl_k1,
         "advantages/mean": float(advantages.mean()),
         "advantages/std": float(advantages.std()),

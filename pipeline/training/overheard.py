@@ -1,7 +1,7 @@
-"""What the trainer's log of figures takes from the health service: its newest `health/*` figures, by its heartbeats.
+"""What the trainer's log of figures takes from the other services: their newest figures, by their heartbeats.
 
-For people to look at beside the loss. Nothing depends on them, so one that is missed is missed; alerts themselves are
-in the log (`lachesis health`).
+For people to look at beside the loss. Nothing depends on them, so one that is missed is missed; what they are derived
+from is in the streams.
 """
 
 from lachesis.pipeline.stage.service import Service
@@ -10,21 +10,49 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["HealthFigures"]
+__all__ = ["Overheard"]
+
+_WANTED = ("curriculum/", "health/", "reward/", "reward_norm/")
+_SILENT_NS = 5_000_000_000
+"""After so long a service that is silent is gone, and what it said of its queue with it."""
 
 
-class HealthFigures:
-    """`newest`: figures by name, empty until the health service was heard."""
+class Overheard:
+    """Keeps the newest heartbeat of every instance of the run's other services."""
 
     def __init__(self) -> None:
-        self.newest: dict[str, float] = {}
+        self._newest: dict[str, dict[str, Heartbeat]] = {}
 
     async def listen(self, service: Service) -> None:
         """Take in heartbeats. Runs until cancelled."""
-        async with service.bus.listen(subjects.heartbeat(service.run, "health")) as beats:
+        async with service.bus.listen(subjects.heartbeat(service.run)) as beats:
             async for message in beats:
                 try:
-                    metrics = decode(Heartbeat, message.data).metrics
+                    beat = decode(Heartbeat, message.data)
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
-                self.newest = {name: value for name, value in metrics.items() if name.startswith("health/")}
+                if beat.service != service.name:
+                    self.add(beat)
+
+    def add(self, beat: Heartbeat) -> None:
+        """Take in a heartbeat."""
+        instances = self._newest.setdefault(beat.service, {})
+        instances[beat.instance] = beat
+        for instance in [key for key, old in instances.items() if old.time_ns < beat.time_ns - _SILENT_NS]:
+            del instances[instance]
+
+    def figures(self) -> dict[str, float]:
+        """Return `curriculum/*`, `health/*`, `reward/*` and `reward_norm/*` as the services said them, and
+        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
+        """
+        found: dict[str, float] = {}
+        for service, instances in self._newest.items():
+            for beat in instances.values():
+                found |= {name: value for name, value in beat.metrics.items() if name.startswith(_WANTED)}
+            lags = [beat.stage.lag for beat in instances.values() if beat.stage.lag is not None]
+            if lags:
+                found[f"queue/{service}/lag"] = float(max(lags))
+                found[f"queue/{service}/redelivered"] = float(
+                    sum(beat.stage.redelivered for beat in instances.values())
+                )
+        return found

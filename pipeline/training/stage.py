@@ -29,7 +29,7 @@ from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
-from lachesis.pipeline.training.overheard import HealthFigures
+from lachesis.pipeline.training.overheard import Overheard
 from lachesis.pipeline.training.resume import CHECKPOINTS, resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
 from lachesis.pipeline.training.traces import step_trace, trace_step
@@ -109,7 +109,7 @@ class _Trainer:
         self.mismatches: list[Mismatch] = []
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
-        self.overheard = HealthFigures()
+        self.overheard = Overheard()
         self.checkpointed = learner.steps
         self.rolling = Rolling()
         self.newest: FedBatch | None = None
@@ -234,7 +234,7 @@ class _Trainer:
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures
-        self.tracking.log(figures | self.overheard.newest)
+        self.tracking.log(self.overheard.figures() | figures)
 
     def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
         """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""

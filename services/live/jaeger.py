@@ -1,8 +1,9 @@
 """Jaeger's v3 API, as far as `lachesis trace --follow` needs it: which traces of rollouts there are.
 
-Written against the routes of Jaeger 2.20 (`/api/v3/services`, `/api/v3/trace-summaries`); tested against a fake of
-these, since no Jaeger runs where this was written. Raises `InfrastructureError` when Jaeger does not answer as it
-should.
+Written against the published API (jaeger-idl, `swagger/api_v3/query_service.openapi.yaml`: `/api/v3/services`,
+`/api/v3/trace-summaries`), in its JSON form: names in camel case, 64 bit numbers as text, what is zero left out. Tested
+against a fake that refuses what that API does not know, since no Jaeger runs where this was written. Raises
+`InfrastructureError` when Jaeger does not answer as it should.
 """
 
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ _MOST = 200
 """Traces asked for at once."""
 _ROOT = "rollout "
 _SERVICE = "environment-"
+_WITH_ERROR = {"query.attributes": '{"error":"true"}'}
+"""What Jaeger has of a span whose OpenTelemetry status is an error."""
 
 T = TypeVar("T")
 
@@ -57,19 +60,21 @@ class Jaeger:
         """
         found: dict[str, Ended] = {}
         services = (await self._get("services", {}, _Services)).services
-        for service in services:
-            if not service.startswith(_SERVICE):
-                continue
+        for env in (name.removeprefix(_SERVICE) for name in services if name.startswith(_SERVICE)):
             query = {
-                "query.serviceName": service,
+                "query.serviceName": f"{_SERVICE}{env}",
+                "query.operationName": f"{_ROOT}{env}",
                 "query.startTimeMin": _rfc3339(start),
                 "query.startTimeMax": _rfc3339(end),
                 "query.searchDepth": str(_MOST),
             }
-            for summary in (await self._get("trace-summaries", query, _Summaries)).summaries:
-                ended = self._ended(summary)
-                if ended is not None and (slow_s is None or ended.seconds >= slow_s or ended.why == "failed"):
-                    found[ended.group] = ended
+            # Jaeger looks at spans one by one, the root among them, and returns so many traces and no more
+            narrowed = [{}] if slow_s is None else [{"query.durationMin": f"{slow_s:.9f}s"}, _WITH_ERROR]
+            for further in narrowed:
+                for summary in (await self._get("trace-summaries", query | further, _Summaries)).summaries:
+                    ended = self._ended(summary)
+                    if ended is not None and (slow_s is None or ended.seconds >= slow_s or ended.why == "failed"):
+                        found[ended.group] = ended
         return sorted(found.values(), key=lambda ended: ended.ended_ns)
 
     def _ended(self, summary: _Summary) -> Ended | None:

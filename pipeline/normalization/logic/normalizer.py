@@ -233,12 +233,13 @@ class EnvNormalizer:
         return self._snapshots[through]
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for monitoring: per key under `reward_norm/`, and how much is waiting."""
+        """Return `reward_norm/{env}/*` for monitoring: what is known of each key, and how much is waiting."""
+        prefix = f"reward_norm/{self.env}"
         figures: dict[str, float] = {
-            "reward_norm/open_windows": len(self._open),
-            "reward_norm/unresolved": sum(window.unresolved for window in self._open.values()),
-            "reward_norm/duplicates": self.duplicates,
-            "reward_norm/unknown": self.unknown,
+            f"{prefix}/open_windows": len(self._open),
+            f"{prefix}/unresolved": sum(window.unresolved for window in self._open.values()),
+            f"{prefix}/duplicates": self.duplicates,
+            f"{prefix}/unknown": self.unknown,
         }
         for key, stats in self.snapshot().keys.items():
             for name, value in zip(
@@ -246,7 +247,7 @@ class EnvNormalizer:
                 (stats.count, stats.mean, stats.std, stats.low, stats.high),
                 strict=True,
             ):
-                figures[f"reward_norm/{key.lstrip('.')}/{name}"] = value
+                figures[f"{prefix}/{key.lstrip('.')}/{name}"] = value
         return figures
 
     # -- durable state

@@ -119,7 +119,7 @@ HEARS = {
     "governor": {"rl.lease.one"},
     "batcher": {"rl.heartbeat.one.governor.*"},
     "gateway": {"rl.heartbeat.one.governor.*"},
-    "trainer": {"rl.heartbeat.one.health.*"},
+    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
 }

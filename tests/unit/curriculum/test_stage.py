@@ -147,8 +147,8 @@ async def test_a_policy_step_that_was_never_trained_makes_nothing_else_too_old(l
         await lab.until(published(lab, 3))
     assert await observed(lab) == [f"{n:032x}" for n in (0, 3, 4)]
     async with lab.running(curriculum, "curriculum") as service:
-        await lab.until(lambda: _true(service.vitals.metrics.get("curriculum/observed") == 3))
-        assert service.vitals.metrics["curriculum/too_old"] == 0
+        await lab.until(lambda: _true(service.vitals.metrics.get("curriculum/sums/observed") == 3))
+        assert service.vitals.metrics["curriculum/sums/too_old"] == 0
 
 
 @pytest.mark.parametrize("changes", [{"index": -1}, {"success": float("nan")}, None])

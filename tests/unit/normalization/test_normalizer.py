@@ -285,7 +285,7 @@ def test_a_snapshot_survives_encoding_and_normalizes_alike():
     column = [0.1, None, 7.0]
     assert again == snapshot
     assert again.normalize("reward", column) == snapshot.normalize("reward", column)
-    assert norm.metrics()["reward_norm/reward/count"] == snapshot.keys["reward"].count
+    assert norm.metrics()[f"reward_norm/{norm.env}/reward/count"] == snapshot.keys["reward"].count
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,48 @@
-"""The trainer's log takes the health service's figures from its heartbeats, and those alone."""
+"""The trainer's log takes other services' figures from their heartbeats, and those alone that belong there."""
 
-from lachesis.pipeline.training.overheard import HealthFigures
+from lachesis.pipeline.training.overheard import Overheard
 from lachesis.schemas import subjects
+from lachesis.schemas.control import Heartbeat, StageVitals
 
 
-async def test_the_newest_health_figures_are_taken(lab):
-    figures = HealthFigures()
-    async with lab.running(figures.listen, "trainer") as trainer:
+def beat(service, instance="1-a", *, at_s=0.0, metrics=None, **vitals):
+    time_ns = int(at_s * 1e9) + 10**9
+    stage = StageVitals(**vitals)
+    return Heartbeat(
+        run="r", service=service, instance=instance, pid=1, time_ns=time_ns, stage=stage, metrics=metrics or {}
+    )  # fmt: skip
+
+
+async def test_the_newest_figures_are_taken(lab):
+    overheard = Overheard()
+    async with lab.running(overheard.listen, "trainer") as trainer:
 
         async def health(service):
             service.vitals.metrics = {"health/sums/truncated": 0.25, "service_load": 1.0}
 
             async def heard():
                 await lab.bus.broadcast(subjects.heartbeat("r", "health", "bad"), b"\xc1")
+                await trainer.heartbeat()
                 await service.heartbeat()
-                return bool(figures.newest)
+                return bool(overheard.figures())
 
             await lab.until(heard)
 
         async with lab.running(health, "health"):
             pass
         trainer.kill()
-    assert figures.newest == {"health/sums/truncated": 0.25}
+    assert overheard.figures() == {"health/sums/truncated": 0.25}
+
+
+def test_queues_are_told_by_service_replicas_together():
+    overheard = Overheard()
+    overheard.add(beat("scorer", "1-a", lag=3, redelivered=1, metrics={"reward/sums/reliability_alpha": 0.5}))
+    overheard.add(beat("scorer", "2-b", lag=5, redelivered=2))
+    overheard.add(beat("normalizer", metrics={"reward_norm/sums/a/mean": 1.5, "api_perf/total_items": 2.0}))
+    overheard.add(beat("curriculum", metrics={"curriculum/sums/observed": 4.0}))
+    assert overheard.figures() == {
+        "queue/scorer/lag": 5.0, "queue/scorer/redelivered": 3.0, "reward/sums/reliability_alpha": 0.5,
+        "reward_norm/sums/a/mean": 1.5, "curriculum/sums/observed": 4.0,
+    }  # fmt: skip
+    overheard.add(beat("scorer", "1-a", at_s=6.0, lag=1, redelivered=1))
+    assert overheard.figures()["queue/scorer/lag"] == 1.0, "the other one is gone"

@@ -1,0 +1,108 @@
+"""What a run tells wandb, read back with wandb's own tool from an offline run: every name, every value."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration.harness import RUN, Run
+from integration.servers import Supervised
+from otlp import receiving
+
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.services.connect import open_history
+
+STEPS = 8
+STAGES = ("scorer", "normalizer", "batcher", "trainer")
+NAMES = {
+    *("train/loss", "train/learning_rate", "reward/mean", "advantages/mean", "advantages/std"),
+    *("logprobs/mean", "logprobs/mean_training", "logprobs/diff", "staleness/mean", "staleness/max"),
+    *(f"reward_norm/sums/score/{name}" for name in ("count", "mean", "std", "min", "max")),
+    *(f"api_perf/latency_{name}_ms" for name in ("p50", "p95", "p99", "mean", "min", "max")),
+    *(f"api_perf/{name}" for name in ("total_items", "total_requests", "failed_requests", "error_rate")),
+    *("api_perf/items_per_sec", "api_perf/requests_per_sec"),
+    *(f"latency/{stage}/{part}/{q}" for stage in STAGES for part in ("wait", "proc") for q in ("p50", "p95", "p99")),
+    *(f"latency/e2e/{q}" for q in ("p50", "p95", "p99", "rolling_p50", "rolling_p95", "rolling_p99")),
+    *(f"throughput/{stage}/items_per_s" for stage in STAGES),
+    *("throughput/groups_per_s", "throughput/tokens_per_s"),
+    *(f"queue/scorer/{name}" for name in ("lag", "redelivered")),
+    *("trace/kept_ratio", "trace/dropped_spans", "curriculum/sums/observed"),
+    *("reward/sums/reliability_alpha", "reward/sums/mean_disagreement"),
+}
+"""What is to be logged at the last step at the latest."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def inspected(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of the one offline run in `folder`, as `wandb leet inspect` reads them."""
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    lines = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout.splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def ledger(run: Run) -> list[LedgerEntry]:
+    """Return the entries of the ledger whose batches were trained."""
+    async with (
+        open_history(run.load_config(), "test") as bus,
+        bus.read(subjects.LEDGER, [subjects.ledger(RUN, "main")], follow=False) as messages,
+    ):
+        entries = [decode(LedgerEntry, message.data) async for message in messages]
+    return [entry for entry in entries if entry.batch is not None and entry.batch.number < STEPS]
+
+
+async def test_an_offline_run_of_wandb_holds_every_name_with_the_right_value(tmp_path: Path) -> None:
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    with receiving("grpc") as received:
+        sets = {
+            "training.wandb.project": "tests",
+            "telemetry.endpoint": received.url,
+            "telemetry.ratio": 0.5,
+            "normalization.window": 8,
+        }
+        run = Run(folder, STEPS, Supervised(folder), sets=sets, environ={"WANDB_MODE": "offline"})
+        with run:
+            run.start()
+            assert run.process is not None
+            assert run.process.wait(250) == 0, run.tail()
+    records = inspected(folder)
+    rows = [record["history"]["item"] for record in records if "history" in record]
+    history = {row["train/step"]: row for row in rows if "train/loss" in row}
+    assert sorted(history) == list(range(1, STEPS + 1))
+    assert history[STEPS].keys() >= NAMES
+
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    for figures in logged:
+        row = history[figures["train/step"]]
+        assert {name: row[name] for name in figures} == pytest.approx(figures)
+        assert row["_step"] == figures["train/step"]
+
+    metrics = [record["metric"] for record in records if "metric" in record]
+    assert [metric["step_metric"] for metric in metrics if metric.get("glob_name") == "*"] == ["train/step"]
+    (started,) = (record["run"] for record in records if record.get("type") == "run")
+    assert (started["project"], started["run_id"]) == ("tests", RUN)
+
+    for entry in await ledger(run):
+        assert entry.batch is not None
+        row = history[entry.batch.number + 1]
+        refs = entry.batch.groups
+        assert row["reward/mean"] == pytest.approx(np.mean([ref.score for ref in refs]))
+        staleness = [entry.batch.number - ref.policy_step for ref in refs]
+        assert (row["staleness/mean"], row["staleness/max"]) == pytest.approx((np.mean(staleness), max(staleness)))
+        assert row["train/tokens"] <= entry.batch.tokens
+        assert row["train/sequences"] == sum(advantage is not None for ref in refs for advantage in ref.advantages)
+        stamps = [stamp for stamps in entry.stamps.values() for stamp in stamps if stamp.stage == "scorer"]
+        waits = [(stamp.start_ns - stamp.stored_ns) / 1e9 for stamp in stamps]
+        for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
+            assert row[f"latency/scorer/wait/{name}"] == pytest.approx(np.quantile(waits, q))
+    last = history[STEPS]
+    assert last["api_perf/total_requests"] == STEPS
+    assert last["logprobs/mean_training"] == pytest.approx(last["logprobs/mean"] - last["logprobs/diff"])
+    assert 0 < last["trace/kept_ratio"] <= 1
