@@ -18,8 +18,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Policy steps after which feedback counts half. Default 8."""
     remembered: int = 8192
     """Event ids kept to recognise repeated feedback. Default 8192."""
-    explore: float = 0.05
-    """irt: share of the probability that goes to items by how long they were not seen. Default 0.05."""
+    explore: float = 0.03
+    """irt: share of the probability that goes to items by how long they were not seen. Default 0.03."""
     env_floor: float = 0.05
     """Smallest share of an environment in the mix. Default 0.05."""
     total_steps: int = 1000
@@ -32,14 +32,17 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """sec: weight of a new observation in an arm's value. Default 0.5."""
     temperature: float = 0.2
     """sec: of the softmax over arm values, which lie in [0, 1]. Default 0.2."""
-    item_rate: float = 8.0
-    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 8."""
+    item_rate: float = 12.0
+    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 12."""
     item_rate_floor: float = 0.6
     """irt: smallest step of an item's difficulty, in logits. Default 0.6."""
     ability_rate: float = 0.1
     """irt: step of a skill's ability, in logits. Default 0.1."""
     sharpness: float = 4.0
     """irt: exponent of p(1-p) in an item's weight. Default 4."""
+    fade: float = 4.0
+    """irt: how fast items fade that got harder by d logits: their weight is divided by (1 + d^2)^fade; 0 turns it off.
+    Default 4."""
 
     def __post_init__(self) -> None:
         for name in ("max_age", "remembered", "total_steps", "bins"):
@@ -48,6 +51,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("age_half_life", "temperature", "item_rate", "item_rate_floor", "ability_rate", "sharpness"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be positive and finite.")
+        if not 0 <= self.fade < float("inf"):
+            raise ConfigError(f"curriculum.fade is {self.fade}; it cannot be negative.")
         for name in ("explore", "env_floor", "initial_competence", "learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must lie between 0 and 1.")

@@ -158,13 +158,27 @@ def test_irt_by_hand():
     strategy = make("irt", Items(2))
     strategy.observe(result(0, 0, 1.0))
     arrays = strategy.arrays()
-    assert arrays["difficulty"].tolist() == [-8.0 * 0.5, 0.0]
+    assert arrays["difficulty"].tolist() == [-12.0 * 0.5, 0.0]
     assert arrays["ability"].tolist() == [0.05]
-    p = 1 / (1 + math.exp(-(0.05 + 4.0)))
+    assert arrays["reference"][0] == -6.0
+    p = 1 / (1 + math.exp(-(0.05 + 6.0)))
     q = 1 / (1 + math.exp(-0.05))
     weight = np.array([(4 * p * (1 - p)) ** 4, (4 * q * (1 - q)) ** 4])
     unseen = np.array([1.0, 2.0])
-    assert strategy.weights() == pytest.approx(0.95 * weight / weight.sum() + 0.05 * unseen / 3)
+    assert strategy.weights() == pytest.approx(0.97 * weight / weight.sum() + 0.03 * unseen / 3)
+
+
+def test_irt_lets_items_fade_that_got_harder_than_they_ever_were():
+    strategy = make("irt", Items(2), explore=0.0)
+    arrays = strategy.arrays()
+    arrays["difficulty"][:], arrays["reference"][:] = [0.5, 0.5], [0.5, -1.0]
+    there, faded = strategy.weights()
+    assert faded / there == pytest.approx(1 / (1 + 1.5**2) ** 4)
+    strategy.observe(result(0, 1, 1.0))
+    assert arrays["reference"][1] == arrays["difficulty"][1] < -1.0, "a better result than ever lifts that"
+    off = make("irt", Items(2), explore=0.0, fade=0.0)
+    off.arrays()["reference"][:] = [0.0, -9.0]
+    assert off.weights() == pytest.approx([0.5, 0.5])
 
 
 def test_irt_draws_what_is_neither_solved_nor_hopeless_and_lets_impossible_items_fade():
