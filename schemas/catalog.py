@@ -28,6 +28,7 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PolicyRecord,
     RunRecord,
+    StatePart,
     StateSnapshot,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -143,7 +144,7 @@ CHANNELS: tuple[Channel, ...] = (
         "state",
         subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
         subjects.LEDGER,
-        (StateSnapshot, TrainReport),
+        (StateSnapshot, StatePart, TrainReport),
         "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here.",
         "stateful stages, trainer",
     ),
@@ -193,7 +194,8 @@ BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "token_advantages": "float32",
             "token_bits": "bits",
         },
-        "StateSnapshot": {"state": "msgpack"},
+        "StatePart": {"data": "bytes"},
+        "StateSnapshot": {"sha256": "bytes", "state": "msgpack"},
         "TeacherLogprobs": {
             "logprobs": "float32",
             "topk_ids": "int32",

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.schemas.codec import Event
@@ -11,7 +12,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.rollout import is_word
-from lachesis.schemas.values import Count, Finite, check_plain
+from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
 __all__ = [
     "CurriculumSnapshot",
@@ -23,6 +24,7 @@ __all__ = [
     "RunRecord",
     "StageState",
     "StageVitals",
+    "StatePart",
     "StateSnapshot",
 ]
 
@@ -119,13 +121,28 @@ class RunRecord(Event, frozen=True, kw_only=True):
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):
-    """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream."""
+    """The whole state of a stage after its commit `index`, which is stored at `covers` in the output stream.
+
+    A state too large for a message is empty here: it lies in the messages `parts` of the same stream (`StatePart`), in
+    this order, in the set `slot` of subjects, and `sha256` is that of the whole.
+    """
 
     stage: str
     index: Count
     covers: Count
     cursors: dict[str, Count]
     state: bytes
+    parts: list[Seq] = []
+    slot: Annotated[int, Meta(ge=0, le=1)] = 0
+    sha256: bytes = b""
+
+
+class StatePart(Event, frozen=True, kw_only=True):
+    """A piece of a stage's state after commit `index`; whether it counts says the snapshot that lists it."""
+
+    stage: str
+    index: Count
+    data: bytes
 
 
 class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):

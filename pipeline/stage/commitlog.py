@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.stage.state import StateStore
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import Event, encode
@@ -42,15 +43,14 @@ class Restored:
 class CommitLog(Generic[E]):
     """One writer's view of one output subject. Use `open`."""
 
-    def __init__(self, bus: Bus, *, stream: str, subject: str, state_subject: str, stage: str, term: str) -> None:
+    def __init__(self, bus: Bus, states: StateStore, *, stream: str, subject: str, stage: str, term: str) -> None:
         self._bus = bus
+        self._states = states
         self._stream = stream
         self._subject = subject
-        self._state_subject = state_subject
         self._stage = stage
         self._term = term
         self._last = 0
-        self._last_snapshot = 0
         self.index = 0
         self.since_snapshot = 0
 
@@ -71,10 +71,8 @@ class CommitLog(Generic[E]):
 
         Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
         """
-        log = cls(bus, stream=stream, subject=subject, state_subject=state_subject, stage=stage, term=term)
-        snapshot, _, log._last_snapshot = await newest(
-            bus, subjects.LEDGER, state_subject, StateSnapshot, lambda event: event.stage == stage
-        )
+        states, snapshot = await StateStore.open(bus, state_subject, stage, term)
+        log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
         state, cursors = None, {}
         if snapshot is not None:
             state, cursors = snapshot.state, dict(snapshot.cursors)
@@ -125,15 +123,11 @@ class CommitLog(Generic[E]):
     async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
         """Store the whole state as of the last commit. Raises `FencedError`.
 
-        A state too large for a message is left out: a start then reads the commits since the last snapshot.
+        A state too large to be stored at all is left out: a start then reads the commits since the last snapshot.
         """
         event = StateSnapshot(stage=self._stage, index=self.index - 1, covers=self._last, cursors=cursors, state=state)
-        msg_id = f"state.{self._state_subject}.{self._term}.{self.index}"
-        data = encode(event)
         try:
-            self._last_snapshot = await self._bus.commit(
-                self._state_subject, data, expected=self._last_snapshot, msg_id=msg_id
-            )
+            await self._states.write(event)
         except DataError as error:
             log.warning("no snapshot, so the next start takes longer: %s", error)
         self.since_snapshot = 0

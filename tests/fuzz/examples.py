@@ -31,6 +31,7 @@ from lachesis.schemas.control import (
     PolicyRecord,
     RunRecord,
     StageVitals,
+    StatePart,
     StateSnapshot,
 )
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark, TrainReport, Void
@@ -202,6 +203,10 @@ EXAMPLES: list[Event] = [
     ),
     RunRecord(run="r", created_ns=1, envs=["sums"], trainer="main", config={"seed": 0, "folder": None}),
     StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80"),
+    StateSnapshot(
+        stage="curriculum", index=1, covers=2, cursors={}, state=b"", parts=[1, 2], slot=1, sha256=b"0" * 32
+    ),
+    StatePart(stage="curriculum", index=1, data=b"\x80"),
     Heartbeat(
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
         stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.stage import state
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent
@@ -156,7 +157,8 @@ async def test_a_snapshot_ahead_of_the_stream_is_refused():
             await Summing.open(rolled_back, "b")
 
 
-async def test_a_state_larger_than_a_message_is_rebuilt_from_the_commits_alone():
+async def test_a_state_too_large_to_be_stored_is_rebuilt_from_the_commits_alone(monkeypatch):
+    monkeypatch.setattr(state, "MAX_STATE_BYTES", 8 << 20)
     async with MemoryBus() as bus:
         stage = await Summing.open(bus, "a")
         await stage.take(2)
