@@ -13,9 +13,9 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `export` and `import`: reads
-everything, makes the streams, puts messages back, lets environments go on, writes revisions of history and drops the
-oldest of theirs, stores rollouts of the past."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `export`, `import` and `gc`:
+reads everything, makes the streams, puts messages back, lets environments go on, writes revisions of history, stores
+rollouts of the past, deletes what nobody needs."""
 OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `dead` and `doctor`: reads
 everything, writes nothing."""
@@ -62,6 +62,8 @@ class Access:
     """Streams whose size it asks for; all that it reads are among them."""
     trims: tuple[str, ...] = ()
     """Streams that it deletes history from."""
+    forgets: tuple[tuple[str, str], ...] = ()
+    """(stream, durable name) of the competing consumers that it deletes, with a run that is over."""
     makes: tuple[str, ...] = ()
     """Streams and buckets that it creates and changes; never deletes."""
 
@@ -216,7 +218,8 @@ def access_table(scope: Scope) -> dict[str, Access]:
         others=looks.others,
         sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
         measures=everything,
-        trims=(REPLAY,),
+        trims=everything,
+        forgets=tuple(durables.values()),
         makes=everything,
     )
     return {**services, OPERATOR: operates, OBSERVER: looks}

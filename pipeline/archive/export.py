@@ -20,19 +20,19 @@ from lachesis.pipeline.archive.index import Index
 from lachesis.pipeline.archive.jsonl import JsonLinesWriter
 from lachesis.pipeline.archive.logic.row import Judgement, Row, rows_of
 from lachesis.pipeline.archive.parquet import ParquetWriter
-from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.newest import owned
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import Holding, holding, record
 from lachesis.pipeline.replay.history import Found, feed, selected
 from lachesis.pipeline.replay.revisions import definition, derived
 from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry, OutcomeKind
 from lachesis.schemas.replay import RevisionRecord, Selection
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS
+from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
 __all__ = ["Exported", "Exporter", "Request"]
 
@@ -182,10 +182,17 @@ class Exporter:
                 )
                 index.derive("reward", ((one.group, pack(_Reward(event.estimator, one))) for one in event.rewards))
                 index.derive("unscored", ((group, reason.encode()) for _, group, reason in event.unscored if group))
-        entries = follow_ledger(self._bus, self._config.run, self._config.training.name, Position(), follow=False)
-        async with aclosing(entries):
-            async for entry in entries:
-                index.end(_ends(entry))
+        run, trainer, follows = self._config.run, self._config.training.name, 0
+
+        def is_next(entry: LedgerEntry) -> bool:
+            return (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
+
+        async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as entries:
+            async for message in entries:  # its beginning may have been deleted, so no chain is followed
+                entry = owned(LedgerEntry, message, is_next)
+                if entry is not None:
+                    follows = entry.index + 1
+                    index.end(_ends(entry))
 
     # -- what is written of it
 

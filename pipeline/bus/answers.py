@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lachesis.pipeline.bus.api import PubAck, Stored
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, SIZE_HEADER
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -26,6 +26,7 @@ __all__ = [
     "Answer",
     "ApiError",
     "ConsumerInfo",
+    "Deleted",
     "Purged",
     "StreamInfo",
     "decode_answer",
@@ -115,6 +116,10 @@ class StreamInfo(Answer, frozen=True):
     ts: str = ""
 
 
+class Deleted(Answer, frozen=True):
+    success: bool = False
+
+
 class Purged(Answer, frozen=True):
     purged: int = 0
 
@@ -182,10 +187,11 @@ def stored_message(stream: str, data: bytes, what: str) -> Stored:
 
 
 def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:
-    """Return the headers as published: without the server's own, which begin with `Nats-`, but the message id."""
+    """Return the headers as published: without the server's own, which begin with `Nats-`, but the message id, and the
+    size where the data was left out."""
     if not headers:
         return {}
-    return {k: v for k, v in headers.items() if not k.startswith("Nats-") or k == MSG_ID_HEADER}
+    return {k: v for k, v in headers.items() if not k.startswith("Nats-") or k in (MSG_ID_HEADER, SIZE_HEADER)}
 
 
 def to_ns(text: str) -> int:

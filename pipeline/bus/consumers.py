@@ -4,21 +4,22 @@ Guarantees that a replica holds `max_bytes` at most, or one larger message: a la
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
+from lachesis.pipeline.bus.answers import ConsumerInfo, Deleted, plain_headers
 from lachesis.pipeline.bus.api import Delivery, Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs, claimed_size
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
+from lachesis.schemas.errors import NotFoundError
 
-__all__ = ["consume"]
+__all__ = ["consume", "forget"]
 
 _NS = 1_000_000_000
 _MAX_ACK_PENDING = 16_384  # what all replicas may hold together: 256 of them at 64 messages each
@@ -141,3 +142,11 @@ async def consume(
             with anyio.move_on_after(2, shield=True):
                 while pull.queue and link.is_up:
                     await link.send(pull.queue.popleft().reply, b"-NAK")
+
+
+async def forget(link: Link, stream: str, durable: str) -> None:
+    """See `NatsBus.forget`."""
+    with suppress(NotFoundError):
+        await link.call(
+            Deleted, f"$JS.API.CONSUMER.DELETE.{stream}.{durable}", b"", what=f"consumer {durable} of {stream}"
+        )

@@ -87,6 +87,17 @@ class NatsBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return await trimming.trim(self._link, self._publisher, self._blobs, stream, filters, before=before)
 
+    async def erase(self, stream: str, filters: Sequence[str]) -> None:
+        """Delete all that is stored on `filters`, last messages and chunks too: only what nobody will ever write again.
+
+        `stream` may be a bucket's.
+        """
+        await trimming.erase(self._link, stream, filters)
+
+    async def forget(self, stream: str, durable: str) -> None:
+        """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
+        await consumers.forget(self._link, stream, durable)
+
     async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
         return await trimming.sweep(self._link, self._publisher, self._blobs, stream, run, before_ns=before_ns)
 

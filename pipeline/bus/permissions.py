@@ -50,6 +50,7 @@ def permissions(identity: str, access: Access) -> Permissions:
     publish += [f"{_API}.CONSUMER.INFO.{stream}.{durable}" for stream, durable in access.inspects]
     for stream in _streams(access.trims):
         publish.append(f"{_API}.STREAM.PURGE.{stream}")
+    publish += [f"{_API}.CONSUMER.DELETE.{stream}.{durable}" for stream, durable in access.forgets]
     for stream in _streams(access.makes):
         publish += [f"{_API}.STREAM.CREATE.{stream}", f"{_API}.STREAM.UPDATE.{stream}"]
     deny = [f"{_API}.CONSUMER.{verb}.{stream}.{durable}" for stream, durable in access.others if stream in access.reads

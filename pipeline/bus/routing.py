@@ -10,6 +10,7 @@ __all__ = [
     "BROKEN_HEADER",
     "LARGE_HEADER",
     "MSG_ID_HEADER",
+    "SIZE_HEADER",
     "check_key",
     "chunks_subject",
     "matches",
@@ -18,6 +19,8 @@ __all__ = [
 ]
 
 MSG_ID_HEADER = "Nats-Msg-Id"
+SIZE_HEADER = "Nats-Msg-Size"
+"""What the server says of a message whose data it leaves out: how many bytes that has."""
 LARGE_HEADER = "Lachesis-Large"
 """Marks the head of a message stored in chunks; its value names their subject."""
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BLOB_KINDS, blob
 
-__all__ = ["sweep", "trim"]
+__all__ = ["erase", "sweep", "trim"]
 
 
 async def trim(
@@ -36,6 +36,12 @@ async def trim(
                     await _purge(link, stream, {"filter": chunks, "seq": head.seq})
         purged += await _purge(link, stream, {"filter": subject, "seq": limit})
     return purged
+
+
+async def erase(link: Link, stream: str, filters: Sequence[str]) -> None:
+    """See `NatsBus.erase`."""
+    for subject in filters:
+        await _purge(link, stream, {"filter": subject})
 
 
 async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run: str, *, before_ns: int) -> int:

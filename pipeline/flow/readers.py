@@ -46,9 +46,13 @@ class Readers:
 
     async def claims(self) -> list[Claim]:
         """Return what the run's own services claim. Raises `SchemaError` where a commit cannot be read."""
+        return floor.claims(await self.facts(), self._run, self._revision, self._environments)
+
+    async def facts(self) -> Facts:
+        """Return where they stand. Raises as `claims`."""
         # together, before anything is awaited: what later entries refer to lies above this watermark
         watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest()
-        facts = Facts(
+        return Facts(
             watermark=watermark,
             events_cursor=events_cursor,
             batched=batched,
@@ -67,7 +71,6 @@ class Readers:
             else None,
             logprobs=await self._settled_logprobs(watermark),
         )
-        return floor.claims(facts, self._run, self._revision, self._environments)
 
     async def _acknowledged(self, stage: str) -> int:
         try:

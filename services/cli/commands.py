@@ -359,6 +359,41 @@ def export(
     export_history(options, path, wanted, revision=revision, kind=kind, overwrite=overwrite, as_json=as_json)
 
 
+@app.command()
+@with_options
+def gc(
+    options: Options,
+    *,
+    older_than: Annotated[str | None, typer.Option(metavar="AGE", help="What is older goes: 12h, 7d.")] = None,
+    keep_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest goes until a stream has no more: 2GiB.")
+    ] = None,
+    revision: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="This re-scored revision goes; may be given again.")
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
+    ] = False,
+    whole_run: Annotated[bool, typer.Option("--whole-run", help="All of a run that is over.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show, or delete, what of the run's history nobody needs: no reader, no hold, no checkpoint to resume from.
+
+    The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
+    evaluations, revisions, the ledger, runs that are over. Safe beside it, and to repeat.
+    """
+    from lachesis.services.cli.gc import collect_garbage, erase_run, limits
+
+    if whole_run and (older_than or keep_bytes or revision or ledger):
+        raise typer.BadParameter("--whole-run leaves nothing that another option could keep")
+    if whole_run:
+        erase_run(options, yes=yes, as_json=as_json)
+    else:
+        wanted = limits(older_than, keep_bytes, revision or [], ledger=ledger)
+        collect_garbage(options, wanted, yes=yes, as_json=as_json)
+
+
 @app.command("import")
 @with_options
 def import_(

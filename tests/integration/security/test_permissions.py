@@ -192,7 +192,9 @@ def allowed_publications(identity: str) -> set[str]:
         found |= {f"$JS.API.CONSUMER.INFO.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
     if identity == OPERATOR:  # shadows are its own: their heartbeats, the answers of one told to end, what they drop
         found |= {*PARTS, *(f"rl.heartbeat.one.{service}.7-abc" for service in IDENTITIES)}
-        found |= {f"_INBOX_{OPERATOR}.abc.1", "$JS.API.STREAM.PURGE.REPLAY"}
+        found |= {f"_INBOX_{OPERATOR}.abc.1"}
+        found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STORES}  # gc
+        found |= {f"$JS.API.CONSUMER.DELETE.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
         found |= {f"$JS.API.STREAM.{action}.{store}" for store in STORES for action in ("CREATE", "UPDATE")}
     return found
 

@@ -1,0 +1,328 @@
+"""Collecting garbage: what `garbage` decides of a run's history, found out and done.
+
+Guarantees
+
+* beside a live governor: both write down what may be gone by compare-and-set in one record (`retention`), where holds
+  are too, so neither takes what the other, or a hold, was promised; the governor's term is left as it is;
+* killed anywhere, the same command finishes: what is written down as gone is at least what is gone, a revision's
+  definition goes after all that it defines, a run's record after everything else.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.kv import bucket_stream, value_subject
+from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.flow import floor
+from lachesis.pipeline.flow.floor import Claim
+from lachesis.pipeline.flow.garbage import (
+    Decider,
+    Decision,
+    Header,
+    Revision,
+    collectable,
+    ledger_claims,
+    old_revisions,
+)
+from lachesis.pipeline.flow.readers import Readers
+from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.retention import Retention
+from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+
+__all__ = ["Collector", "Found", "Limits"]
+
+_OVERHEAD = 22
+"""Bytes that the server's store adds to a message."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no limit). `revisions`
+    go whatever their age. `ledger`: its beginning may go too."""
+
+    older_than_s: float | None = None
+    keep_bytes: int | None = None
+    revisions: tuple[str, ...] = ()
+    ledger: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """What there is and what goes: by stream its messages and bytes of the run, and the decision."""
+
+    totals: dict[str, tuple[int, int]] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    revisions: list[Revision] = field(default_factory=list)
+    going: list[Revision] = field(default_factory=list)
+
+
+class Collector:
+    """`find`, then `collect` what was found."""
+
+    def __init__(self, bus: NatsBus, config: RunConfig) -> None:
+        self._bus = bus
+        self._config = config
+
+    async def find(self, limits: Limits) -> Found:
+        """Return what goes. Raises `NotFoundError` where a revision that is named is unknown, `SchemaError` where what
+        says how far history may go cannot be read."""
+        config = await self._whole_config()
+        self._config = config
+        now_ns = await self._bus.server_time_ns()
+        born = None if limits.older_than_s is None else now_ns - int(limits.older_than_s * 1e9)
+        held = await record(self._bus, config.run)
+        holds = {name: hold for name, hold in held.holds.items() if hold.expires_ns > now_ns}
+        claimed = [*await self._service_claims(), *floor.hold_claims(holds)]
+        found = Found()
+        ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
+        for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
+            names = collectable(stream, config.run, config.revision, config.environments, ledger)
+            found.totals[stream], found.decisions[stream] = await self._decide(
+                stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
+            )
+        found.revisions = await self._revisions(set(holds))
+        known = {one.name for one in found.revisions}
+        missing = sorted(set(limits.revisions) - known)
+        if missing:
+            raise NotFoundError(
+                f"run {config.run} has no revision {missing[0]!r} to delete; there are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+        for one in found.revisions:
+            if one.name in limits.revisions and one.held is not None:
+                raise ConfigError(f"revision {one.name} of run {config.run} is kept for {one.held}: end that first")
+        size = sum(one.bytes for one in found.revisions)
+        found.totals[REPLAY] = (sum(one.messages for one in found.revisions), size)
+        excess = 0 if limits.keep_bytes is None else max(0, size - limits.keep_bytes)
+        found.going = old_revisions(found.revisions, limits.revisions, born_before_ns=born, excess=excess)
+        return found
+
+    async def collect(self, found: Found) -> None:
+        """Delete what was found, less what is held by now."""
+        for stream, decision in found.decisions.items():
+            if decision.before:
+                before = await self._agree(stream, decision.before)
+                for subject, limit in before.items():
+                    await self._bus.trim(stream, [subject], before=limit)
+        for revision in found.going:
+            await self.delete_revision(revision.name)
+
+    async def delete_revision(self, name: str) -> None:
+        """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
+        run = self._config.run
+        now_ns = await self._bus.server_time_ns()
+        if _worked_on(name, {n for n, h in (await record(self._bus, run)).holds.items() if h.expires_ns > now_ns}):
+            raise ConfigError(f"revision {name} of run {run} is being written: end its replay or shadow first")
+        await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
+        await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
+        await self._bus.erase(REPLAY, [subjects.revision(run, name)])
+
+    # -- who needs what
+
+    async def _whole_config(self) -> RunConfig:
+        """Return the configuration with every environment that anything is stored of: one that the run no longer has
+        keeps what its readers need as well."""
+        run, revision = self._config.run, self._config.revision
+        stored = await self._bus.stored_subjects(ROLLOUTS, [subjects.rollout(run)])
+        stored += await self._bus.stored_subjects(EVENTS, [f"rl.*.{run}.{revision}.*"])
+        gone = {subject.rsplit(".", 1)[-1] for subject in stored} - set(self._config.environments)
+        extra = {name: EnvironmentConfig(kind="gateway") for name in sorted(gone)}
+        return msgspec.structs.replace(self._config, environments={**self._config.environments, **extra})
+
+    async def _service_claims(self) -> list[Claim]:
+        """Return what the services claim, for every trainer that has a ledger here."""
+        config, found = self._config, list[Claim]()
+        prefix = subjects.ledger(config.run, "")
+        stored = await self._bus.stored_subjects(LEDGER, [f"{prefix}*"])
+        trainers = dict.fromkeys([config.training.name, *(subject.removeprefix(prefix) for subject in stored)])
+        for trainer in trainers:
+            training = msgspec.structs.replace(config.training, name=trainer)
+            found += await self._claims_of(msgspec.structs.replace(config, training=training))
+        return found
+
+    async def _claims_of(self, config: RunConfig) -> list[Claim]:
+        run, trainer, bus = config.run, config.training.name, self._bus
+        readers = Readers(Service(bus, "gc", run, config.revision), config)
+        reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
+        async with bus.read(LEDGER, [reports], follow=False) as messages:
+            async for message in messages:
+                readers.untrained.report(decode(TrainReport, message.data))
+        last, _, _ = await newest_entry(bus, run, trainer)
+        position = readers.untrained.position
+        if last is not None:
+            begin = await position_before(bus, run, trainer, position)
+            async with aclosing(follow_ledger(bus, run, trainer, begin, follow=False)) as entries:
+                async for entry in entries:
+                    readers.entry(entry)
+            readers.entry(last)
+        facts = await readers.facts()
+        resumes_at = await self._entry_before(run, trainer, position)
+        return [
+            *floor.claims(facts, run, config.revision, config.environments),
+            *ledger_claims(facts, subjects.ledger(run, trainer), resumes_at),
+        ]
+
+    async def _entry_before(self, run: str, trainer: str, position: int) -> int:
+        """Return the sequence of the last entry that a trainer at `position` knows; 1 where it knows none."""
+        if not position:
+            return 1
+        async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as messages:
+            async for message in messages:
+                try:
+                    index = decode(LedgerEntry, message.data).index
+                except SchemaError:
+                    continue
+                if index >= position - 1:
+                    return message.seq
+        return 1
+
+    # -- what is there
+
+    async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[Header]:
+        """Yield what is stored on `names`, in order; a large message counts with its chunks, which come before it."""
+        kind = next((kind for kind, owner in subjects.BLOB_KINDS.items() if owner == stream), None)
+        blobs = [subjects.blob(kind, self._config.run)] if kind else []
+        chunks: dict[str, int] = {}
+        filters = list(dict.fromkeys([*names, *blobs]))
+        async with self._bus.read(stream, filters, headers_only=True, follow=False) as messages:
+            async for message in messages:
+                given = message.headers.get(SIZE_HEADER, "")
+                size = int(given) if given.isdecimal() else 0
+                size += _OVERHEAD + len(message.subject) + sum(len(k) + len(v) + 4 for k, v in message.headers.items())
+                if message.subject.startswith("rl.blob."):
+                    chunks[message.subject] = chunks.get(message.subject, 0) + size
+                    continue
+                size += chunks.pop(message.headers.get(LARGE_HEADER, ""), 0)
+                yield Header(message.seq, message.subject, message.time_ns, size)
+
+    async def _measure(self, stream: str, names: Sequence[str]) -> tuple[int, int, dict[str, int]]:
+        messages, size, lasts = 0, 0, dict[str, int]()
+        if names:
+            async with aclosing(self._headers(stream, names)) as headers:
+                async for header in headers:
+                    messages, size = messages + 1, size + header.size
+                    lasts[header.subject] = header.seq
+        return messages, size, lasts
+
+    async def _decide(
+        self,
+        stream: str,
+        names: Sequence[str],
+        claims: Sequence[Claim],
+        *,
+        born: int | None,
+        keep: int | None,
+        now_ns: int,
+    ) -> tuple[tuple[int, int], Decision]:
+        """Return the messages and bytes there are of `names`, and what goes of them."""
+        messages, size, lasts = await self._measure(stream, names)
+        least_s = self._config.flow.retention.min_age_s
+        decider = Decider(
+            stream,
+            claims,
+            lasts,
+            born_before_ns=born,
+            excess=0 if keep is None else max(0, size - keep),
+            kept_from_ns=now_ns - int(least_s * 1e9) if least_s else None,
+        )
+        if names:
+            async with aclosing(self._headers(stream, names)) as headers:
+                async for header in headers:
+                    if not decider.take(header):
+                        break
+        return (messages, size), decider.decision
+
+    async def _agree(self, stream: str, before: dict[str, int]) -> dict[str, int]:
+        """Write down what may be gone, and return it: less what was held meanwhile."""
+        now_ns = await self._bus.server_time_ns()
+        agreed: dict[str, int] = {}
+
+        def update(old: Retention) -> Retention:
+            agreed.clear()
+            holds = {name: hold for name, hold in old.holds.items() if hold.expires_ns > now_ns}
+            held = [claim.needs for claim in floor.hold_claims(holds) if claim.stream == stream]
+            agreed.update({subject: min([limit, *held]) for subject, limit in before.items()})
+            reached = max(old.trimmed.get(stream, 1), *agreed.values())
+            # a hold that has lapsed learns of it, as from the governor
+            return old.replace(holds=holds, trimmed={**old.trimmed, stream: reached})
+
+        await change(self._bus, self._config.run, update)
+        return agreed
+
+    async def _revisions(self, holds: set[str]) -> list[Revision]:
+        run, found = self._config.run, dict[str, Revision]()
+        filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
+        async with aclosing(self._headers(REPLAY, filters)) as headers:
+            async for header in headers:
+                name = header.subject.split(".")[-2]
+                old = found.get(name) or Revision(name, 0, 0, 0, self._worker(name, holds))
+                found[name] = old._replace(
+                    messages=old.messages + 1, bytes=old.bytes + header.size, newest_ns=header.time_ns
+                )
+        return sorted(found.values(), key=lambda one: one.newest_ns)
+
+    def _worker(self, name: str, holds: set[str]) -> str | None:
+        if name == self._config.revision:
+            return "the live run, whose revision it is"
+        return "its replay or shadow" if _worked_on(name, holds) else None
+
+    # -- a whole run
+
+    async def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return by stream the messages and bytes of all of the run."""
+        return {
+            stream: (await self._measure(stream, filters))[:2]
+            for stream, filters in everything(self._config.run).items()
+        }
+
+    async def erase(self) -> None:
+        """Delete all of the run, its record last. Raises `ConfigError` where anybody holds any of its history."""
+        run = self._config.run
+        now_ns = await self._bus.server_time_ns()
+        held = {n: h for n, h in (await record(self._bus, run)).holds.items() if h.expires_ns > now_ns}
+        if held:
+            name, hold = next(iter(held.items()))
+            raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
+        durables = [
+            subjects.durable(stage, run, revision)
+            for stage in ("scorer", "teacher")
+            for revision in sorted(await self._revisions_of_events())
+        ]
+        for durable in durables:
+            await self._bus.forget(ROLLOUTS, durable)
+        for stream, filters in everything(run).items():
+            await self._bus.erase(stream, filters)
+        for bucket in BUCKETS.values():
+            keys = [run, f"{run}.>"] if bucket != BUCKETS["attempts"] else [f"{durable}.*" for durable in durables]
+            if bucket != BUCKETS["retention"]:
+                await self._bus.erase(bucket_stream(bucket), [value_subject(bucket, key) for key in keys])
+        await self._bus.delete(BUCKETS["retention"], run)
+
+    async def _revisions_of_events(self) -> set[str]:
+        stored = await self._bus.stored_subjects(EVENTS, [f"rl.*.{self._config.run}.*.*"])
+        return {self._config.revision, *(subject.split(".")[3] for subject in stored)}
+
+
+def everything(run: str) -> dict[str, list[str]]:
+    """Return by stream the filters that all of a run is within; what others are told of goes first, its ledger last."""
+    return {
+        REPLAY: [f"rl.replay.*.{run}.*.*"],
+        TEACHER: [f"rl.logprobs.{run}.*.*", subjects.blob("logprobs", run)],
+        EVENTS: [f"rl.*.{run}.*.*"],
+        ROLLOUTS: [subjects.rollout(run), subjects.blob("rollout", run)],
+        LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.>"],
+    }
+
+
+def _worked_on(name: str, holds: set[str]) -> bool:
+    return f"replay-{name}"[:64] in holds

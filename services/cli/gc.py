@@ -1,0 +1,171 @@
+"""`lachesis gc`: what of a run's history nobody needs any more, and deleting it."""
+
+import re
+import sys
+from typing import Any
+
+import anyio
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.collect import Collector, Found, Limits
+from lachesis.pipeline.flow.garbage import Decision
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import LEDGER, REPLAY
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import human_bytes, print_json, print_table
+from lachesis.services.connect import HEARTBEATS_S, History, open_run
+
+__all__ = ["collect_garbage", "erase_run", "limits"]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
+_AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(k|m|g|t)(i?)b?|b?)", re.IGNORECASE)
+_MOST_HOLDERS = 3
+
+
+def limits(older_than: str | None, keep_bytes: str | None, revisions: list[str], *, ledger: bool) -> Limits:
+    """Return what the command line asks for. Raises `ConfigError`."""
+    age = None if older_than is None else _AGE.fullmatch(older_than.strip())
+    if older_than is not None and age is None:
+        raise ConfigError(f"--older-than {older_than!r}: a number and one of s, m, h, d, w: 12h, 7d")
+    size = None if keep_bytes is None else _SIZE.fullmatch(keep_bytes.strip())
+    if keep_bytes is not None and size is None:
+        raise ConfigError(f"--keep-bytes {keep_bytes!r}: bytes, or a number with a unit: 500MB, 2GiB")
+    keep = None
+    if size is not None:
+        power = " kmgt".index(size[2].lower()) if size[2] else 0
+        keep = int(float(size[1]) * (1024 if size[3] else 1000) ** power)
+    return Limits(
+        older_than_s=None if age is None else float(age[1]) * _AGES[age[2]],
+        keep_bytes=keep,
+        revisions=tuple(revisions),
+        ledger=ledger,
+    )
+
+
+def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: bool) -> None:
+    """Show what goes, and delete it if `yes`."""
+    nothing = wanted.older_than_s is None and wanted.keep_bytes is None and not wanted.revisions
+    if nothing and yes:
+        raise ConfigError("say what to keep: --older-than AGE, --keep-bytes SIZE; or what goes: --revision NAME")
+    config = options.config()
+    found = anyio.run(_collect, config, wanted, yes, nothing)
+    if as_json:
+        print_json(_plain(config, found, deleted=yes))
+        return
+    _print(found)
+    if nothing:
+        print(
+            "\nshown: all that nobody needs. Say what to keep with --older-than AGE, --keep-bytes SIZE, or name a "
+            "--revision, and give --yes to delete",
+            file=sys.stderr,
+        )
+    elif not yes:
+        print("\nnothing was deleted: give --yes for that", file=sys.stderr)
+
+
+async def _collect(config: RunConfig, wanted: Limits, yes: bool, nothing: bool) -> Found:
+    if nothing:
+        wanted = Limits(older_than_s=0.0, ledger=wanted.ledger)
+    async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
+        collector = Collector(history.bus, config)
+        found = await collector.find(wanted)
+        if yes:
+            await collector.collect(found)
+        return found
+
+
+def erase_run(options: Options, *, yes: bool, as_json: bool) -> None:
+    """Show what a run that is over takes, and delete all of it if `yes`."""
+    config = options.config()
+    latest = config.path / "checkpoints" / "latest"
+    if yes and latest.exists():
+        raise ConfigError(
+            f"run {config.run} can be resumed from {latest.parent / latest.read_text().strip()}, which needs its "
+            f"history: if it never will be, delete {latest.parent} first"
+        )
+    sizes = anyio.run(_erase, config, yes)
+    if as_json:
+        print_json(
+            {"run": config.run, "deleted": yes, "streams": {name: _size(*total) for name, total in sizes.items()}}
+        )
+        return
+    rows = [(name, messages, human_bytes(size)) for name, (messages, size) in sizes.items()]
+    print_table(("stream", "messages", "bytes"), rows)
+    done = f"run {config.run} was deleted" if yes else f"all of run {config.run} would go: give --yes to delete it"
+    print(f"\n{done}", file=sys.stderr)
+
+
+async def _erase(config: RunConfig, yes: bool) -> dict[str, tuple[int, int]]:
+    async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
+        collector = Collector(history.bus, config)
+        sizes = await collector.sizes()
+        if yes:
+            await _check_over(history, config)
+            await collector.erase()
+        return sizes
+
+
+async def _check_over(history: History, config: RunConfig) -> None:
+    """Raise `ConfigError` where a service of the run is there."""
+    if history.ended:
+        return
+    with anyio.move_on_after(HEARTBEATS_S):
+        async with history.bus.listen(subjects.heartbeat(config.run)) as beats:
+            beat = await anext(aiter(beats))
+            raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")
+
+
+def _print(found: Found) -> None:
+    rows: list[tuple[Any, ...]] = []
+    for stream, decision in found.decisions.items():
+        messages, size = found.totals[stream]
+        if stream == LEDGER and not messages:
+            rows.append((stream, None, None, None, None, "kept whole, unless --ledger"))
+            continue
+        rows.append(
+            (stream, messages, human_bytes(size), decision.messages, human_bytes(decision.bytes), _why(decision))
+        )
+    going = {one.name for one in found.going}
+    for one in found.revisions:
+        gone = one.name in going
+        messages, size = (one.messages, one.bytes) if gone else (0, 0)
+        kept = None if gone else one.held
+        rows.append((f"{REPLAY} {one.name}", one.messages, human_bytes(one.bytes), messages, human_bytes(size), kept))
+    print_table(("stream", "messages", "bytes", "go", "bytes", "the rest is kept for"), rows)
+
+
+def _why(decision: Decision) -> str | None:
+    """Say who keeps what should go, the greatest first."""
+    held = sorted(decision.held.items(), key=lambda item: -item[1].bytes)
+    told = [f"{holder} ({human_bytes(one.bytes)} from {one.first} on)" for holder, one in held[:_MOST_HOLDERS]]
+    return "; ".join([*told, *(["others"] if len(held) > _MOST_HOLDERS else [])]) or None
+
+
+def _size(messages: int, size: int) -> dict[str, int]:
+    return {"messages": messages, "bytes": size}
+
+
+def _plain(config: RunConfig, found: Found, *, deleted: bool) -> dict[str, Any]:
+    going = {one.name for one in found.going}
+    return {
+        "run": config.run,
+        "deleted": deleted,
+        "streams": {
+            stream: {
+                **_size(*found.totals[stream]),
+                "go": {**_size(decision.messages, decision.bytes), "before": decision.before},
+                "held": {
+                    holder: {**_size(one.messages, one.bytes), "first": one.first}
+                    for holder, one in decision.held.items()
+                },
+            }
+            for stream, decision in found.decisions.items()
+        },
+        "revisions": {
+            one.name: {**_size(one.messages, one.bytes), "goes": one.name in going, "held": one.held}
+            for one in found.revisions
+        },
+    }

@@ -1,0 +1,169 @@
+"""`lachesis gc` on real servers: beside a run that goes on, on one that is over, and killed half-way."""
+
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from integration.archive.world import RUN, World, a_group, a_world
+from integration.flow import test_history as history
+from integration.flow.test_history import start, trains_from_its_checkpoint  # noqa: F401 - a fixture
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.collect import Collector, Limits
+from lachesis.pipeline.flow.retention import holding, record
+from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
+    async with a_world(tmp_path / "here") as made:
+        yield made
+
+
+@pytest.mark.slow
+async def test_beside_a_run_it_takes_what_nobody_needs_and_the_run_goes_on(start: Any) -> None:  # noqa: F811
+    async with start() as world:
+        world.start()
+        collected = 0
+        for turn in range(4):
+            await world.goes_on()
+            collector = Collector(world.bus, world.config)
+            found = await collector.find(Limits(older_than_s=0.0, ledger=True))
+            await collector.collect(found)
+            collected += sum(one.messages for one in found.decisions.values())
+            if turn % 2:
+                world.kill()
+                await anyio.lowlevel.checkpoint()
+                await trains_from_its_checkpoint(world)
+                world.start()
+        await world.goes_on()
+        assert collected > 100
+        async with world.bus.read(LEDGER, [subjects.ledger(history.RUN, "main")], follow=False) as entries:
+            first = decode(LedgerEntry, (await anext(aiter(entries))).data)
+        assert first.index > 0, "the ledger's beginning went too"
+        world.kill("producer")
+
+
+@pytest.mark.slow
+async def test_what_is_held_stays(start: Any) -> None:  # noqa: F811
+    async with start() as world:
+        world.start()
+        await world.goes_on()
+        last = (await world.bus.usage(ROLLOUTS)).last
+        async with holding(world.bus, history.RUN, "reader", {ROLLOUTS: last // 2}, about="a test"):
+            await world.goes_on()
+            collector = Collector(world.bus, world.config)
+            await collector.collect(await collector.find(Limits(keep_bytes=0)))
+            async with world.bus.read(ROLLOUTS, [], start=last // 2, headers_only=True, follow=False) as messages:
+                kept = [message.seq async for message in messages]
+            assert kept[: last // 2] == list(range(last // 2, last + 1))[: last // 2]
+            assert (await record(world.bus, history.RUN)).trimmed[ROLLOUTS] <= last // 2
+        world.kill("producer")
+
+
+async def test_it_shows_first_and_names_who_keeps_what(world: World) -> None:
+    stored = {await world.store(one): one for one in (a_group(n) for n in range(1, 31))}
+    stored[await world.store(a_group(31, samples=8, tokens=90_000))] = a_group(31)
+    await world.json("replay", "--revision", "short")
+    shown = await world.json("gc")
+    assert shown["deleted"] is False
+    rollouts = shown["streams"]["ROLLOUTS"]
+    assert (rollouts["messages"], rollouts["go"]["messages"]) == (31, 0)
+    assert rollouts["bytes"] > 8 * 90_000 * 6
+    assert any("scorer" in holder or "batcher" in holder or "normalizer" in holder for holder in rollouts["held"])
+    assert shown["revisions"]["short"]["goes"]
+    code, out, err = await world.lachesis("gc", "--older-than", "0s", "--keep-bytes", "1kB")
+    assert code == 0, err
+    assert "nothing was deleted" in err
+    assert "the rest is kept for" in out
+    assert "REPLAY short" in out
+    assert (await world.bus.usage(REPLAY)).messages > 0
+
+    assert "say what to keep" in await world.refusal("gc", "--yes")
+    assert "no revision 'long' to delete; there are short" in await world.refusal("gc", "--revision", "long")
+    assert "--older-than 'x'" in await world.refusal("gc", "--older-than", "x")
+    async with holding(world.bus, RUN, "replay-short", {}, about="replay short"):
+        assert "kept for its replay or shadow" in await world.refusal("gc", "--revision", "short", "--yes")
+    whole = await world.json("replay", "--revision", "short")
+    await world.json("gc", "--revision", "short", "--yes")
+    assert (await world.bus.usage(REPLAY)).messages == 0
+    assert "no revision 'short'" in await world.refusal("compare", "short", "short")
+    assert (await world.json("replay", "--revision", "short"))["digest"] == whole["digest"]
+    assert len(await world.groups()) == 31
+
+
+async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World) -> None:
+    bus = world.bus
+    for n in range(1, 200):
+        await world.store(a_group(n))
+    await world.store(a_group(200, samples=8, tokens=90_000))
+    await world.judge({n: a_group(n) for n in (1, 2, 3)})
+    await world.json("replay", "--revision", "short")
+    durable = subjects.durable("scorer", RUN, "live")
+    async with bus.consume(ROLLOUTS, durable, [subjects.rollout(RUN)]) as deliveries:
+        await anext(aiter(deliveries))
+    keys = [("policy", RUN), ("resume", f"{RUN}.sums"), ("attempts", f"{durable}.7"), ("runs", "other")]
+    for bucket, key in keys:
+        await bus.put(BUCKETS[bucket], key, b"x")
+    await bus.publish(subjects.event("eval", "other", "live", "sums"), b"x", msg_id="other")
+    shown = await world.json("gc", "--whole-run")
+    assert shown["streams"]["ROLLOUTS"]["messages"] == 200
+
+    checkpoints = world.folder / "runs" / RUN / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "latest").write_text("step-00000003")
+    assert "can be resumed from" in await world.refusal("gc", "--whole-run", "--yes")
+    (checkpoints / "latest").unlink()
+    async with holding(bus, RUN, "reader", {ROLLOUTS: 1}, about="a test"):
+        assert "still read by reader (a test)" in await world.refusal("gc", "--whole-run", "--yes")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_beat, Service(bus, "scorer", RUN))
+        assert "its scorer is there" in await world.refusal("gc", "--whole-run", "--yes")
+        tasks.cancel_scope.cancel()
+    assert len(await world.groups()) == 200
+
+    draw = random.Random(1)
+    process = world.start("gc", "--whole-run", "--yes")
+    with anyio.move_on_after(40):
+        while process.poll() is None and (await bus.usage(REPLAY)).messages:  # noqa: ASYNC110 - another process
+            await anyio.sleep(0.001)
+    await anyio.sleep(draw.random() * 0.02)
+    process.send_signal(signal.SIGKILL)
+    await world.ended(process)
+    await world.json("gc", "--whole-run", "--yes")
+    left = {stream: (await bus.usage(stream)).messages for stream in (ROLLOUTS, EVENTS, REPLAY, LEDGER)}
+    assert left == {ROLLOUTS: 0, EVENTS: 1, REPLAY: 0, LEDGER: 0}
+    assert [await bus.value(BUCKETS[bucket], key) is None for bucket, key in keys] == [True, True, True, False]
+    with pytest.raises(LookupError):
+        await bus.lag(ROLLOUTS, durable)
+    assert await bus.value(BUCKETS["retention"], RUN) is None
+
+
+async def _beat(service: Service) -> None:
+    while True:
+        await service.heartbeat()
+        await anyio.sleep(0.2)
+
+
+async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
+    await world.store(a_group(1))
+    await world.json("replay", "--revision", "short")
+    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    found = await collector.find(Limits(revisions=("short",)))
+    async with holding(world.bus, RUN, "replay-short", {}, about="replay short"):
+        with pytest.raises(ConfigError, match="is being written"):
+            await collector.collect(found)
+    await collector.collect(found)
+    assert (await world.bus.usage(REPLAY)).messages == 0
