@@ -130,7 +130,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         ),
         "batcher": row(
             "batcher",
-            writes=(subjects.ledger(run, scope.trainer), dead),
+            writes=(subjects.ledger(run, scope.trainer), dead, state("promotion", "all")),
             hears=(subjects.heartbeat(run, "governor"),),
             reads=(ROLLOUTS, EVENTS, LEDGER),
         ),
@@ -150,7 +150,8 @@ def access_table(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER, BUCKETS["resume"]),
         ),
-        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead)),
+        # it gets the list of promotions, and reads it whole where somebody else has published there
+        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(LEDGER,)),
         "teacher": row(
             "teacher",
             writes=(
@@ -207,7 +208,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
-    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"))
+    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"), state("promotion", "all"))
     operates = Access(
         writes=(*looks.writes, *put_back, *annotations, *replays, *shadows),
         hears=looks.hears,

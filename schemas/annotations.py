@@ -244,22 +244,30 @@ def check_rewards(groups: list[GroupReward]) -> None:
 
 
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):
-    """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation."""
+    """Scores of some groups. `ensemble` is the digest of raters, versions, parameters and aggregation.
+
+    `promoted` is the `first` of the promotion that judged them, None: the run's own configuration did.
+    """
 
     ensemble: str
     raters: dict[str, str]
     groups: list[GroupScore]
+    promoted: Seq | None = None
 
     def check(self) -> None:
         check_scores(self.groups)
 
 
 class RewardEvent(_Annotation, frozen=True, kw_only=True):
-    """Rewards of some groups, and the commit of the normalizer's state for this environment."""
+    """Rewards of some groups, and the commit of the normalizer's state for this environment.
+
+    `promoted` is as in scores.
+    """
 
     advantage: str
     commit: Commit
     groups: list[GroupReward]
+    promoted: Seq | None = None
 
     def check(self) -> None:
         check_rewards(self.groups)

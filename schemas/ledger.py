@@ -14,6 +14,7 @@ import msgspec
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.promotion import Promoted
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
@@ -90,8 +91,9 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
 
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
     says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
-    again. `outcomes` holds those not in `batch`; `producers` the counters seen, by
-    `<producer>@<epoch>`. `term`, `written_ns` and `stamps` are outside the digest.
+    again. `outcomes` holds those not in `batch`; `producers` the counters seen, by `<producer>@<epoch>`. `promoted` is
+    the newest promotion, in the entry that decides it and in all after it; unset before. `term`, `written_ns` and
+    `stamps` are outside the digest.
     """
 
     run: str
@@ -106,6 +108,7 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     producers: dict[str, ProducerMark] = {}
     totals: dict[str, Count] = {}
     next_batch: Count = 0
+    promoted: Promoted | msgspec.UnsetType = msgspec.UNSET
     term: str = ""
     written_ns: Count = 0
     stamps: dict[str, list[Stamp]] = {}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import msgspec
+
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import LedgerError
@@ -46,6 +48,7 @@ class Chain:
     """The writer's end of the chain. `last` is the newest entry stored, None where there is none.
 
     `totals` counts groups by outcome (`batched` is one), and the sequences of all of them and of the batched ones.
+    `promoted` is what every entry from the next one on says of promotions.
     """
 
     def __init__(self, run: str, trainer: str, term: str, last: LedgerEntry | None = None) -> None:
@@ -55,6 +58,7 @@ class Chain:
         self.position = Position(last.index + 1, last.digest()) if last else Position()
         self.next_batch = last.next_batch if last else 0
         self.totals = dict(last.totals) if last else {}
+        self.promoted = (last.promoted or None) if last else None
 
     def extend(
         self,
@@ -88,6 +92,7 @@ class Chain:
             outcomes=list(outcomes),
             totals=dict(self.totals),
             next_batch=self.next_batch,
+            promoted=self.promoted or msgspec.UNSET,
             term=self._term,
             written_ns=written_ns,
             stamps=stamps,

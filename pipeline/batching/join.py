@@ -151,12 +151,17 @@ class Joiner:
 
     # annotations
 
-    def reward(self, event_seq: int, stored_ns: int, item: GroupReward) -> bool:
+    def reward(self, event_seq: int, stored_ns: int, item: GroupReward, first: int = 1) -> bool:
         """Take in a reward stored at `event_seq` of EVENTS. False: no room for it until its rollout has been seen.
 
-        After False, feed the rollouts up to the end of ROLLOUTS, call `all_seen`, and offer it again.
+        After False, feed the rollouts up to the end of ROLLOUTS, call `all_seen`, and offer it again. It counts for
+        rollouts from sequence `first` on: a promoted revision judges a copy of what another one judges.
         """
-        return self._annotate(self._by_group.get(item.group), item.group, Early(event_seq, stored_ns, item.seq, item))
+        member = self._by_group.get(item.group)
+        if member is not None and member.seq < first:
+            self._event = max(self._event, event_seq)
+            return True
+        return self._annotate(member, item.group, Early(event_seq, stored_ns, item.seq, item))
 
     def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
         """Take in a pointer to the teacher's logprobs, as `reward`."""

@@ -1,11 +1,13 @@
 """The batcher: memberships and annotations in, ledger entries out. The single writer of one trainer's ledger.
 
-What goes in: headers of ROLLOUTS, and rewards, teacher pointers and dead letters of the run's revision from EVENTS.
+What goes in: headers of ROLLOUTS, and rewards, teacher pointers and dead letters of the run's revision from EVENTS; and
+which revision the run is to go on with, of which the ledger says from where on.
 What comes out: one fenced message for each entry. An entry leaves at once when a batch is ready; other outcomes share
 one as soon as nothing more is waiting to be read, or when they have become many. Nothing is kept outside the ledger: a
 start reads its last entry and the streams from where that says.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import get_args
@@ -24,6 +26,8 @@ from lachesis.pipeline.batching.traces import trace_entry
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.standing import Standings
+from lachesis.pipeline.promotion import record as promotion
+from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
@@ -36,6 +40,8 @@ from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
 __all__ = ["run_batcher"]
+
+log = logging.getLogger("lachesis")
 
 _BURST = 256
 """Messages taken in between two looks for a batch."""
@@ -65,6 +71,7 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
         async with open_bursts(service, batcher.sources(), most=_BURST) as bursts:
             tasks.start_soon(batcher.watch_deadlines)
             tasks.start_soon(batcher.watch_governor)
+            tasks.start_soon(batcher.watch_promotions)
             service.recovered()
             async for burst in bursts:
                 await batcher.take(burst)
@@ -180,10 +187,10 @@ class _Batcher:
             await self.letters.send(dead_letter(self.service, message, "data", error))
             await self._lose(message)
             return
-        for item in items:
-            if not self._offer(message, item):
+        for item, first in items:
+            if not self._offer(message, item, first):
                 await self._see_all_members()
-                self._offer(message, item)
+                self._offer(message, item, first)
 
     def _take_member(self, message: Stored) -> None:
         env = message.subject.rsplit(".", 1)[-1]
@@ -194,10 +201,10 @@ class _Batcher:
         else:
             self.joiner.member(message.seq, env, plan, message.time_ns, time.monotonic_ns())
 
-    def _offer(self, message: Stored, item: GroupReward | TeacherPointer | DeadLetter) -> bool:
+    def _offer(self, message: Stored, item: GroupReward | TeacherPointer | DeadLetter, first: int) -> bool:
         match item:
             case GroupReward():
-                return self.joiner.reward(message.seq, message.time_ns, item)
+                return self.joiner.reward(message.seq, message.time_ns, item, first)
             case TeacherPointer():
                 return self.joiner.teacher(message.seq, message.time_ns, item)
         return self.joiner.dead(message.seq, message.time_ns, item)
@@ -282,6 +289,35 @@ class _Batcher:
                     self._blocked = seen if blocked else None
                     if blocked:
                         await self._write(drained=True)
+
+    async def watch_promotions(self) -> None:
+        """Decide from which rollout on a revision counts that the run is to go on with; see `promotion.logic`."""
+        service = self.service
+        subject = promotion.subject(service.run, service.revision)
+        async with service.bus.read(subjects.LEDGER, [subject]) as lists:
+            async for _ in lists:
+                async with self._lock:
+                    await self._promote()
+
+    async def _promote(self) -> None:
+        service = self.service
+        async for attempt in service.retrying("promote a revision"):
+            with attempt:
+                known, seq = await promotion.read(service.bus, service.run, service.revision)
+                last = (await service.bus.usage(subjects.ROLLOUTS)).last  # after the list, or it would prove nothing
+        decided = decide(known, self.chain.promoted, max(last, self.joiner.frontier))
+        if decided is not None:
+            self.chain.promoted = decided
+            await self._append([])
+            log.info(
+                "revision %s, promoted by %s, judges rollouts from sequence %d on",
+                decided.revision, decided.by, decided.first,
+            )  # fmt: skip
+        told = tell(service.run, known, self.chain.promoted)
+        if told is not None:
+            async for attempt in service.retrying("tell of a promotion"):
+                with attempt:
+                    await promotion.write(service.bus, told, service.revision, expected=seq)
 
     # what goes out
 
@@ -386,11 +422,12 @@ class _Batcher:
         }
 
 
-def _annotations(message: Stored) -> Sequence[GroupReward | TeacherPointer | DeadLetter]:
-    """Return what an EVENTS message says of rollouts. Raises `SchemaError`."""
+def _annotations(message: Stored) -> Sequence[tuple[GroupReward | TeacherPointer | DeadLetter, int]]:
+    """Return what an EVENTS message says of rollouts, and from which sequence on it counts. Raises `SchemaError`."""
     match message.subject.split(".")[1]:
         case "reward":
-            return decode(RewardEvent, message.data).groups
+            event = decode(RewardEvent, message.data)
+            return [(item, event.promoted or 1) for item in event.groups]
         case "teacher":
-            return decode(TeacherEvent, message.data).groups
-    return [decode(DeadLetter, message.data)]
+            return [(item, 1) for item in decode(TeacherEvent, message.data).groups]
+    return [(decode(DeadLetter, message.data), 1)]

@@ -122,7 +122,10 @@ class _EnvWriter:
             return
         match message.subject.split(".")[1]:
             case "score":
-                for score in decode(ScoreEvent, message.data).groups:
+                scored = decode(ScoreEvent, message.data)
+                if scored.promoted is not None and scored.promoted > self.monitor.promoted:
+                    self.monitor.promote(scored.promoted)
+                for score in scored.groups:
                     self.monitor.score(score)
                     self.service.vitals.handled += 1
             case "reward":

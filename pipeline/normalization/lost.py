@@ -12,7 +12,7 @@ from typing import NamedTuple
 import anyio
 
 from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.normalization.logic.generations import Generations
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -30,7 +30,7 @@ class _Lost(NamedTuple):
 class LostScores:
     """The messages of one environment that could not be read and are not given up yet, in the order of EVENTS."""
 
-    def __init__(self, service: Service, env: str, normalizer: EnvNormalizer, *, deadline_s: float) -> None:
+    def __init__(self, service: Service, env: str, normalizer: Generations, *, deadline_s: float) -> None:
         self._service = service
         self._normalizer = normalizer
         self._deadline_s = deadline_s

@@ -3,20 +3,23 @@
 One writer an environment. Memberships come from the headers of ROLLOUTS, outcomes from EVENTS (scores, and the dead
 letters of groups that will never have any). A commit holds the rewards that became ready, the change of the
 normalizer's state and the positions from which a restart reads again, so a crash repeats nothing and loses nothing.
+After a promotion each revision's rollouts are normalized by themselves, and committed by themselves.
 """
 
+import logging
 from collections.abc import Sequence
 
 import anyio
-import msgspec
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready, Step
-from lachesis.pipeline.normalization.logic.reward import reliability_shares, shaping_metrics
+from lachesis.pipeline.normalization.logic.generations import Change, Generations, Terms
+from lachesis.pipeline.normalization.logic.normalizer import Ready
+from lachesis.pipeline.normalization.logic.reward import RewardRule, reliability_shares, shaping_metrics
 from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.normalization.rules import reward_rule
+from lachesis.pipeline.promotion.record import read, under
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
@@ -27,9 +30,12 @@ from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, Re
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, LedgerError, VersionError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.values import unpack
 
 __all__ = ["run_normalizer"]
+
+log = logging.getLogger("lachesis")
 
 
 async def run_normalizer(service: Service, config: RunConfig) -> None:
@@ -60,10 +66,11 @@ class _EnvWriter:
 
     def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[RewardEvent]) -> None:
         self.service = service
-        self.rule = reward_rule(config, env)
+        self.config = config
         self.env = env
         self.log = log
-        self.normalizer = EnvNormalizer(env, config.normalization_of(env), self.rule.finish)
+        self.normalizer = Generations(env, self._terms(config))
+        self._promotions: dict[int, Promotion] = {}
         self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._events_read = 0
@@ -82,12 +89,16 @@ class _EnvWriter:
             term=service.instance,
         )
         writer = cls(service, config, env, log)
-        if restored.state is not None:
-            writer.normalizer.load_state_dict(unpack("normalizer state", restored.state))
-        for delta in restored.deltas:
-            writer.normalizer.apply(unpack("normalizer delta", delta))
+        await writer._read_promotions()
+        writer.normalizer.restore(
+            unpack("normalizer state", restored.state) if restored.state is not None else None,
+            [unpack("normalizer delta", delta) for delta in restored.deltas],
+            {first: writer._promoted(one) for first, one in writer._promotions.items()},
+        )
         writer.cursors.update(restored.cursors)
-        if writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
+        if writer.normalizer.switched:  # what came last may be another revision's first
+            writer.cursors[subjects.ROLLOUTS] = min(writer.cursors[subjects.ROLLOUTS], writer.normalizer.watermark)
+        elif writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
             raise LedgerError(
                 f"normalizer of {env}: its state reaches to rollout {writer.normalizer.watermark}, its last commit to "
                 f"{writer.cursors[subjects.ROLLOUTS]}: they are not of one history; start another revision"
@@ -95,6 +106,28 @@ class _EnvWriter:
         writer._events_read = writer.cursors[subjects.EVENTS] - 1
         writer.lost.start(writer.cursors)
         return writer
+
+    async def _read_promotions(self) -> None:
+        service = self.service
+        async for attempt in service.retrying("read the promotions"):
+            with attempt:
+                found, _ = await read(service.bus, service.run, service.revision)
+        self._promotions = {one.first: one for one in found if one.first is not None}
+
+    async def _promote(self, first: int) -> None:
+        """Make the promotion known that begins with `first`. Raises `DataError` where there is none."""
+        await self._read_promotions()
+        if first not in self._promotions:
+            raise DataError(f"scores are of a promotion from sequence {first} on, and there is none")
+        for known, one in sorted(self._promotions.items()):
+            self.normalizer.promote(known, self._promoted(one))
+            log.info("%s: revision %s judges rollouts from sequence %d on", self.env, one.revision, known)
+
+    def _terms(self, config: RunConfig) -> Terms:
+        return Terms(config.normalization_of(self.env), reward_rule(config, self.env))
+
+    def _promoted(self, one: Promotion) -> Terms:
+        return self._terms(under(one, self.config))
 
     async def take_burst(self, burst: list[Stored]) -> None:
         """Feed a burst of input and commit what follows from it."""
@@ -115,8 +148,11 @@ class _EnvWriter:
                 if letter.ends_rollout and letter.group is not None:
                     self.normalizer.outcome(letter.group, letter.seq, None, source=message.seq)
             else:
-                for score in decode(ScoreEvent, message.data).groups:
-                    await self._take_score(score, message)
+                event = decode(ScoreEvent, message.data)
+                if event.promoted is not None and not self.normalizer.knows(event.promoted):
+                    await self._promote(event.promoted)
+                for score in event.groups:
+                    await self._take_score(score, message, event.promoted)
         except VersionError:
             raise  # the run's own services wrote it: wait for the upgrade, with the message unread
         except DataError as error:
@@ -125,9 +161,10 @@ class _EnvWriter:
                 await self.lost.add(message)
         self.lost.read(message)
 
-    async def _take_score(self, score: GroupScore, message: Stored) -> None:
+    async def _take_score(self, score: GroupScore, message: Stored, promoted: int | None) -> None:
         try:
-            self.normalizer.outcome(score.group, score.seq, self.rule.columns(score), source=message.seq)
+            rule = self.normalizer.rule(promoted)
+            self.normalizer.outcome(score.group, score.seq, rule.columns(score), source=message.seq, promoted=promoted)
         except DataError as error:  # the group is dead, not the message: its letter comes back and closes its window
             letter = dead_letter(self.service, message, "data", error)
             await self._bury(letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group))
@@ -140,23 +177,26 @@ class _EnvWriter:
 
     async def commit(self) -> None:
         """Write what became ready and what changed, if anything did."""
-        while (step := self.normalizer.step()).delta is not None:
+        while (step := self.normalizer.step()) is not None:
             await self._commit(step)
+            self.normalizer.forget_done()
 
-    async def _commit(self, step: Step) -> None:
+    async def _commit(self, step: Change) -> None:
         start_ns = self.service.now_ns()
         needed = (self.normalizer.oldest_source(), self.lost.oldest_source(), self._events_read + 1)
         self.cursors = {
             subjects.ROLLOUTS: self.normalizer.watermark,
             subjects.EVENTS: min(source for source in needed if source is not None),
         }
+        rule = step.generation.rule
         event = RewardEvent(
             run=self.service.run,
             env=self.env,
             revision=self.service.revision,
-            advantage=self.rule.advantage.estimator,
-            commit=self.log.next_commit(self.cursors, msgspec.msgpack.encode(step.delta)),
-            groups=[self._reward(ready, start_ns) for ready in step.ready],
+            advantage=rule.advantage.estimator,
+            commit=self.log.next_commit(self.cursors, step.delta),
+            groups=[self._reward(ready, rule, start_ns) for ready in step.ready],
+            promoted=step.generation.promoted,
         )
         committed_ns = self.service.now_ns()
         seq: int = await self.service.retrying("commit rewards")(self.log.append, event)
@@ -169,8 +209,7 @@ class _EnvWriter:
         shares = reliability_shares(self.normalizer.snapshot()).items()
         self.service.vitals.metrics.update({f"reliability/{name}": share for name, share in shares})
         if self.log.snapshot_due:
-            state = msgspec.msgpack.encode(self.normalizer.state_dict())
-            await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
+            await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, self.normalizer.state())
 
     def _trace(self, rewards: Sequence[GroupReward], seq: int, times: tuple[int, int]) -> None:
         """Export the spans of the sampled groups of a commit stored at `seq`."""
@@ -187,8 +226,8 @@ class _EnvWriter:
             )
             service.tracing.emit([*stage_spans(reward.group, stamp, taken), published])
 
-    def _reward(self, ready: Ready, start_ns: int) -> GroupReward:
+    def _reward(self, ready: Ready, rule: RewardRule, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         self.service.vitals.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)
-        return self.rule.reward(ready, score, stamp)
+        return rule.reward(ready, score, stamp)

@@ -3,24 +3,36 @@
 Guarantees that of several annotations of one group the first stored counts, as it does everywhere.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.logic.compare import Judged, Revision
+from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.errors import DataError, NotFoundError, SchemaError, VersionError
-from lachesis.schemas.replay import RescoreEvent, RevisionRecord
+from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord
 from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
 
-__all__ = ["Derived", "conversation", "definition", "derived", "following", "read_revision"]
+__all__ = [
+    "Derived",
+    "conversation",
+    "definition",
+    "derived",
+    "following",
+    "judges_of",
+    "own_normalizations",
+    "read_revision",
+]
 
 E = TypeVar("E", bound=Event)
 
@@ -146,6 +158,27 @@ async def _reached(bus: Bus, defined: RevisionRecord) -> int:
         )
         reached = max(reached, last.commit.cursors.get(ROLLOUTS, 0) if last else 0)
     return reached
+
+
+def own_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of those environments that are normalized otherwise than the run."""
+    found = {env: config.environments[env].normalization for env in envs}
+    return {env: msgspec.to_builtins(own) for env, own in found.items() if own is not None}
+
+
+def judges_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
+    """Return what judges each environment under `config`. Raises `ConfigError` where a rater cannot be loaded."""
+    found = {}
+    for env in envs:
+        settings = config.environments[env]
+        scorer = EnvironmentScorer(config.scoring_of(env), settings, config.reward_config_of(env))
+        found[env] = Judges(
+            ensemble=scorer.digest,
+            raters=scorer.versions,
+            success_rater=settings.success_rater,
+            success_threshold=settings.success_threshold,
+        )
+    return found
 
 
 @asynccontextmanager

@@ -34,6 +34,7 @@ from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
 from lachesis.pipeline.replay.logic.fold import Fold, Folded
 from lachesis.pipeline.replay.logic.selection import differences
+from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.rollouts import read_rollout
@@ -41,7 +42,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
-from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord, Selection
+from lachesis.schemas.replay import RescoreEvent, RevisionRecord, Selection
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 
@@ -220,7 +221,6 @@ class _Replay:
         return EnvironmentScorer(settings.scoring or self._config.scoring, settings, self._config.reward_config_of(env))
 
     def _define(self, scorers: Mapping[str, EnvironmentScorer], first: int, last: int | None) -> RevisionRecord:
-        environments = self._config.environments
         return RevisionRecord(
             run=self._config.run,
             revision=self._revision,
@@ -228,19 +228,9 @@ class _Replay:
             first=first,
             last=last,
             groups={},
-            judges={
-                env: Judges(
-                    ensemble=scorer.digest,
-                    raters=scorer.versions,
-                    success_rater=environments[env].success_rater,
-                    success_threshold=environments[env].success_threshold,
-                )
-                for env, scorer in scorers.items()
-            },
+            judges=judges_of(self._config, scorers),
             normalization=msgspec.to_builtins(self._config.normalization),
-            normalizations={
-                env: msgspec.to_builtins(own) for env in scorers if (own := environments[env].normalization) is not None
-            },
+            normalizations=own_normalizations(self._config, scorers),
             advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in scorers},
             created_ns=time.time_ns(),
         )

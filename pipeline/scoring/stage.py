@@ -1,25 +1,35 @@
 """The scorer: rollout groups in, scores out, through the stateless stage runtime.
 
-Each environment is judged by its own ensemble, or by the run's. A group whose environment is judged by none is scored
-by the rewards the environment itself gave; one without either is a dead letter, for nobody could ever score it.
+Each environment is judged by its own ensemble, or by the run's; from a promotion on by the promoted revision's. A group
+whose environment is judged by none is scored by the rewards the environment itself gave; one without either is a dead
+letter, for nobody could ever score it.
 """
 
 from collections import defaultdict
+from typing import NamedTuple
 
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.promotion.record import InForce, under
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]
 
 _TOLD = 8
 """Groups from one look at how far raters agree to the next."""
+
+
+class _Scored(NamedTuple):
+    score: GroupScore
+    by: EnvironmentScorer
+    promoted: int | None
 
 
 async def run_scorer(service: Service, config: RunConfig) -> None:
@@ -28,10 +38,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
     shared = EnvironmentScorer(config.scoring, None)
-    scorers = {
-        env: EnvironmentScorer(settings.scoring or config.scoring, settings, config.reward_config_of(env))
-        for env, settings in config.environments.items()
-    }
+    scorers = {env: _scorer(config, env) for env in config.environments}
 
     for env, scorer in scorers.items():
         unknown = sorted(set(config.advantage_of(env).weights) - set(scorer.versions))
@@ -41,33 +48,66 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 f"{', '.join(scorer.versions)}"
             )
 
-    agreement: defaultdict[str, Agreement] = defaultdict(Agreement)
+    agreement: defaultdict[tuple[str, int | None], Agreement] = defaultdict(Agreement)
+    in_force = InForce(service.bus, service.run, service.revision)
+    promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
 
-    async def handle(rollout: Rollout) -> GroupScore:
+    def scorer_of(env: str, promotion: Promotion | None) -> EnvironmentScorer:
+        if promotion is None:
+            return scorers.get(env, shared)
+        key = promotion.first, env
+        if key not in promoted:
+            promoted[key] = _promoted(promotion, config, env) or scorers.get(env, shared)
+        return promoted[key]
+
+    async def handle(rollout: Rollout) -> _Scored:
         env = rollout.group.env
-        scored = await scorers.get(env, shared).score(rollout.group, rollout.seq)
-        agreement[env].add(scored)
+        promotion = await in_force.at(rollout.seq)
+        scorer = scorer_of(env, promotion)
+        scored = _Scored(await scorer.score(rollout.group, rollout.seq), scorer, promotion.first if promotion else None)
+        agreement[env, scored.promoted].add(scored.score)
         if service.vitals.handled % _TOLD == 0:
-            service.vitals.metrics |= agreement[env].metrics(env)
+            service.vitals.metrics |= agreement[env, scored.promoted].metrics(env)
         return scored
 
-    def event(env: str, groups: list[GroupScore]) -> ScoreEvent:
-        scorer = scorers.get(env, shared)
+    def event(env: str, groups: list[_Scored]) -> ScoreEvent:
+        scorer = groups[0].by
         return ScoreEvent(
             run=service.run,
             env=env,
             revision=service.revision,
             ensemble=scorer.digest,
             raters=scorer.versions,
-            groups=groups,
+            groups=[group.score for group in groups],
+            promoted=groups[0].promoted,
         )
 
-    def stamp(item: GroupScore, times: Stamp) -> GroupScore:
-        return msgspec.structs.replace(item, stamps=[times])
+    def stamp(item: _Scored, times: Stamp) -> _Scored:
+        return item._replace(score=msgspec.structs.replace(item.score, stamps=[times]))
 
     await run_stateless(
         service,
         StatelessStage(
-            kind="score", handle=handle, event=event, stamp=stamp, concurrency=config.scoring.groups_at_once
+            kind="score",
+            handle=handle,
+            event=event,
+            stamp=stamp,
+            kind_of=lambda item: item.promoted,
+            concurrency=config.scoring.groups_at_once,
         ),
     )
+
+
+def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentScorer | None:
+    """Return what judges `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
+    groups wait until they can."""
+    if env not in config.environments or env not in promotion.environments:
+        return None
+    try:
+        return _scorer(under(promotion, config), env)
+    except ConfigError as error:
+        raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
+
+
+def _scorer(config: RunConfig, env: str) -> EnvironmentScorer:
+    return EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))

@@ -47,14 +47,16 @@ Item = TypeVar("Item")
 class StatelessStage(Generic[Item]):
     """A stage: `handle` makes an item of a rollout, `stamp` puts the times into it, `event` makes a message of several.
 
-    `event` gets the environment and the items. One replica handles `concurrency` groups at once and answers the broker
-    within `ack_wait_s` seconds: so long, what a killed replica held waits for another, and whatever needs it waits too.
+    `event` gets the environment and the items, all of one `kind_of`. One replica handles `concurrency` groups at once
+    and answers the broker within `ack_wait_s` seconds: so long, what a killed replica held waits for another, and
+    whatever needs it waits too.
     """
 
     kind: subjects.Kind
     handle: Callable[[Rollout], Awaitable[Item]]
     event: Callable[[str, list[Item]], Event]
     stamp: Callable[[Item, Stamp], Item]
+    kind_of: Callable[[Item], int | None] = lambda _: None
     concurrency: int = 16
     ack_wait_s: float = 5.0
     max_attempts: int = 5
@@ -203,10 +205,10 @@ class _Replica(Generic[Item]):
                         batch.append(items.receive_nowait())
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
-                by_env: defaultdict[str, list[_Ready[Item]]] = defaultdict(list)
+                alike: defaultdict[tuple[str, int | None], list[_Ready[Item]]] = defaultdict(list)
                 for ready in batch:
-                    by_env[ready.env].append(ready)
-                for env, group in by_env.items():
+                    alike[ready.env, self.stage.kind_of(ready.item)].append(ready)
+                for (env, _), group in alike.items():
                     await self._publish(env, group)
 
     async def _publish(self, env: str, batch: list[_Ready[Item]]) -> None:

@@ -314,6 +314,25 @@ def shadow_stop(
 
 @app.command()
 @with_options
+def promote(
+    options: Options,
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that a shadow or a replay made.")],
+    *,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="S", help="Wait so long for the decision.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Let the live run go on with a revision: --config is what it was made with.
+
+    The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
+    as before. It stays in force whatever configuration the run is started with again; another promotion ends it.
+    """
+    from lachesis.services.cli.promote import promote_revision
+
+    promote_revision(options, revision, wait_s=wait_s, as_json=as_json)
+
+
+@app.command()
+@with_options
 def compare(
     options: Options,
     a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or what a replay wrote.")],

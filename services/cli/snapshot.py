@@ -20,6 +20,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.promotion import Promoted
 from lachesis.services.connect import HEARTBEATS_S, History
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
@@ -40,13 +41,17 @@ class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry."""
+    """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry.
+
+    `promoted` is the newest promotion, None: rollouts are judged by the run's configuration.
+    """
 
     index: int
     batches: int
     watermark: int
     outcomes: dict[str, int]
     age_s: float
+    promoted: Promoted | None = None
 
 
 class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +157,7 @@ async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
         watermark=entry.watermark,
         outcomes=dict(sorted(entry.totals.items())),
         age_s=_age(stored.time_ns),
+        promoted=entry.promoted or None,
     )
 
 

@@ -38,6 +38,9 @@ def _print(snapshot: Snapshot) -> None:
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
+    promoted = snapshot.ledger.promoted if snapshot.ledger else None
+    if promoted is not None:
+        print(f"judged   by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}")
     for warning in barren(snapshot.ledger.outcomes if snapshot.ledger else {}):
         print(f"warning  {warning}")
     print()

@@ -71,6 +71,7 @@ async def judge(bus: NatsBus, run: Run, witness: Path, *, settled: int | None, l
     verdict.blame("chain", ledger_checks.chain(history))
     verdict.blame("outcomes", ledger_checks.outcomes(history, config.batching, settled))
     verdict.blame("manifests", ledger_checks.manifests(history))
+    verdict.blame("promotions", ledger_checks.promotions(history))
     verdict.blame("stored once", ledger_checks.stored_once(history))
     verdict.blame("kept", ledger_checks.kept(history, acknowledged))
     if history.is_whole:

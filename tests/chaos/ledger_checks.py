@@ -15,11 +15,18 @@ from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, TeacherEvent, TeacherPointer
+from lachesis.schemas.annotations import (
+    DeadLetter,
+    GroupReward,
+    RewardEvent,
+    ScoreEvent,
+    TeacherEvent,
+    TeacherPointer,
+)
 from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome
 
-__all__ = ["bound", "chain", "kept", "manifests", "outcomes", "reasons", "stored_once", "writer_state"]
+__all__ = ["bound", "chain", "kept", "manifests", "outcomes", "promotions", "reasons", "stored_once", "writer_state"]
 
 
 class Annotated:
@@ -125,6 +132,25 @@ def chain(history: History) -> list[str]:
         if digests[report.ledger_index] != report.chain:
             return [f"the trainer's report names another entry {report.ledger_index} than the ledger has"]
     return []
+
+
+def promotions(history: History) -> list[str]:
+    """Each rollout's scores and rewards are of the revision that the ledger says judges it; it never goes back."""
+    said = [stored.entry.promoted for stored in history.entries if stored.entry.promoted]
+    firsts = list(dict.fromkeys(promoted.first for promoted in said))
+    found = [] if firsts == sorted(firsts) else [f"promotions begin at {firsts}"]
+    known: object = msgspec.UNSET
+    for stored in history.entries:
+        if not stored.entry.promoted and known:
+            found.append(f"entry {stored.entry.index} has forgotten {known}")
+        known = stored.entry.promoted
+    for _, event in history.annotations:
+        if isinstance(event, ScoreEvent | RewardEvent):
+            for item in event.groups:
+                judge = max((first for first in firsts if first <= item.seq), default=None)
+                if event.promoted != judge:
+                    found.append(f"rollout {item.seq} has a {type(event).__name__} of {event.promoted}, not of {judge}")
+    return found
 
 
 def stored_once(history: History) -> list[str]:

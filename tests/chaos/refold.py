@@ -5,7 +5,7 @@ fed the rest of the input, must be what the pure logic makes of all of it in one
 must be what the pass puts out. Each check returns the violations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,9 +17,11 @@ from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Strategy
 from lachesis.pipeline.curriculum.stage import feedback_of, items_of
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.normalization.logic.generations import Generations, Terms
+from lachesis.pipeline.normalization.logic.normalizer import Ready
 from lachesis.pipeline.normalization.logic.reward import RewardRule
 from lachesis.pipeline.normalization.rules import reward_rule
+from lachesis.pipeline.promotion.record import read, under
 from lachesis.pipeline.stage.commitlog import CommitLog, Restored
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
@@ -51,21 +53,28 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
         )
     except LachesisError as error:
         return [str(error)]
-    rule = reward_rule(config, env)
-    whole, goes_on = (EnvNormalizer(env, config.normalization_of(env), rule.finish) for _ in range(2))
-    if restored.state is not None:
-        goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
-    for delta in restored.deltas:
-        goes_on.apply(msgspec.msgpack.decode(delta))
-    ready = _fold(whole, history, env, {}, rule)
-    _fold(goes_on, history, env, restored.cursors, rule)
+    listed, _ = await read(bus, history.run, subjects.LIVE)
+    own, *promoted = (
+        Terms(one.normalization_of(env), reward_rule(one, env))
+        for one in (config, *(under(promotion, config) for promotion in listed if promotion.first))
+    )
+    known = dict(zip((promotion.first for promotion in listed if promotion.first), promoted, strict=True))
+    whole, goes_on = Generations(env, own), Generations(env, own)
+    whole.restore(None, [], known)
+    state = msgspec.msgpack.decode(restored.state) if restored.state is not None else None
+    goes_on.restore(state, [msgspec.msgpack.decode(delta) for delta in restored.deltas], known)
+    rules = {None: own.rule, **{first: terms.rule for first, terms in known.items()}}
+    ready = _fold(whole, history, env, {}, rules)
+    _fold(goes_on, history, env, restored.cursors, rules)
     found = []
-    if msgspec.msgpack.encode(whole.state_dict()) != msgspec.msgpack.encode(goes_on.state_dict()):
+    if whole.state() != goes_on.state():
         found.append(f"{env}: the committed state and the rest of the input give {_difference(whole, goes_on)}")
-    return found + _rewards(ready, history, rule, env)
+    return found + _rewards(ready, history, rules, env)
 
 
-def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, int], rule: RewardRule) -> list[Ready]:
+def _fold(
+    state: Generations, history: History, env: str, cursors: dict[str, int], rules: Mapping[int | None, RewardRule]
+) -> list[Ready]:
     """Feed everything from the cursors on and return what became ready, as the stage would."""
     for rollout in history.rollouts:
         if rollout.env == env and rollout.plan and rollout.seq >= cursors.get(subjects.ROLLOUTS, 1):
@@ -77,44 +86,45 @@ def _fold(state: EnvNormalizer, history: History, env: str, cursors: dict[str, i
             case ScoreEvent(env=of) if of == env:
                 for score in event.groups:
                     try:
-                        state.outcome(score.group, score.seq, rule.columns(score), source=seq)
+                        columns = rules[event.promoted].columns(score)
+                        state.outcome(score.group, score.seq, columns, source=seq, promoted=event.promoted)
                     except DataError:
                         continue  # dead; its letter follows
             case DeadLetter(env=of, group=str(group)) if of == env and event.ends_rollout:
                 state.outcome(group, event.seq, None, source=seq)
     ready = []
-    while (step := state.step()).delta is not None:
+    while (step := state.step()) is not None:
         ready += step.ready
     return ready
 
 
-def _difference(one: EnvNormalizer, other: EnvNormalizer) -> str:
-    left, right = one.state_dict(), other.state_dict()
+def _difference(one: Generations, other: Generations) -> str:
+    left, right = (msgspec.msgpack.decode(state.state()) for state in (one, other))
     return ", ".join(f"{key} {right[key]!r:.200} where one pass gives {left[key]!r:.200}"
                      for key in left if left[key] != right[key])  # fmt: skip
 
 
-def _rewards(ready: Sequence[Ready], history: History, rule: RewardRule, env: str) -> list[str]:
+def _rewards(ready: Sequence[Ready], history: History, rules: Mapping[int | None, RewardRule], env: str) -> list[str]:
     scores: dict[tuple[str, int], GroupScore] = {}
-    rewards: list[GroupReward] = []
+    rewards: list[tuple[GroupReward, int | None]] = []
     for seq, event in history.annotations:
         match event:
             case ScoreEvent(env=of) if of == env:
                 for score in event.groups:
                     scores.setdefault((score.group, seq), score)
             case RewardEvent(env=of) if of == env:
-                rewards += event.groups
+                rewards += [(reward, event.promoted) for reward in event.groups]
     expected = {item.group: item for item in ready}
     found = []
     seen: set[str] = set()
-    for reward in rewards:
+    for reward, promoted in rewards:
         item = expected.get(reward.group)
         if reward.group in seen:
             found.append(f"{env}: group {reward.group} was rewarded twice")
         elif item is None:
             found.append(f"{env}: group {reward.group} was rewarded, where one pass has nothing ready")
         else:
-            once = rule.reward(item, scores[item.group, item.source])
+            once = rules[promoted].reward(item, scores[item.group, item.source])
             if msgspec.structs.replace(reward, stamps=[]) != msgspec.structs.replace(once, stamps=[]):
                 found.append(f"{env}: group {reward.group} was rewarded {reward}, one pass gives {once}")
         seen.add(reward.group)

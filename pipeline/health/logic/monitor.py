@@ -73,6 +73,7 @@ class Monitor:
                 raise ConfigError(f"health.off: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
         self._config = config
         self.resumed = 0
+        self.promoted = 0
         self._after = 0
         self._begin()
 
@@ -171,6 +172,14 @@ class Monitor:
         self._begin()
         self.standing = Standing(diverted=diverted[-_SPANS:])
 
+    def promote(self, first: int) -> None:
+        """Begin anew with the rollouts from sequence `first` on, which another revision judges: what was usual before
+        says nothing of them. The standing stays."""
+        standing = self.standing
+        self.promoted, self._after = first, max(self._after, first - 1)
+        self._begin()
+        self.standing = standing
+
     def _result(self, name: str, finding: Finding) -> Alert:
         severity = finding.severity
         warned, quarantined = self._streaks.get(name, (0, 0))
@@ -217,6 +226,7 @@ class Monitor:
             "windows": self.windows,
             "standing": msgspec.to_builtins(self.standing),
             "resumed": self.resumed,
+            "promoted": self.promoted,
             "after": self._after,
         }
 
@@ -232,6 +242,7 @@ class Monitor:
         self.groups, self.windows = state["groups"], dict(state["windows"])
         self.standing = shaped("health standing", Standing, state["standing"])
         self.resumed, self._after = state["resumed"], state["after"]
+        self.promoted = state.get("promoted", 0)
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

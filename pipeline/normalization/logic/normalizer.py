@@ -22,7 +22,7 @@ from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot
 from lachesis.pipeline.shaping.logic.fade import REACH, SuccessPeaks
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Ready", "Step"]
+__all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
 
 LAG = 2
 """Windows between a group and the newest one its snapshot may contain."""
@@ -57,6 +57,18 @@ class Ready(NamedTuple):
     source: int
 
 
+class Moved(NamedTuple):
+    """A group that another normalizer takes over; `dead` is the source of the outcome by which it has no scores.
+
+    Where it is no `member`, that outcome came first.
+    """
+
+    group: str
+    seq: int
+    member: bool
+    dead: int | None
+
+
 class Step(NamedTuple):
     """Newly ready groups in sequence order, and the state change to commit with their outputs (None: no change)."""
 
@@ -80,9 +92,9 @@ class _Window:
 
 
 class EnvNormalizer:
-    """Statistics and readiness of one environment."""
+    """Statistics and readiness of one environment, of what is stored from sequence `first` on."""
 
-    def __init__(self, env: str, config: NormalizationConfig, finish: Finish | None = None) -> None:
+    def __init__(self, env: str, config: NormalizationConfig, finish: Finish | None = None, *, first: int = 1) -> None:
         """`finish` turns a group's columns into those that count, by its snapshot. Default: as they are."""
         self.env = env
         self.config = config
@@ -92,7 +104,7 @@ class EnvNormalizer:
         self.unknown = 0
         """Outcomes dropped because no such member exists, since this object was made."""
         self._weights = decay_weights(config.decay, config.history)
-        self._base = 0  # oldest window not folded
+        self._base = self._window(first)  # oldest window not folded
         self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
         self._successes = SuccessPeaks(min(REACH, config.history))
@@ -163,6 +175,32 @@ class EnvNormalizer:
             self._early.setdefault(group, {}).setdefault((seq, values is not None), (values, source))
         else:
             self.unknown += 1
+
+    def end(self, first: int) -> list["Moved"]:
+        """Leave what is stored from sequence `first` on to another one, and return what is known of that.
+
+        Every membership below `first` must have been given. After that all windows close, the last one included.
+        """
+        moved = []
+        for window, opened in list(self._open.items()):
+            for seq in [seq for seq in opened.members if seq >= first]:
+                member = opened.members.pop(seq)
+                opened.unresolved -= not member.resolved
+                opened.waiting.discard(seq)
+                if self._known.get(member.group) == seq:
+                    del self._known[member.group]
+                moved.append(Moved(member.group, seq, True, member.source if member.resolved else None))
+            if not opened.members:
+                del self._open[window]
+        for group, copies in self._early.items():
+            moved += [Moved(group, at, False, source) for (at, scored), (_, source) in copies.items() if not scored]
+        self._early.clear()
+        self._last = max(self._last, (self._window(first - 1) + 1) * self.config.window + 1)
+        return sorted(moved, key=lambda one: one.seq)
+
+    def has_folded(self, seq: int, group: str) -> bool:
+        """Whether `group`, stored at `seq`, is in one of the last `DUPLICATE_WINDOWS` windows that are folded."""
+        return self._folded.get(group) == seq
 
     # -- output
 

@@ -22,7 +22,7 @@ STATES = {
     stage: f"rl.state.one.{stage}.live.{partition}"
     for stage, partition in (
         ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("health", "words"), ("trainer", "main"),
-        ("batcher", "0"),
+        ("batcher", "0"), ("promotion", "all"),
     )
 }  # fmt: skip
 OTHERS = {
@@ -53,7 +53,7 @@ SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.item
 
 WRITES = {
     "governor": {"governor state", "rollout chunk", "logprobs chunk", "retention"},
-    "batcher": {"ledger", "dead"},
+    "batcher": {"ledger", "dead", "promotion state"},
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
     "health": {"alert", "health state"},
@@ -78,6 +78,7 @@ WRITES = {
         "replay state",
         "retention",
         "shadow",
+        "promotion state",
     },
     OBSERVER: set(),
 }
@@ -89,7 +90,7 @@ READS = {
     "normalizer": {"ROLLOUTS", "EVENTS", "LEDGER"},
     "curriculum": {"EVENTS", "LEDGER"},
     "health": {"EVENTS", "LEDGER", "resume"},
-    "scorer": set(),
+    "scorer": {"LEDGER"},
     "teacher": {"inference"},
     "inference": {"policy", "inference"},
     "trainer": {"LEDGER", "policy"},

@@ -65,7 +65,7 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     assert [group.seq for group in found] == list(range(1, groups + 1))
     assert writer.normalizer.watermark == groups - 3  # all but the last window, which may grow, is folded
     again = await _EnvWriter.open(service, config(window=4), "sums")
-    assert again.normalizer.state_dict() == writer.normalizer.state_dict()
+    assert again.normalizer.state() == writer.normalizer.state()
     assert again.cursors == writer.cursors
 
 

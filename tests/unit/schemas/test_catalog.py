@@ -5,7 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.schemas import alerts, annotations, columns, control, ledger, replay, retention, rollout, subjects
+from lachesis.schemas import (
+    alerts,
+    annotations,
+    columns,
+    control,
+    ledger,
+    promotion,
+    replay,
+    retention,
+    rollout,
+    subjects,
+)
 from lachesis.schemas.catalog import BINARY, BUCKET_EVENTS, CHANNELS, channel_of, narrow
 from lachesis.schemas.codec import Event
 
@@ -20,7 +31,7 @@ def test_the_catalog_covers_every_stream_exactly() -> None:
 
 def test_every_event_and_bucket_is_in_the_catalog() -> None:
     listed = {event for channel in CHANNELS for event in (*channel.events, channel.reply)} | set(BUCKET_EVENTS.values())
-    modules = (alerts, annotations, control, ledger, replay, retention, rollout)
+    modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout)
     public = {getattr(module, name) for module in modules for name in module.__all__}
     events = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)}
     assert events == listed - {None}

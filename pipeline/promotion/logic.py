@@ -1,0 +1,93 @@
+"""The protocol of a promotion: a run goes on with another revision from one rollout on. Pure.
+
+Three steps, each one fenced message; whoever dies between two is continued by whoever starts next:
+
+1. *asked*  `lachesis promote` appends the revision, its settings with it, to the run's list of promotions, undecided.
+2. *decided*  the batcher finds the list with an undecided one, reads the last sequence of ROLLOUTS after that, and
+   writes an entry into the ledger that says from which sequence on (`first`, the one behind). This is the promotion:
+   before the entry there is none, after it there is no way back.
+3. *told*  the batcher writes `first` into the list. A start that finds it missing there takes it from the ledger.
+
+Who judges a rollout looks at the list *after* the rollout was stored. So where a scorer finds nothing undecided, any
+later promotion begins behind what it holds; where it finds one undecided, it waits until step 3. Hence every rollout
+below `first` is scored by the old revision and every one from there on by the new one, whatever is killed, frozen or
+delivered again, and no rollout is scored by both. Scores and rewards of a promoted revision say its `first`; those who
+meet one that they do not know (the normalizer) look at the list, which has it by then.
+
+The normalizer folds each revision's rollouts by themselves: rewards from `first` on are to the bit those of a replay of
+the same rollouts under the same settings, statistics and warm-up included. Batches take rewards of both sides.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.promotion import Judging, Promoted, Promotion, Promotions
+
+__all__ = ["ask", "decide", "in_force", "settings_digest", "tell", "undecided"]
+
+
+def settings_digest(environments: Mapping[str, Judging]) -> str:
+    """Return what names the settings of a revision."""
+    content = msgspec.msgpack.encode(environments, order="deterministic")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def undecided(promotions: Sequence[Promotion]) -> Promotion | None:
+    """Return the promotion that was asked for and not decided."""
+    return promotions[-1] if promotions and promotions[-1].first is None else None
+
+
+def ask(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
+    """Return the list with `asked`; None where it is there: undecided, or in force.
+
+    Raises `ConfigError` while another one is undecided.
+    """
+    last = known[-1] if known else None
+    if last is not None and (last.revision, last.digest) == (asked.revision, asked.digest):
+        return None
+    if last is not None and last.first is None:
+        raise ConfigError(
+            f"revision {last.revision!r} is being promoted, since {last.by} asked for it: wait for that, or see that "
+            "the batcher runs"
+        )
+    return Promotions(run=run, promotions=[*known, asked])
+
+
+def decide(known: Sequence[Promotion], recorded: Promoted | None, last: int) -> Promoted | None:
+    """Return what the ledger is to say of the undecided promotion; None where nothing is to be decided any more.
+
+    `recorded` is what the newest entry says, `last` the last sequence of ROLLOUTS, read after `known` was.
+    """
+    asked = undecided(known)
+    if asked is None or _is(asked, recorded):
+        return None
+    return Promoted(
+        revision=asked.revision,
+        digest=asked.digest,
+        first=max(last, recorded.first if recorded else 1) + 1,
+        by=asked.by,
+        asked_ns=asked.asked_ns,
+    )
+
+
+def tell(run: str, known: Sequence[Promotion], recorded: Promoted | None) -> Promotions | None:
+    """Return the list with what the ledger has decided; None where it is there already, or nothing is decided."""
+    asked = undecided(known)
+    if asked is None or recorded is None or not _is(asked, recorded):
+        return None
+    return Promotions(run=run, promotions=[*known[:-1], msgspec.structs.replace(asked, first=recorded.first)])
+
+
+def _is(asked: Promotion, recorded: Promoted | None) -> bool:
+    return recorded is not None and (asked.revision, asked.digest, asked.asked_ns) == (
+        recorded.revision, recorded.digest, recorded.asked_ns,
+    )  # fmt: skip
+
+
+def in_force(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
+    """Return the promotion that judges the rollout at `seq`; None: the run's own configuration does."""
+    decided = (one for one in promotions if one.first is not None and one.first <= seq)
+    return max(decided, key=lambda one: one.first or 0, default=None)

@@ -1,0 +1,69 @@
+"""Promotions: which revision judges a run's rollouts from which of them on. Stored in LEDGER, beside the ledger.
+
+One subject a run holds the list of all its promotions, whole in each message, the newest message counting. The ledger's
+entries name the newest one as well, and are what decides (`pipeline.promotion.logic` has the protocol).
+"""
+
+import itertools
+from typing import Any
+
+import msgspec
+
+from lachesis.schemas.codec import Event
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import Count, Finite, Seq, check_plain
+
+__all__ = ["Judging", "Promoted", "Promotion", "Promotions"]
+
+
+class Judging(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one environment's rollouts are judged: settings as in the configuration, and what counts as a success."""
+
+    scoring: dict[str, Any]
+    normalization: dict[str, Any]
+    reward_config: dict[str, Any]
+    advantage: dict[str, Any]
+    success_threshold: Finite
+    success_rater: str | None = None
+
+
+class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A revision that the run was asked to go on with. `digest` names its settings; `by` who asked, `asked_ns` when
+    (Unix time). `first` is the sequence of ROLLOUTS from which on it judges, None until that is decided.
+    """
+
+    revision: str
+    digest: str
+    by: str
+    asked_ns: Count
+    environments: dict[str, Judging]
+    first: Seq | None = None
+
+
+class Promotions(Event, frozen=True, kw_only=True):
+    """All promotions of a run, in order; only the last may be undecided."""
+
+    run: str
+    promotions: list[Promotion]
+
+    def check(self) -> None:
+        firsts = [one.first for one in self.promotions]
+        if None in firsts[:-1]:
+            raise SchemaError("promotions: one that is undecided is followed by another")
+        if any(a >= b for a, b in itertools.pairwise(first for first in firsts if first is not None)):
+            raise SchemaError("promotions: their first sequences do not rise")
+        for one in self.promotions:
+            for judging in one.environments.values():
+                for name in ("scoring", "normalization", "reward_config", "advantage"):
+                    check_plain(name, getattr(judging, name))
+
+
+class Promoted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger says of a promotion: rollouts from sequence `first` on are judged by `revision`, whose settings
+    `digest` names; `by` asked for it at `asked_ns`."""
+
+    revision: str
+    digest: str
+    first: Seq
+    by: str
+    asked_ns: Count

@@ -1,0 +1,103 @@
+"""`lachesis promote`: a run goes on with a revision, from a rollout on that the ledger names."""
+
+import getpass
+import socket
+import sys
+import time
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.promotion.logic import ask
+from lachesis.pipeline.promotion.record import promotion, read, write
+from lachesis.pipeline.replay.logic.selection import differences
+from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError, FencedError, NotFoundError
+from lachesis.schemas.promotion import Promotion
+from lachesis.schemas.replay import RevisionRecord
+from lachesis.schemas.subjects import REPLAY
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json
+from lachesis.services.connect import connect_run
+
+__all__ = ["promote_revision"]
+
+_LOOK_AGAIN_S = 0.2
+
+
+def promote_revision(options: Options, revision: str, *, wait_s: float, as_json: bool) -> None:
+    """Ask for the promotion and wait until it is decided. Raises `ConfigError` where `revision` is another than the
+    configuration makes, or another is being promoted; `NotFoundError` where there is none."""
+    config = options.config()
+    if not config.environments:
+        raise ConfigError("the configuration has no environments; give the revision's with --config")
+    found = anyio.run(_promote, config, subjects.check_name("revision", revision), wait_s)
+    if as_json:
+        print_json(found)
+    elif found.first is not None:
+        print(f"revision {revision} judges rollouts from sequence {found.first} on; asked for by {found.by}")
+    if found.first is None:
+        print(
+            f"asked for, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers wait "
+            "for it. The same command tells how it stands",
+            file=sys.stderr,
+        )
+
+
+async def _promote(config: RunConfig, revision: str, wait_s: float) -> Promotion:
+    async with await connect_run(config, f"{config.run}.promote", OPERATOR) as bus:
+        await _check(bus, config, revision)
+        asked = promotion(config, revision, by=f"{getpass.getuser()}@{socket.gethostname()}", asked_ns=time.time_ns())
+        while True:
+            known, expected = await read(bus, config.run, config.revision)
+            wanted = ask(config.run, known, asked)
+            if wanted is None:
+                break
+            try:
+                await write(bus, wanted, config.revision, expected=expected)
+            except FencedError:
+                continue  # somebody else promotes at this moment
+            known = wanted.promotions
+            break
+        found = known[-1]
+        with anyio.move_on_after(wait_s):
+            while found.first is None:
+                await anyio.sleep(_LOOK_AGAIN_S)
+                found = (await read(bus, config.run, config.revision))[0][-1]
+        return found
+
+
+async def _check(bus: Bus, config: RunConfig, revision: str) -> None:
+    """Raise unless `revision` was tried on this run, under this configuration."""
+    run = config.run
+    defined, _, _ = await newest(
+        bus, REPLAY, subjects.revision(run, revision), RevisionRecord, lambda one: one.run == run
+    )
+    if defined is None:
+        raise NotFoundError(
+            f"run {run} has no revision {revision!r}: try it first, with `lachesis shadow start {revision}` or "
+            f"`lachesis replay --revision {revision}`"
+        )
+    untried = sorted(set(config.environments) - set(defined.judges))
+    if untried:
+        raise ConfigError(
+            f"revision {revision!r} says nothing of environment {untried[0]!r}; promote one that judges all of them"
+        )
+    tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
+    asked = defined.replace(
+        judges=judges_of(config, list(config.environments)),
+        normalization=msgspec.to_builtins(config.normalization),
+        normalizations=own_normalizations(config, config.environments),
+        advantage={env: msgspec.to_builtins(config.advantage_of(env)) for env in config.environments},
+    )
+    stored = defined.replace(judges=tried, advantage={env: defined.advantage[env] for env in tried})
+    if changed := differences(stored, asked):
+        raise ConfigError(
+            f"the configuration is not that of revision {revision!r}: {'; '.join(changed)}. Give the one that it was "
+            "started with"
+        )

@@ -1,0 +1,136 @@
+"""The protocol as a state machine: writers that die anywhere, scorers that look late, and never two who judge one."""
+
+import msgspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from lachesis.pipeline.promotion.logic import ask, decide, in_force, tell, undecided
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.promotion import Promoted, Promotion, Promotions
+
+
+def asked(revision: str, at: int = 1, first: int | None = None) -> Promotion:
+    return Promotion(revision=revision, digest=f"of {revision}", by="me", asked_ns=at, environments={}, first=first)
+
+
+class Promoting(RuleBasedStateMachine):
+    """The log: `last` of ROLLOUTS, the list of promotions, the ledger's newest. Any actor may stop between two steps,
+    which is to say that it holds what it read while the others go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = 1
+        self.known: list[Promotion] = []
+        self.version = 0
+        self.ledger: list[Promoted] = []
+        self.operators: list[tuple[int, Promotions]] = []
+        self.batcher: tuple[int, list[Promotion], int, int] | None = None
+        self.looks: list[tuple[int, int]] = []  # a scorer that holds a rollout, and what it knew of ROLLOUTS before
+        self.judged: dict[int, str | None] = {}
+        self.time = 0
+
+    def write(self, expected: int, promotions: Promotions) -> None:
+        if expected == self.version:  # the fence
+            promotions.check()
+            self.known, self.version = promotions.promotions, self.version + 1
+
+    @rule()
+    def produce(self) -> None:
+        self.last += 1
+        self.looks.append((self.last, self.last))
+
+    @rule(revision=st.sampled_from("abc"))
+    def operator_reads(self, revision: str) -> None:
+        self.time += 1
+        try:
+            wanted = ask("r", self.known, asked(revision, self.time))
+        except ConfigError:
+            assert undecided(self.known) is not None
+        else:
+            if wanted is not None:
+                self.operators.append((self.version, wanted))
+
+    @precondition(lambda self: self.operators)
+    @rule(which=st.integers(0, 9))
+    def operator_writes(self, which: int) -> None:
+        self.write(*self.operators.pop(which % len(self.operators)))
+
+    @rule()
+    def batcher_reads(self) -> None:
+        """A batcher, or its next life: what the one before held is gone."""
+        known, version = self.known, self.version
+        self.batcher = (version, known, self.last, len(self.ledger))
+
+    @precondition(lambda self: self.batcher)
+    @rule()
+    def batcher_decides(self) -> None:
+        version, known, last, entries = self.batcher
+        if entries != len(self.ledger):
+            return  # fenced: the ledger went on
+        decided = decide(known, self.ledger[-1] if self.ledger else None, last)
+        if decided is not None:
+            self.ledger.append(decided)
+            self.batcher = (version, known, last, len(self.ledger))
+
+    @precondition(lambda self: self.batcher)
+    @rule()
+    def batcher_tells(self) -> None:
+        version, known, _, entries = self.batcher
+        told = tell("r", known, self.ledger[entries - 1] if entries else None)
+        if told is not None:
+            self.write(version, told)
+
+    @precondition(lambda self: self.looks)
+    @rule(which=st.integers(0, 99), score=st.booleans())
+    def scorer_looks(self, which: int, score: bool) -> None:
+        """It looks at the list after the rollout was stored; then it dies, or scores, at once or much later."""
+        seq, _ = self.looks[which % len(self.looks)]
+        if undecided(self.known) is not None:
+            return  # it waits
+        one = in_force(self.known, seq)
+        judge = one.revision if one else None
+        if score:
+            assert self.judged.setdefault(seq, judge) == judge, "one rollout, two who judge it"
+
+    @invariant()
+    def the_ledger_decides(self) -> None:
+        firsts = [entry.first for entry in self.ledger]
+        assert firsts == sorted(set(firsts))
+        for seq, judge in self.judged.items():
+            said = [entry.revision for entry in self.ledger if entry.first <= seq]
+            assert judge == (said[-1] if said else None)
+
+    @invariant()
+    def the_list_follows(self) -> None:
+        told = [(one.revision, one.first) for one in self.known if one.first is not None]
+        assert told == [(entry.revision, entry.first) for entry in self.ledger][: len(told)]
+        assert len(self.ledger) - len(told) <= 1
+
+
+TestPromoting = Promoting.TestCase
+TestPromoting.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_the_same_one_is_asked_for_once_and_two_never_at_a_time():
+    first = ask("r", [], asked("a"))
+    assert ask("r", first.promotions, asked("a", at=2)) is None
+    with pytest.raises(ConfigError, match="'a' is being promoted, since me asked"):
+        ask("r", first.promotions, asked("b"))
+    decided = [asked("a", first=5)]
+    assert ask("r", decided, asked("a", at=2)) is None
+    assert [one.revision for one in ask("r", decided, asked("b")).promotions] == ["a", "b"]
+
+
+def test_a_list_out_of_order_is_refused():
+    for promotions in ([asked("a"), asked("b")], [asked("a", first=5), asked("b", first=5)]):
+        with pytest.raises(SchemaError):
+            Promotions(run="r", promotions=promotions).check()
+
+
+def test_who_judges():
+    known = [asked("a", first=5), asked("b", first=9), asked("c")]
+    found = [in_force(known, seq) for seq in (4, 5, 8, 9, 99)]
+    assert [one and one.revision for one in found] == [None, "a", "a", "b", "b"]
+    assert msgspec.structs.replace(known[0], first=None) == asked("a")
