@@ -32,6 +32,20 @@ def test_a_bimodal_p95_is_right() -> None:
     assert Histogram.of(values).quantile(0.94) == pytest.approx(0.001, rel=0.011)
 
 
+@given(st.floats(1e-4, 1e-2), st.floats(1.0, 1e3), st.floats(0.005, 0.5), st.integers(1, 2**32), st.integers(200, 5000))
+def test_p99_of_bimodal_times_is_within_the_stated_error(
+    quick: float, slow: float, share: float, seed: int, count: int
+) -> None:
+    """Queue waits are like that: next to nothing for most, and seconds for the rest."""
+    rng = np.random.default_rng(seed)
+    centres = np.where(rng.random(count) < share, slow, quick)
+    values = (centres * rng.lognormal(0.0, 0.3, count)).tolist()
+    histogram = Histogram.of(values)
+    for q in (0.5, 0.95, 0.99):
+        exact = float(np.quantile(values, q, method="inverted_cdf"))
+        assert histogram.quantile(q) == pytest.approx(exact, rel=0.011)
+
+
 def test_nothing_counted_has_no_quantile() -> None:
     assert Histogram().quantile(0.5) is None
     assert Histogram().mean is None

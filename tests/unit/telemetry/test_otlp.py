@@ -126,6 +126,25 @@ def test_a_dead_receiver_costs_two_seconds_at_most_and_every_loss_is_counted(pro
     assert 24_000 - 16_384 - 512 <= otlp.dropped <= 24_000
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_collector_that_is_killed_on_the_way_holds_nobody_up(protocol: Protocol) -> None:
+    spans = rebuilt(ended(new_group_id()), STAMPS)
+    with receiving(protocol) as received:
+        otlp = opened(received.url, protocol)
+        otlp.emit(spans)
+        end = time.monotonic() + 30
+        while otlp.exported < len(spans):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    for _ in range(4000):
+        otlp.emit(spans)
+    began = time.monotonic()
+    otlp.close()
+    assert time.monotonic() - began < 3.0
+    assert otlp.exported == len(spans)
+    assert otlp.dropped >= 24_000 - 16_384 - 512
+
+
 def test_a_receiver_that_accepts_and_never_answers_delays_nobody() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         otlp = opened(f"http://127.0.0.1:{mute.getsockname()[1]}", "http/protobuf")
