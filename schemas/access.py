@@ -13,12 +13,12 @@ from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS,
 __all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
-"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `export`, `import` and `gc`:
-reads everything, makes the streams, puts messages back, lets environments go on, writes revisions of history, stores
-rollouts of the past, deletes what nobody needs."""
+"""The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import` and
+`gc`: reads everything, makes the streams, puts messages back, lets environments go on, writes revisions of history and
+trains on them, stores rollouts of the past, deletes what nobody needs."""
 OBSERVER: Final = "observer"
-"""The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `dead` and `doctor`: reads
-everything, writes nothing."""
+"""The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `reproduce`, `dead` and `doctor`:
+reads everything, writes nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
@@ -41,6 +41,8 @@ class Access:
 
     writes: tuple[str, ...] = ()
     """Subjects it publishes to: events, requests, broadcasts."""
+    spares: tuple[str, ...] = ()
+    """Subjects of those that it does not publish to after all."""
     hears: tuple[str, ...] = ()
     """Subjects it subscribes to: broadcasts, and requests that it answers."""
     answers: tuple[str, ...] = ()
@@ -209,8 +211,12 @@ def access_table(scope: Scope) -> dict[str, Access]:
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
     shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"), state("promotion", "all"))
+    # trainers on past rollouts have names of their own
+    trains = (subjects.ledger(run, "*"), subjects.state(run, "trainer", subjects.LIVE, "*"), subjects.past(run, "*"))
+    live = (subjects.ledger(run, scope.trainer), subjects.state(run, "trainer", subjects.LIVE, scope.trainer))
     operates = Access(
-        writes=(*looks.writes, *put_back, *annotations, *replays, *shadows),
+        writes=(*looks.writes, *put_back, *annotations, *replays, *shadows, *trains),
+        spares=live,
         hears=looks.hears,
         answers=(OPERATOR,),
         reads=everything,

@@ -33,7 +33,7 @@ from lachesis.schemas.control import (
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
-from lachesis.schemas.replay import RescoreEvent, RevisionRecord
+from lachesis.schemas.replay import PastRecord, RescoreEvent, RevisionRecord
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -145,9 +145,10 @@ CHANNELS: tuple[Channel, ...] = (
         "state",
         subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
         subjects.LEDGER,
-        (StateSnapshot, StatePart, TrainReport, Promotions),
-        "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here. Stage "
-        "`promotion` lists the revisions that the run was switched to.",
+        (StateSnapshot, StatePart, TrainReport, Promotions, PastRecord),
+        "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here, and "
+        "one on past rollouts (stage `past`) what it trains on. Stage `promotion` lists the revisions that the run was "
+        "switched to.",
         "stateful stages, trainer, operator",
     ),
     Channel(

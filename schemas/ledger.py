@@ -7,7 +7,7 @@ restart needs the last entry alone.
 
 import hashlib
 import itertools
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
 
@@ -15,7 +15,7 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.promotion import Promoted
-from lachesis.schemas.values import Count, Finite, Seq
+from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
 __all__ = [
     "GENESIS",
@@ -23,6 +23,7 @@ __all__ = [
     "GroupRef",
     "LedgerEntry",
     "Mismatch",
+    "Numerics",
     "Outcome",
     "OutcomeKind",
     "ProducerMark",
@@ -181,12 +182,27 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
     ess: Finite | None
 
 
+class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the bits of an optimizer step depend on besides weights and batch.
+
+    `learner` holds the settings of the step, `shuffle_seed` the seed that advantages were shuffled with (None: they
+    were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were used.
+    """
+
+    torch: str
+    processor: str
+    instructions: str
+    threads: Count
+    learner: dict[str, Any]
+    shuffle_seed: int | None = None
+
+
 class TrainReport(Event, frozen=True, kw_only=True):
     """What a trainer has made durable: written to its state subject after its checkpoint is on disk, fenced.
 
     `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights; -1 and
     `GENESIS` before the first. `steps` are those that this life of the trainer took since its last report, and
-    `mismatches` what those of them found that were no void.
+    `mismatches` what those of them found that were no void. `numerics` says how they were computed.
     """
 
     run: str
@@ -203,3 +219,8 @@ class TrainReport(Event, frozen=True, kw_only=True):
     written_ns: Count = 0
     steps: list[StepTimes] = []
     mismatches: list[Mismatch] = []
+    numerics: Numerics | None = None
+
+    def check(self) -> None:
+        if self.numerics is not None:
+            check_plain("numerics.learner", self.numerics.learner)

@@ -15,7 +15,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
-__all__ = ["Judges", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
+__all__ = ["Judges", "PastRecord", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,3 +105,37 @@ class RescoreEvent(Event, frozen=True, kw_only=True):
         for item in self.unscored:
             if not is_group_id(item.group):
                 raise SchemaError(f"unscored: {item.group[:40]!r} is no group")
+
+
+class PastRecord(Event, frozen=True, kw_only=True):
+    """What a trainer on past rollouts trains on: the definition of its ledger, stored before the ledger's first entry.
+
+    `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer
+    step of the run that its weights are of. Rollouts outside `min_step` and `max_step` (their oldest policy step) or
+    staler than `max_staleness` are not trained on. `batching` has the settings of batch formation, `std_floor` that of
+    whitening.
+
+    What came of it: `entries` of the ledger, the last of which has the digest `chain`, with `batches` of `groups`;
+    `manifest` names all batches in order, whatever the trainer is called.
+    """
+
+    run: str
+    trainer: str
+    revision: str
+    digest: str
+    model: str
+    start: Count
+    max_staleness: Count | None
+    min_step: Count | None
+    max_step: Count | None
+    batching: dict[str, Any]
+    std_floor: Finite
+    entries: Count
+    batches: Count
+    groups: Count
+    chain: str
+    manifest: str
+    created_ns: Count
+
+    def check(self) -> None:
+        check_plain("batching", self.batching)

@@ -41,6 +41,7 @@ __all__ = [
     "micro",
     "micro_name",
     "micro_requests",
+    "past",
     "replay",
     "revision",
     "rollout",
@@ -126,6 +127,11 @@ def ledger(run: str, trainer: str) -> str:
 
 def state(run: str, stage: str, revision: str, partition: str) -> str:
     return f"rl.state.{run}.{stage}.{revision}.{partition}"
+
+
+def past(run: str, trainer: str) -> str:
+    """Where it is stored what a trainer on past rollouts trains on."""
+    return state(run, "past", LIVE, trainer)
 
 
 def lease(run: str) -> str:

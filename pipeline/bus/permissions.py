@@ -53,7 +53,8 @@ def permissions(identity: str, access: Access) -> Permissions:
     publish += [f"{_API}.CONSUMER.DELETE.{stream}.{durable}" for stream, durable in access.forgets]
     for stream in _streams(access.makes):
         publish += [f"{_API}.STREAM.CREATE.{stream}", f"{_API}.STREAM.UPDATE.{stream}"]
-    deny = [f"{_API}.CONSUMER.{verb}.{stream}.{durable}" for stream, durable in access.others if stream in access.reads
+    deny = [*access.spares]
+    deny += [f"{_API}.CONSUMER.{verb}.{stream}.{durable}" for stream, durable in access.others if stream in access.reads
             for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
     return Permissions(publish, deny, [*access.hears, f"{inbox_prefix(identity)}.>"])
 

@@ -13,7 +13,6 @@ a fenced commit. Guarantees:
   way where the run would have to wait for room; the shadow then ends rather than leave a rollout out.
 """
 
-import hashlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
+from lachesis.pipeline.replay.judged import joined_digest
 from lachesis.pipeline.replay.logic.fold import Fold, Folded
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
@@ -263,8 +263,7 @@ class _Replay:
 
     def digest(self) -> str:
         """Return what names every score and reward of the revision."""
-        content = "\n".join(f"{name} {env.fold.digest}" for name, env in sorted(self._envs.items()))
-        return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        return joined_digest({name: env.fold.digest for name, env in self._envs.items()})
 
     async def find(self, *, known: bool) -> dict[str, list[Found]]:
         """Return by environment what is yet to be scored, and store the definition unless it is known.

@@ -27,54 +27,26 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
+from lachesis.pipeline.training.state import POINTER, STATE, TrainerState
 from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Void
-from lachesis.schemas.values import Count, from_json
+from lachesis.schemas.values import from_json
 
 __all__ = [
-    "POINTER",
     "Checkpoint",
-    "TrainerState",
-    "known_checkpoints",
-    "latest_checkpoint",
     "load_checkpoint",
     "only_writer",
     "save_checkpoint",
 ]
 
-POINTER, PARTIAL, STATE = "latest", ".partial-", "trainer.json"
+PARTIAL = ".partial-"
 RANDOM_STATE = "random_state"
-
-
-class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint knows besides tensors."""
-
-    step: Count
-    """Optimizer steps taken."""
-    lineage: str
-    """The training attempt these weights belong to."""
-    policy_version: str
-    """Name of the weights, `<step>-<lineage>-<digest>`."""
-    ledger_position: Count
-    """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
-    chain_hash: str
-    """Digest of the last of them; 64 zeros before the first."""
-    unreported: list[Count] = []
-    """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
-    voids: list[Void] = []
-    """Those of them that could not be trained."""
-
-    @property
-    def position(self) -> Position:
-        """Where in the ledger training goes on."""
-        return Position(self.ledger_position, self.chain_hash)
 
 
 class Checkpoint(NamedTuple):
@@ -153,36 +125,6 @@ def save_checkpoint(
     _point(folder, name)
     _prune(folder, keep, name)
     return state
-
-
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """Return the newest complete checkpoint of `folder`, or None when nothing was ever completed there.
-
-    Raises CheckpointError when the pointer names a folder that is gone.
-    """
-    folder = Path(folder)
-    try:
-        name = (folder / POINTER).read_text().strip()
-    except FileNotFoundError:
-        return None
-    path = folder / name
-    if not name or Path(name).name != name or not path.is_dir():
-        raise CheckpointError(
-            f"{folder / POINTER} names {name!r}, which is not there. Write the name of another checkpoint of that "
-            "folder into it, or remove it to start anew."
-        )
-    return path
-
-
-def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
-    """Return the complete checkpoints of `folder` with what each knows of itself, the newest step first."""
-    found = []
-    for path in folder.glob("step-*"):
-        try:
-            found.append((path, from_json(STATE, TrainerState, (path / STATE).read_bytes())))
-        except (OSError, SchemaError):
-            continue  # nothing that could be loaded
-    return sorted(found, key=lambda pair: pair[1].step, reverse=True)
 
 
 def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:

@@ -36,7 +36,7 @@ from lachesis.schemas.errors import (
     VersionError,
 )
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Mismatch, StepTimes, TrainReport, Void
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Mismatch, Numerics, StepTimes, TrainReport, Void
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BatchFeed", "FedBatch"]
@@ -171,11 +171,12 @@ class BatchFeed:
         next_batch: int | None = None,
         steps: Sequence[StepTimes] = (),
         mismatches: Sequence[Mismatch] = (),
+        numerics: Numerics | None = None,
     ) -> None:
         """Report everything up to the position as trained and durable. Raises `FencedError`.
 
         `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights;
-        `steps` says when the steps since the last report were taken, `mismatches` what they found.
+        `steps` says when the steps since the last report were taken, `mismatches` what they found, `numerics` how.
         """
         self.report = TrainReport(
             run=self._run,
@@ -192,6 +193,7 @@ class BatchFeed:
             written_ns=time.time_ns(),
             steps=list(steps),
             mismatches=list(mismatches),
+            numerics=numerics,
         )
         self._report_seq = await self._bus.commit(
             self._report_subject,

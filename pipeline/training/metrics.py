@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
 from lachesis.pipeline.training.rolling import Trained, durations
@@ -20,16 +21,21 @@ __all__ = ["latencies", "mismatch_of", "sample_rows", "step_figures"]
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
-def step_figures(step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int) -> dict[str, float]:
+def step_figures(
+    step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int, past: Past | None = None
+) -> dict[str, float]:
     """Return `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*` of one step.
 
-    Lengths and probabilities are over trainable tokens; staleness is in optimizer steps; what has no value is left out.
+    `past` says what staleness means where rollouts are of the past. Lengths and probabilities are over trainable
+    tokens; staleness is in optimizer steps; what has no value is left out.
     """
     trainable = batch.mask_BT.numpy()
     advantages = batch.advantages_BT.numpy()[trainable]
     rollout_logprobs = batch.logprobs_BT.numpy()[trainable]
     lengths = trainable.sum(1)
-    staleness = [number - ref.policy_step for ref in groups]
+    staleness = [
+        number - ref.policy_step if past is None else past.staleness(number, ref.policy_step) for ref in groups
+    ]
     figures = {
         "train/step": float(number + 1),
         "train/loss": step.loss,

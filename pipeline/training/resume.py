@@ -11,24 +11,16 @@ from pathlib import Path
 import anyio.to_thread
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.training.checkpoint import (
-    POINTER,
-    Checkpoint,
-    known_checkpoints,
-    latest_checkpoint,
-    load_checkpoint,
-)
+from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.state import CHECKPOINTS, POINTER, known_checkpoints, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
-__all__ = ["CHECKPOINTS", "resume"]
+__all__ = ["resume"]
 
 log = logging.getLogger("lachesis")
-
-CHECKPOINTS = "checkpoints"
-"""Where in a run's folder the checkpoints are."""
 
 
 async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, Checkpoint | None]:

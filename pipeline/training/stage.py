@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,19 +20,22 @@ import anyio.to_thread
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
-from lachesis.pipeline.training.checkpoint import TrainerState, latest_checkpoint, only_writer, save_checkpoint
+from lachesis.pipeline.training.checkpoint import only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.overheard import Overheard
-from lachesis.pipeline.training.resume import CHECKPOINTS, resume
+from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
+from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
@@ -39,9 +43,9 @@ from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
-from lachesis.schemas.ledger import Mismatch, StepTimes, Void
+from lachesis.schemas.ledger import LedgerEntry, Mismatch, StepTimes, Void
 
-__all__ = ["run_trainer"]
+__all__ = ["OnPast", "run_trainer"]
 
 log = logging.getLogger("lachesis")
 
@@ -51,21 +55,36 @@ _SLOW_SHOWN = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
 
 
-async def run_trainer(service: Service, config: RunConfig) -> None:
+@dataclass(frozen=True, slots=True)
+class OnPast:
+    """A trainer on past rollouts, whose ledger is there whole. It steers nothing: its weights are published to nobody.
+
+    `past` says what staleness is counted from; `trained` is told each step once it is done, `durable` the entry of the
+    last batch in a checkpoint.
+    """
+
+    past: Past
+    trained: Callable[[int], None]
+    durable: Callable[[LedgerEntry], None]
+
+
+async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
     torch.set_num_threads(config.training.threads)
     torch.use_deterministic_algorithms(mode=True)
     policy_url = config.role("policy").url
     try:
-        with only_writer(config.path / CHECKPOINTS), Tracking(config) as tracking:
+        name = config.run if on_past is None else f"{config.run}-{config.training.name}"
+        with only_writer(config.path / CHECKPOINTS), Tracking(config, name) as tracking:
             async with background() as tasks:
-                trainer = await _Trainer.restored(service, config, tracking)
-                if policy_url is not None:
-                    tasks.start_soon(_push_weights, service, config, policy_url)
-                await trainer.publish_policy()
+                trainer = await _Trainer.restored(service, config, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
-                tasks.start_soon(trainer.overheard.listen, service)
+                if on_past is None:
+                    if policy_url is not None:
+                        tasks.start_soon(_push_weights, service, config, policy_url)
+                    await trainer.publish_policy()
+                    tasks.start_soon(trainer.overheard.listen, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
@@ -97,6 +116,7 @@ class _Trainer:
         learner: Learner,
         feed: BatchFeed,
         tracking: Tracking,
+        on_past: OnPast | None,
     ) -> None:
         self.service = service
         self.config = config
@@ -109,13 +129,17 @@ class _Trainer:
         self.mismatches: list[Mismatch] = []
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
+        self.on_past = on_past
+        self.numerics = numerics_of(config)
         self.overheard = Overheard()
         self.checkpointed = learner.steps
         self.rolling = Rolling()
         self.newest: FedBatch | None = None
 
     @classmethod
-    async def restored(cls, service: Service, config: RunConfig, tracking: Tracking) -> "_Trainer":
+    async def restored(
+        cls, service: Service, config: RunConfig, tracking: Tracking, on_past: OnPast | None
+    ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
         A checkpoint whose report was cut off is reported now.
@@ -123,7 +147,7 @@ class _Trainer:
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
         policy, learner, checkpoint = await resume(config, feed)
         tracking.resume(learner.steps)
-        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking)
+        trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking, on_past=on_past)
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
             trainer.voids = list(checkpoint.state.voids)
             await trainer.report(checkpoint.state, checkpoint.path)
@@ -196,17 +220,22 @@ class _Trainer:
             figures, void = await self._learn(batch)
             self.feed.advance(batch)
             self.newest = batch
-            with traced("publish_weights"):
-                await self.publish_policy()
+            if self.on_past is None:
+                with traced("publish_weights"):
+                    await self.publish_policy()
         ended_ns = self.service.now_ns()
         kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
         weight = batch.batch.sequences, batch.batch.tokens
-        trained = Trained(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
-        self.rolling.add(trained)
-        figures |= {"train/time": ended_ns / 1e9} | latencies(trained) | self.rolling.figures()
+        figures["train/time"] = ended_ns / 1e9
+        if self.on_past is None:
+            trained = Trained(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
+            self.rolling.add(trained)
+            figures |= latencies(trained) | self.rolling.figures()
+        else:
+            self.on_past.trained(self.learner.steps)
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
         self.service.vitals.emitted += 1
         self._show(figures | self.service.tracing.figures())
@@ -217,6 +246,8 @@ class _Trainer:
     async def _learn(self, batch: FedBatch) -> tuple[dict[str, float], str | None]:
         """Take the optimizer step and return its figures; or count it, and say why the batch is void."""
         number = batch.batch.number
+        if self.on_past is not None and batch.failure is not None:
+            raise batch.failure  # it was there when the ledger was formed
         try:
             packed = batch.pack(
                 self.policy.tokenizer_hash,
@@ -230,7 +261,8 @@ class _Trainer:
             self.learner.steps = number + 1
             return {}, str(error)
         self.mismatches.append(mismatch_of(metrics))
-        return step_figures(metrics, packed, batch.batch.groups, number), None
+        past = self.on_past.past if self.on_past is not None else None
+        return step_figures(metrics, packed, batch.batch.groups, number, past), None
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures
@@ -277,6 +309,8 @@ class _Trainer:
         await self.report(state, latest_checkpoint(folder))
         if self.newest is not None:
             self.tracking.samples(sample_rows(self.newest.groups))
+            if self.on_past is not None:
+                self.on_past.durable(self.newest.entry)
 
     async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
         """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.
@@ -308,6 +342,7 @@ class _Trainer:
             voids=self.voids,
             steps=self.times,
             mismatches=self.mismatches,
+            numerics=self.numerics,
         )
         await self._tell("report what was trained", report)
         self.voids, self.times, self.mismatches = [], [], []

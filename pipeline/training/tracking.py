@@ -28,13 +28,16 @@ class _Row(msgspec.Struct):
 
 
 class Tracking:
-    """An open log of figures; a context that closes it. `resume` comes before the first `log`."""
+    """An open log of figures; a context that closes it. `resume` comes before the first `log`.
 
-    def __init__(self, config: RunConfig) -> None:
+    `name` tells it apart in wandb; left out, it is the run's.
+    """
+
+    def __init__(self, config: RunConfig, name: str | None = None) -> None:
         config.path.mkdir(parents=True, exist_ok=True)
         self._path = config.path / METRICS_FILE
         self._file = self._path.open("ab", buffering=0)
-        self._wandb = _open_wandb(config) if config.training.wandb.project else None
+        self._wandb = _open_wandb(config, name or config.run) if config.training.wandb.project else None
         self._rows = config.training.wandb.table_rows
         self._step = 0
 
@@ -87,18 +90,18 @@ def _step_of(row: bytes) -> float:
         return float("inf")
 
 
-def _open_wandb(config: RunConfig) -> Any:
+def _open_wandb(config: RunConfig, name: str) -> Any:
     try:
         import wandb
     except ModuleNotFoundError as error:
         raise StartupError("training.wandb.project is set: pip install 'lachesis-rl[wandb]'") from error
     if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") is None:
         os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
-    run_id = re.sub(r"[^A-Za-z0-9_-]", "-", config.run)
+    run_id = re.sub(r"[^A-Za-z0-9_-]", "-", name)
     run = wandb.init(
         project=config.training.wandb.project,
         id=run_id,
-        name=config.run,
+        name=name,
         resume="allow",
         dir=Path(config.path),
         config=masked("", msgspec.to_builtins(config)),

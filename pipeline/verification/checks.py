@@ -11,10 +11,12 @@ from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
 
-__all__ = ["Finding", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]
+__all__ = ["Finding", "Verdict", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]
 
 Ratings = Mapping[str, Sequence[float | None]]
 """Rater -> one rating a sample."""
+
+Verdict = Literal["ok", "warn", "fail"]
 
 _COLLAPSED = 1e-9
 _NEAR_AN_END = 0.01
@@ -28,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     check: str
     subject: str
-    verdict: Literal["ok", "warn", "fail"]
+    verdict: Verdict
     text: str
 
 

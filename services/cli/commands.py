@@ -333,6 +333,49 @@ def promote(
 
 @app.command()
 @with_options
+def train(
+    options: Options,
+    *,
+    revision: Annotated[str, typer.Option(metavar="NAME", help="What a replay wrote, and finished.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the trainer and its ledger. Default: the revision's.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="Model, or step of a kept checkpoint. Default: the run's model."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps at most. Default: every batch.")] = None,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most steps between the policy that made a rollout and the weights. Default: any."),
+    ] = None,
+    min_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or a later one.")] = None,
+    max_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or an earlier one.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and form the batches, and write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on past rollouts as a revision judged them: a second trainer, with a ledger and checkpoints of its own.
+
+    The importance ratio is against the logprobs that the rollouts were sampled with. The live run is not touched, and
+    nobody is sent the weights; they are in trainers/NAME of the run's folder. After Ctrl-C or a crash the same command
+    goes on where it was.
+    """
+    from lachesis.pipeline.replay.past import PastRequest
+    from lachesis.services.cli.train import train_on_past
+
+    request = PastRequest(
+        trainer=name or revision,
+        revision=revision,
+        max_staleness=max_staleness,
+        min_step=min_step,
+        max_step=max_step,
+        store=not dry_run,
+    )
+    train_on_past(options, request, begin=begin, steps=steps, as_json=as_json)
+
+
+@app.command()
+@with_options
 def compare(
     options: Options,
     a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or what a replay wrote.")],
@@ -554,6 +597,41 @@ def verify(
     from lachesis.services.cli.verify import verify_run
 
     verify_run(options, groups=groups, runs=runs, atol=atol, as_json=as_json)
+
+
+@app.command()
+@with_options
+def reproduce(
+    options: Options,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    *,
+    trainer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A trainer on past rollouts. Default: the live one.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STEP", help="Kept checkpoint to begin with. Default: the model, at step 0."),
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", min=1, metavar="STEP", help="Last step. Default: the last one reported.")
+    ] = None,
+    batches_only: Annotated[bool, typer.Option("--batches-only", help="Verify batches, and train nothing.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="On another machine: distance of weights, as a share of how far they moved.")
+    ] = 0.05,
+    as_json: Json = False,
+) -> None:
+    """Rebuild a run from its streams: the same batches in the same order, and from a checkpoint the same weights.
+
+    Reads only, while the run goes on or after it has ended. Exits with 1 if anything is not what was recorded.
+    """
+    from dataclasses import replace
+
+    from lachesis.services.cli.reproduce import Wish, reproduce_run
+
+    chosen = options if run is None else replace(options, run=run)
+    wish = Wish(trainer=trainer, begin=begin, end=end, batches_only=batches_only, tolerance=tolerance)
+    reproduce_run(chosen, wish, as_json=as_json)
 
 
 @app.command()

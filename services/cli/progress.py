@@ -1,9 +1,11 @@
-"""A bar on the terminal for work of known length; nothing where there is no terminal."""
+"""What commands share that work long: a bar on the terminal, if there is one, and a stop that loses nothing."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import anyio
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -15,7 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["bar"]
+__all__ = ["PAUSED", "bar", "drain_when_told"]
+
+PAUSED = 130
+"""Exit code of a command that was interrupted: as a shell gives it, and another than that of a failure."""
 
 
 @contextmanager
@@ -33,3 +38,12 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
             progress.update(task, completed=done, total=total)
 
         yield tell
+
+
+async def drain_when_told(draining: anyio.Event) -> None:
+    """Set `draining` on SIGINT or SIGTERM; told twice, end at once, which loses nothing but time."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if draining.is_set():
+                raise KeyboardInterrupt
+            draining.set()

@@ -1,6 +1,5 @@
 """`lachesis replay`: what to score again, how fast, and how it goes."""
 
-import signal
 import sys
 
 import anyio
@@ -12,14 +11,11 @@ from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json
-from lachesis.services.cli.progress import bar
+from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
 from lachesis.services.cli.selection import Wanted
 from lachesis.services.connect import open_history
 
 __all__ = ["replay_history"]
-
-_PAUSED = 130
-"""Exit code of a replay that was interrupted: as a shell gives it, and another than that of a failure."""
 
 
 def replay_history(options: Options, revision: str, wanted: Wanted, pace: Pace, *, as_json: bool) -> None:
@@ -33,24 +29,16 @@ def replay_history(options: Options, revision: str, wanted: Wanted, pace: Pace, 
     else:
         _tell(result)
     if not result.finished:
-        raise typer.Exit(_PAUSED)
+        raise typer.Exit(PAUSED)
 
 
 async def _run(config: RunConfig, request: Request) -> Replayed:
     draining = anyio.Event()
-
-    async def drain_when_told() -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                if draining.is_set():
-                    raise KeyboardInterrupt  # told twice: at once, which loses nothing but time
-                draining.set()
-
     async with (
         open_history(config, f"{config.run}.replay", OPERATOR) as bus,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(drain_when_told)
+        tasks.start_soon(drain_when_told, draining)
         with bar(f"replay {request.revision}") as tell:
             result = await run_replay(bus, config, request, draining=draining, progress=tell)
         tasks.cancel_scope.cancel()

@@ -1,6 +1,5 @@
 """`lachesis verify`: are raters, advantages and the loss numerically sound, on rollouts that were recorded?"""
 
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -20,8 +19,9 @@ from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.cli.output import print_json
 from lachesis.services.connect import open_history
 
 __all__ = ["verify_run"]
@@ -48,9 +48,8 @@ def verify_run(options: Options, *, groups: int, runs: int, atol: float, as_json
     if as_json:
         print_json(findings)
     else:
-        rows = ((finding.verdict, finding.check, finding.subject, finding.text) for finding in findings)
-        print_table(("verdict", "check", "of", "measured"), rows)
-    sys.exit(any(finding.verdict == "fail" for finding in findings))
+        print_findings(findings)
+    exit_with(findings)
 
 
 async def _recorded(config: RunConfig, count: int) -> list[RolloutGroup]:

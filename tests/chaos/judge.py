@@ -11,8 +11,9 @@ from chaos.witness import read_witness
 from integration.harness import RUN, Run, trained_in_one_go
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint
+from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.process import DRAINED, FENCED

@@ -20,7 +20,7 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.replay import Unscored
 from lachesis.schemas.values import Finite, Seq, shaped, unpack
 
-__all__ = ["Fold", "Folded"]
+__all__ = ["Fold", "Folded", "extended_digest"]
 
 _Scores = list[Finite | None]
 
@@ -129,11 +129,14 @@ class Fold:
     def _extend_digest(self, rewards: Sequence[GroupReward]) -> None:
         by_seq = {reward.seq: reward for reward in rewards}
         for part, score in self._fed:
-            plain = msgspec.structs.replace(score, stamps=[]) if score is not None else None
-            content = msgspec.msgpack.encode(
-                (self.digest, part.seq, part.group, plain, by_seq.get(part.seq)), order="deterministic"
-            )
-            self.digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+            self.digest = extended_digest(self.digest, part.seq, part.group, score, by_seq.get(part.seq))
+
+
+def extended_digest(digest: str, seq: int, group: str, score: GroupScore | None, reward: GroupReward | None) -> str:
+    """Return what names everything up to this group, where `digest` names everything before it; stamps do not count."""
+    plain = msgspec.structs.replace(score, stamps=[]) if score is not None else None
+    content = msgspec.msgpack.encode((digest, seq, group, plain, reward), order="deterministic")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _unstamped(reward: GroupReward) -> GroupReward:

@@ -5,13 +5,16 @@ import hashlib
 from collections.abc import Collection, Iterable
 
 import msgspec
+from msgspec import Struct
 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.plan import Plan
-from lachesis.schemas.replay import RevisionRecord, Selection
+from lachesis.schemas.replay import Selection
 
 __all__ = ["differences", "group_list", "groups_digest", "selects"]
+
+_REVISION = ("selection", "judges", "normalization", "normalizations", "advantage")
 
 
 def selects(selection: Selection, groups: Collection[str] | None, plan: Plan, seq: int, time_ns: int) -> bool:
@@ -52,10 +55,13 @@ def groups_digest(groups: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(groups)).encode(), digest_size=12).hexdigest()
 
 
-def differences(old: RevisionRecord, new: RevisionRecord) -> list[str]:
-    """Return in words where two definitions differ in what scores and rewards depend on; nothing if they do not."""
+def differences(old: Struct, new: Struct, names: Iterable[str] = _REVISION) -> list[str]:
+    """Return in words where two definitions differ in the fields `names`; nothing if they do not.
+
+    The fields are, unless named, what the scores and rewards of a revision depend on.
+    """
     found: list[str] = []
-    for name in ("selection", "judges", "normalization", "normalizations", "advantage"):
+    for name in names:
         _differ(name, msgspec.to_builtins(getattr(old, name)), msgspec.to_builtins(getattr(new, name)), found)
     return found
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
-from lachesis.pipeline.training.checkpoint import known_checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import build_tiny_policy
+from lachesis.pipeline.training.state import known_checkpoints, latest_checkpoint
 from lachesis.pipeline.training.sums import SUMS, write_sums
 from lachesis.pipeline.weights.files import read_weights, write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version

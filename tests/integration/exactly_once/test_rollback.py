@@ -25,9 +25,10 @@ from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint
+from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent

@@ -37,6 +37,8 @@ OTHERS = {
     "revision": "rl.replay.revision.one.again.all",
     "replay state": "rl.state.one.replay.again.words",
     "shadow": "rl.shadow.one.again",
+    "trainer on the past": "rl.state.one.past.live.again",
+    "state of another trainer": "rl.state.one.trainer.live.again",
 }
 KEYS = {
     "policy": "$KV.lachesis_policy.one",
@@ -64,7 +66,8 @@ WRITES = {
     "evaluator": {"eval"},
     "environment": {"rollout", "rollout chunk", "lease"},
     "gateway": {"rollout", "rollout chunk", "lease", "gateway"},
-    # to put dead letters back, to let environments go on, to replay history, which it holds meanwhile, to follow it
+    # to put dead letters back, to let environments go on, to replay history, which it holds meanwhile, to follow it,
+    # and to train on it
     OPERATOR: {
         "rollout",
         "rollout chunk",
@@ -76,6 +79,9 @@ WRITES = {
         "replay",
         "revision",
         "replay state",
+        "ledger of another trainer",
+        "state of another trainer",
+        "trainer on the past",
         "retention",
         "shadow",
         "promotion state",

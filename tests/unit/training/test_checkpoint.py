@@ -5,9 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lachesis.pipeline.training import checkpoint as module
-from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion

@@ -12,11 +12,12 @@ import torch
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training import stage as stage_module
-from lachesis.pipeline.training.checkpoint import latest_checkpoint, load_checkpoint
+from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.training.sums import write_sums
 from lachesis.pipeline.weights.tensors import weights_digest
 from lachesis.schemas import subjects

@@ -69,7 +69,7 @@ def test_wandb_is_told_the_step_so_that_it_takes_none_twice(config, monkeypatch)
         def finish(self):
             pass
 
-    monkeypatch.setattr("lachesis.pipeline.training.tracking._open_wandb", lambda config: Run())
+    monkeypatch.setattr("lachesis.pipeline.training.tracking._open_wandb", lambda *_: Run())
     project = msgspec.structs.replace(config, training=TrainingConfig(wandb=WandbConfig(project="p", table_rows=0)))
     with Tracking(project) as tracking:
         tracking.resume(3)

@@ -1,0 +1,146 @@
+"""Batches of past rollouts: a revision's groups in the order of ROLLOUTS in, the entries of a ledger out. Pure.
+
+The same join, selection, whitening and chain as in a live run, with nothing in it that depends on when anything came:
+the same groups and settings give the same entries to the bit. Every group fed has exactly one outcome in the end.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from lachesis.pipeline.advantage.whitening import whiten_batch
+from lachesis.pipeline.batching.chain import Chain, make_batch
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.join import Joiner, Past
+from lachesis.pipeline.batching.select import select
+from lachesis.schemas.annotations import GroupReward
+from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
+from lachesis.schemas.plan import Plan
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["Former", "PastGroup", "batch_digest", "content_digest", "manifest_digest", "without_logprobs"]
+
+_LOOK_EVERY = 256
+"""Groups taken in between two looks for a batch, as many as the live batcher takes: what a mix can choose from."""
+_OUTCOMES = 512
+"""Outcomes besides a batch in one entry."""
+
+
+class PastGroup(NamedTuple):
+    """A rollout with the reward that a revision gave it."""
+
+    seq: int
+    env: str
+    plan: Plan
+    reward: GroupReward
+
+
+class Former:
+    """Feed it with `add` in rising sequence, then `finish`; each hands out the entries that follow."""
+
+    def __init__(
+        self,
+        run: str,
+        trainer: str,
+        config: BatchingConfig,
+        past: Past,
+        *,
+        std_floor: float,
+        term: str = "",
+        written_ns: int = 0,
+    ) -> None:
+        # nothing can still come, so nothing is waited for; a teacher's logprobs are no part of a revision
+        self._config = msgspec.structs.replace(config, teacher="off", score_deadline_s=None)
+        self._joiner = Joiner(self._config, past=past)
+        self._chain = Chain(run, trainer, term)
+        self._std_floor = std_floor
+        self._written_ns = written_ns
+        self._fed = 0
+        self.groups = 0
+        """Groups in batches."""
+        self.manifest = GENESIS
+        """Names all batches formed so far, in order, whatever the trainer is called."""
+
+    @property
+    def batches(self) -> int:
+        return self._chain.next_batch
+
+    @property
+    def chain(self) -> str:
+        """Digest of the last entry."""
+        return self._chain.position.digest
+
+    def add(self, group: PastGroup) -> Iterator[LedgerEntry]:
+        """Take in the next group."""
+        self._joiner.member(group.seq, group.env, group.plan, 0, 0)
+        self._joiner.reward(0, 0, msgspec.structs.replace(group.reward, stamps=[]))
+        self._fed += 1
+        if self._fed % _LOOK_EVERY == 0:
+            yield from self._form()
+
+    def finish(self) -> Iterator[LedgerEntry]:
+        """Form what is left, the last batch smaller than the others if need be, and record every outcome."""
+        yield from self._form()
+        while (groups := self._choose(incomplete=True)) is not None:
+            yield self._entry(groups)
+        while self._joiner.unrecorded_outcomes:
+            yield self._entry([])
+
+    def _form(self) -> Iterator[LedgerEntry]:
+        while (groups := self._choose(incomplete=False)) is not None:
+            yield self._entry(groups)
+        while self._joiner.unrecorded_outcomes >= _OUTCOMES:
+            yield self._entry([])
+
+    def _choose(self, *, incomplete: bool) -> list[GroupRef] | None:
+        config = self._config
+        ready = list(self._joiner.ready.values())
+        return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
+
+    def _entry(self, groups: list[GroupRef]) -> LedgerEntry:
+        batch = None
+        if groups:
+            lengths = self._joiner.to_whiten(ref.seq for ref in groups)
+            batch = make_batch(
+                self._chain.next_batch, whiten_batch(groups, lengths, self._std_floor), self._config.batch_size
+            )
+            self.manifest = manifest_digest(self.manifest, batch)
+            self.groups += len(groups)
+        settled = self._joiner.take_outcomes(_OUTCOMES)
+        self._joiner.record(ref.seq for ref in groups)
+        entry = self._chain.extend(
+            self._joiner.state(),
+            batch=batch,
+            outcomes=[member.outcome for member in settled if member.outcome],
+            stamps={},
+            written_ns=self._written_ns,
+        )
+        if batch is not None:
+            self._joiner.judge(self._chain.next_batch)
+        return entry
+
+
+def content_digest(entry: LedgerEntry) -> str:
+    """Return what names an entry by itself, wherever in whatever chain: two of the same content have the same."""
+    return entry.replace(previous=GENESIS).digest()
+
+
+def batch_digest(batch: Batch) -> str:
+    """Return what names a batch: SHA-256 (hex) of its manifest."""
+    return hashlib.sha256(msgspec.msgpack.encode(batch, order="deterministic")).hexdigest()
+
+
+def manifest_digest(before: str, batch: Batch) -> str:
+    """Return what names the batches up to `batch`, where `before` names those up to the one before it."""
+    return hashlib.sha256(f"{before} {batch_digest(batch)}".encode()).hexdigest()
+
+
+def without_logprobs(group: RolloutGroup) -> bool:
+    """Return whether the logprobs that the group was sampled with are missing: 0 at every token to be trained on.
+
+    Samples that differ cannot all have had the probability 1; where they do not differ there is nothing to learn.
+    """
+    trained = [sequence.logprobs[sequence.loss_mask] for sequence in group.sequences]
+    return any(len(values) for values in trained) and not any(values.any() for values in trained)

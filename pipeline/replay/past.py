@@ -1,0 +1,336 @@
+"""The ledger of a trainer on past rollouts: formed from a finished revision, checked, and stored before training.
+
+What goes in: the rewards of a revision and the rollouts they are of. What comes out: the trainer's own ledger, written
+by the code that forms live batches, and the record of what it was formed from. Guarantees:
+
+* nothing is stored unless every rollout can be trained on: one that was trimmed, cannot be read, has no logprobs or was
+  made with another tokenizer is an error that says which;
+* the same revision and settings give the same entries to the bit; a start that was killed anywhere goes on at the next
+  one, and one under the same name with other settings is refused;
+* the ledger of the live trainer is never touched, and what is yet to be trained on is held back from trimming.
+"""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+import tenacity
+
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.retention import Holding, holding
+from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
+from lachesis.pipeline.replay.logic.batches import Former, PastGroup, content_digest, without_logprobs
+from lachesis.pipeline.replay.logic.selection import differences
+from lachesis.pipeline.replay.revisions import definition
+from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    LedgerError,
+    NotFoundError,
+    StreamFullError,
+)
+from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
+from lachesis.schemas.plan import Plan
+from lachesis.schemas.replay import PastRecord, RevisionRecord
+from lachesis.schemas.subjects import LEDGER, ROLLOUTS
+from lachesis.schemas.values import shaped
+
+__all__ = ["PastRequest", "past_record", "past_trainer", "reform"]
+
+_DEFINITION = (
+    "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step", "batching", "std_floor",
+)  # fmt: skip
+_BATCHING = ("batch_size", "token_budget", "mix")
+"""The settings that batches of past rollouts depend on."""
+
+_MOST_OF_LEDGER = 0.7
+"""Share of LEDGER's budget that may be taken; a live run is granted nothing more from `flow.close_at` on."""
+
+_retrying = tenacity.AsyncRetrying(
+    retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(StreamFullError),
+    wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+    stop=tenacity.stop_after_delay(60.0),
+    reraise=True,
+)
+
+Progress = Callable[[int, int], None]
+"""Told how many rollouts were read, of how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRequest:
+    """Which trainer, on which revision, from which model (`start`: the optimizer step of the run that it is of).
+
+    `tokenizer_hash` is that of the model; None: not compared. Without `store` nothing is written.
+    """
+
+    trainer: str
+    revision: str
+    model: str = ""
+    start: int = 0
+    max_staleness: int | None = None
+    min_step: int | None = None
+    max_step: int | None = None
+    tokenizer_hash: str | None = None
+    store: bool = True
+
+
+async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
+    """Return what a trainer on past rollouts trains on; None for a trainer that is none."""
+    found, _, _ = await newest(
+        bus,
+        LEDGER,
+        subjects.past(run, trainer),
+        PastRecord,
+        lambda record: (record.run, record.trainer) == (run, trainer),
+    )
+    return found
+
+
+@asynccontextmanager
+async def past_trainer(
+    bus: Bus, config: RunConfig, request: PastRequest, *, progress: Progress
+) -> AsyncIterator[tuple[PastRecord, Holding]]:
+    """Yield what the trainer trains on, its ledger stored whole, while its rollouts are held back from trimming.
+
+    Raises `ConfigError` where the name is another trainer's, `NotFoundError` where there is no such revision or its
+    rollouts are gone or none can be trained on, `DataError` where they cannot be used, `LedgerError` where the ledger
+    or the revision is not what was stored, `FencedError` when another process writes the same ledger.
+    """
+    run, trainer = config.run, subjects.check_name("trainer", request.trainer)
+    if trainer == config.training.name:
+        raise ConfigError(f"trainer {trainer!r} is the live one; give the one on past rollouts a name of its own")
+    revision = await definition(bus, config, request.revision)
+    if revision is None:
+        raise ConfigError(
+            f"revision {request.revision!r} is the live one, which the run itself trains on; `lachesis replay` scores "
+            "the past under a name of its own, with the same settings if you like"
+        )
+    asked = await _define(bus, config, request, revision)
+    stored = await past_record(bus, run, trainer)
+    if stored is not None and (changed := differences(stored, asked, _DEFINITION)):
+        raise ConfigError(
+            f"trainer {trainer!r} exists and is another: {'; '.join(changed)}. Give this one another name, or repeat "
+            "the command that began that one"
+        )
+    entry, _, _ = await newest_entry(bus, run, trainer)
+    if entry is not None and stored is None:
+        raise ConfigError(
+            f"trainer {trainer!r} of run {run} has a ledger already that is of no revision; take another name"
+        )
+    wanted: list[Judged] = []
+    if stored is not None and entry is not None and entry.index + 1 == stored.entries:
+        first = await _first_untrained(bus, stored)
+    else:
+        wanted = _selected(await read_judged(bus, revision), asked)
+        first = min(judged.seq for judged in wanted)
+    about = f"train {trainer}"
+    async with holding(bus, run, about.replace(" ", "-")[:64], {ROLLOUTS: first}, about=about) as held:
+        if wanted:
+            stored = await _form(bus, asked, stored, wanted, request=request, progress=progress)
+        assert stored is not None  # noqa: S101 - a ledger that is whole has a record
+        yield stored, held
+
+
+async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: RevisionRecord) -> PastRecord:
+    return PastRecord(
+        run=config.run,
+        trainer=request.trainer,
+        revision=request.revision,
+        digest=await revision_digest(bus, revision),
+        model=request.model,
+        start=request.start,
+        max_staleness=request.max_staleness,
+        min_step=request.min_step,
+        max_step=request.max_step,
+        batching={name: msgspec.to_builtins(getattr(config.batching, name)) for name in _BATCHING},
+        std_floor=config.advantage.std_floor,
+        entries=0,
+        batches=0,
+        groups=0,
+        chain=GENESIS,
+        manifest=GENESIS,
+        created_ns=time.time_ns(),
+    )
+
+
+def _selected(judged: Sequence[Judged], asked: PastRecord) -> list[Judged]:
+    """Return the rollouts that have a reward and lie within the policy steps asked for. Raises `NotFoundError`."""
+    low, high = asked.min_step, asked.max_step
+    rewarded = [one for one in judged if one.reward is not None]
+    found = [
+        one
+        for one in rewarded
+        if one.reward is not None
+        and (low is None or one.reward.policy_step >= low)
+        and (high is None or one.reward.policy_step <= high)
+    ]
+    if not found:
+        steps = sorted({one.reward.policy_step for one in rewarded if one.reward is not None})
+        made = f"; they were made by policy steps {steps[0]} to {steps[-1]}" if steps else ""
+        raise NotFoundError(
+            f"nothing to train on: of {len(rewarded)} rollouts with a reward in revision {asked.revision!r} none is "
+            f"selected{made}"
+        )
+    return found
+
+
+async def _first_untrained(bus: Bus, record: PastRecord) -> int:
+    """Return the lowest sequence of ROLLOUTS that the trainer may still fetch, by its last report."""
+    run, trainer = record.run, record.trainer
+    report, _, _ = await newest(
+        bus, LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer), TrainReport, lambda one: one.run == run
+    )
+    begin = await position_before(bus, run, trainer, report.ledger_index + 1 if report else 0)
+    seqs = [(await bus.usage(ROLLOUTS)).last + 1]
+    async with aclosing(follow_ledger(bus, run, trainer, begin, follow=False)) as entries:
+        async for entry in entries:
+            seqs += [ref.seq for ref in entry.batch.groups] if entry.batch else []
+    return min(seqs)
+
+
+class _Formed(NamedTuple):
+    digest: str
+    data: bytes
+
+
+async def _form(
+    bus: Bus,
+    asked: PastRecord,
+    stored: PastRecord | None,
+    wanted: Sequence[Judged],
+    *,
+    request: PastRequest,
+    progress: Progress,
+) -> PastRecord:
+    """Form the whole ledger, and store what of it is not stored yet."""
+    former = _former(stored or asked, term=f"past-{time.time_ns():x}")
+    formed: list[_Formed] = []
+
+    def keep(entry: LedgerEntry) -> None:
+        formed.append(_Formed(entry.digest(), encode(entry)))
+
+    async for group in _checked(bus, wanted, request.tokenizer_hash, progress):
+        for entry in former.add(group):
+            keep(entry)
+    for entry in former.finish():
+        keep(entry)
+    if not former.batches:
+        raise NotFoundError(
+            f"nothing to train on: of {len(wanted)} rollouts of revision {asked.revision!r} none can be batched "
+            "(zero variance, stale or oversized all of them)"
+        )
+    record = (stored or asked).replace(
+        entries=len(formed),
+        batches=former.batches,
+        groups=former.groups,
+        chain=former.chain,
+        manifest=former.manifest,
+    )
+    if stored is not None and record != stored:
+        raise LedgerError(
+            f"trainer {record.trainer} of run {record.run}: revision {record.revision} gives {record.batches} batches "
+            f"with digest {record.manifest[:12]} now, and gave {stored.batches} with {stored.manifest[:12]}: rollouts "
+            "or rewards are not what they were"
+        )
+    if request.store:
+        await _store(bus, record, formed, is_new=stored is None)
+    return record
+
+
+def _former(record: PastRecord, term: str = "") -> Former:
+    config = shaped("batching", BatchingConfig, record.batching)
+    past = Past(record.start, record.max_staleness)
+    return Former(
+        record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
+    )
+
+
+async def _checked(
+    bus: Bus, wanted: Sequence[Judged], tokenizer_hash: str | None, progress: Progress
+) -> AsyncIterator[PastGroup]:
+    """Yield the rollouts that can be trained on; raise for the first one that cannot once all were looked at."""
+    bare: list[Judged] = []
+    messages = bus.fetch(ROLLOUTS, [judged.seq for judged in wanted])
+    for done, judged in enumerate(wanted):
+        where = f"group {judged.group} at sequence {judged.seq} of {ROLLOUTS}"
+        try:
+            rollout = read_rollout(await anext(messages))
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"{where} is gone, it was trimmed: select what is left (--min-step), or replay that under another "
+                "revision"
+            ) from error
+        except DataError as error:
+            raise DataError(f"{where} cannot be read any more: {error}") from error
+        group = rollout.group
+        if group.id != judged.group:
+            raise LedgerError(f"{where} is {group.id} by now: the broker lost history that it had acknowledged")
+        assert judged.reward is not None  # noqa: S101 - only those were selected
+        if judged.reward.verdict == "trainable":
+            if tokenizer_hash is not None and group.tokenizer_hash != tokenizer_hash:
+                raise DataError(
+                    f"{where} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "
+                    f"{tokenizer_hash[:12]}: train the model that made it, or one of its checkpoints"
+                )
+            if without_logprobs(group):
+                bare.append(judged)
+        progress(done + 1, len(wanted))
+        if not bare:
+            yield PastGroup(judged.seq, judged.env, Plan.of(group), judged.reward)
+    if bare:
+        raise DataError(
+            f"{len(bare)} of {len(wanted)} groups have no logprobs, group {bare[0].group} of {bare[0].env} at sequence "
+            f"{bare[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing corrects for the "
+            "policy that made them. Replay the others under another revision (--env, --groups) and train on that"
+        )
+
+
+async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_new: bool) -> None:
+    """Store the record first, and the entries after it that are not stored yet."""
+    run, trainer = record.run, record.trainer
+    subject = subjects.ledger(run, trainer)
+    last, entry_seq, seq = await newest_entry(bus, run, trainer)
+    begin = last.index + 1 if last else 0
+    if last is not None and (begin > len(formed) or formed[last.index].digest != last.digest()):
+        raise LedgerError(f"{subject}: entry {last.index} is not what revision {record.revision} gives; who wrote it?")
+    usage, size = await bus.usage(LEDGER), sum(len(entry.data) for entry in formed[begin:])
+    if usage.bytes + size > _MOST_OF_LEDGER * usage.max_bytes:
+        raise StreamFullError(
+            f"{subject}: its {size} bytes do not fit beside the {usage.bytes} of {usage.max_bytes} that {LEDGER} "
+            "holds, which a live run needs room in: raise streams.ledger_bytes and `lachesis init`, or select less"
+        )
+    if is_new:
+        name = subjects.past(run, trainer)
+        await _retrying(bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}")
+    for index, entry in enumerate(formed[begin:], begin):
+        headers = {PREVIOUS_HEADER: str(entry_seq)}
+        msg_id = f"{subject}.{record.created_ns}.{index}"
+        seq = await _retrying(bus.commit, subject, entry.data, expected=seq, msg_id=msg_id, headers=headers)
+        entry_seq = seq
+
+
+async def reform(bus: Bus, record: PastRecord, judged: Sequence[Judged], progress: Progress) -> list[str]:
+    """Return what names the content of each entry that a revision (`judged` is all of it) gives when formed anew.
+
+    Raises as `past_trainer`.
+    """
+    wanted = _selected(judged, record)
+    former = _former(record)
+    digests = []
+    async for group in _checked(bus, wanted, None, progress):
+        digests += [content_digest(entry) for entry in former.add(group)]
+    return digests + [content_digest(entry) for entry in former.finish()]

@@ -1,0 +1,62 @@
+"""A batch made anew from rollouts and rewards, and where it differs from the one that the ledger holds. Pure."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from lachesis.pipeline.advantage.whitening import whiten_batch
+from lachesis.pipeline.batching.join import group_ref
+from lachesis.schemas.annotations import GroupReward
+from lachesis.schemas.ledger import Batch, Numerics
+from lachesis.schemas.plan import Plan
+
+__all__ = ["Ingredient", "difference", "rebuilt", "unlike"]
+
+
+class Ingredient(NamedTuple):
+    """A rollout that a batch refers to, as it is stored; `teacher` is a sequence of TEACHER."""
+
+    seq: int
+    env: str
+    plan: Plan
+    reward: GroupReward
+    teacher: int | None
+
+
+def rebuilt(batch: Batch, ingredients: Sequence[Ingredient], std_floor: float) -> Batch:
+    """Return what the batcher makes of the rollouts that `batch` refers to. Raises `DataError` where nothing can be."""
+    refs = [group_ref(*ingredient) for ingredient in ingredients]
+    lengths = {seq: reward.lengths for seq, _, _, reward, _ in ingredients if reward.lengths}
+    groups = sorted(whiten_batch(refs, lengths, std_floor), key=lambda ref: ref.seq)
+    return msgspec.structs.replace(
+        batch,
+        groups=groups,
+        sequences=sum(ref.sequences for ref in groups),
+        tokens=sum(ref.tokens for ref in groups),
+    )
+
+
+def difference(recorded: Batch, found: Batch) -> str | None:
+    """Return in words the first place where two batches of the same number differ; None if they do not."""
+    for old, new in zip(recorded.groups, found.groups, strict=False):
+        for name in old.__struct_fields__:
+            one, other = getattr(old, name), getattr(new, name)
+            if one != other:
+                return (
+                    f"batch {recorded.number}, group {old.group}: {name} is {one} in the ledger, {other} by the streams"
+                )
+    if recorded != found:
+        return (
+            f"batch {recorded.number}: {len(recorded.groups)} groups in the ledger, {len(found.groups)} by the streams"
+        )
+    return None
+
+
+def unlike(recorded: Numerics, ours: Numerics) -> list[str]:
+    """Return in words in what this process computes otherwise than the one that trained; settings are not in it."""
+    return [
+        f"{name} was {getattr(recorded, name)}, is {getattr(ours, name)}"
+        for name in ("torch", "processor", "instructions", "threads")
+        if getattr(recorded, name) != getattr(ours, name)
+    ]

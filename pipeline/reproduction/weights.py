@@ -1,0 +1,249 @@
+"""The optimizer steps of a run, taken again from a checkpoint on the batches of its ledger, and the weights compared.
+
+Guarantees that nothing is written: neither to the streams nor to the run's folder. On the processor, versions and
+number of threads that trained, every digest that the run recorded must come out again; elsewhere weights are compared
+within a tolerance, with the checkpoints that are still there.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+import anyio.to_thread
+import torch
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.read import Payload, fetch_batch, follow_ledger
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.reproduction.batches import Facts, Progress
+from lachesis.pipeline.reproduction.logic import unlike
+from lachesis.pipeline.training.checkpoint import load_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.feed import FedBatch
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
+from lachesis.pipeline.verification.checks import Finding, Verdict
+from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
+from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import Batch, Numerics
+from lachesis.schemas.values import shaped
+
+__all__ = ["Begin", "retrain"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What to begin with: a checkpoint of the trainer, or, where `state` is None, a model that has taken no step."""
+
+    path: str
+    state: TrainerState | None
+
+
+async def retrain(
+    bus: Bus,
+    config: RunConfig,
+    begin: Begin,
+    facts: Facts,
+    *,
+    end: int | None,
+    tolerance: float,
+    sampled: bool,
+    progress: Progress,
+) -> list[Finding]:
+    """Take the steps from `begin` to `end` (None: the last one reported) again, and compare.
+
+    `sampled`: rollouts name the weights of this trainer that they were sampled with, which are compared as well.
+    `tolerance` is the largest distance of weights that counts as none where the machine is another: relative to how far
+    they have moved since the beginning. Raises `ConfigError` where there is nothing to do, `CheckpointError` and
+    `LedgerError` where the beginning is not what the ledger says, `NotFoundError` where rollouts are gone.
+    """
+    trainer = config.training.name
+    first = begin.state.step if begin.state else 0
+    last = max((report.step for report in facts.reports), default=0) if end is None else end
+    if last <= first:
+        raise ConfigError(
+            f"there is nothing to train again between step {first} and step {last}: begin earlier (--from), or wait "
+            "for the next checkpoint"
+        )
+    recorded = next((report.numerics for report in reversed(facts.reports) if report.numerics is not None), None)
+    learner_config, shuffle_seed = _settings(config, recorded)
+    torch.set_num_threads(recorded.threads if recorded else config.training.threads)
+    torch.use_deterministic_algorithms(mode=True)
+    other = unlike(recorded, numerics_of(config)) if recorded else ["what it was trained with is not recorded"]
+    policy, learner, position = await anyio.to_thread.run_sync(partial(_load, begin, learner_config))
+    again = _Again(policy, learner, begin=_copy(policy), compares=_Compared(facts, config, sampled=sampled))
+    again.compare()
+    started = time.monotonic()
+    async with aclosing(follow_ledger(bus, config.run, trainer, position, follow=False)) as entries:
+        async for entry in entries:
+            if entry.batch is None:
+                continue
+            if entry.batch.number >= last:
+                break
+            groups = await _fetch(bus, entry.batch, trainer)
+            again.compares.versions(groups, learner.steps)
+            if entry.batch.number in facts.voids:
+                learner.steps = entry.batch.number + 1
+            else:
+                fed = FedBatch(entry, entry.batch, groups, None, 0)
+                await anyio.to_thread.run_sync(partial(_step, again, fed, shuffle_seed))
+            again.compare()
+            progress(learner.steps - first, last - first)
+    if learner.steps < last:
+        raise NotFoundError(f"the ledger of trainer {trainer} ends at batch {learner.steps}, before step {last}")
+    took = time.monotonic() - started
+    return again.compares.findings(trainer, (first, last), other, tolerance, took)
+
+
+def _settings(config: RunConfig, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
+    """Return how steps were taken: as the run recorded it, else as the configuration says."""
+    if recorded is None:
+        return config.training.learner, config.seed if config.training.shuffle_advantages else None
+    return shaped("numerics.learner", LearnerConfig, recorded.learner), recorded.shuffle_seed
+
+
+def _load(begin: Begin, config: LearnerConfig) -> tuple[Policy, Learner, Position]:
+    if begin.state is not None:
+        checkpoint = load_checkpoint(begin.path, config)
+        return checkpoint.policy, checkpoint.learner, checkpoint.state.position
+    policy = load_model(begin.path)
+    return policy, Learner(policy.model, config), Position()
+
+
+async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
+    try:
+        return await fetch_batch(bus, batch)
+    except DataError as error:
+        raise NotFoundError(
+            f"step {batch.number + 1} of trainer {trainer} cannot be taken again: {error}. Begin behind it, at a "
+            "checkpoint that is still there (--from STEP); the batches alone are verified with --batches-only"
+        ) from error
+
+
+def _step(again: _Again, fed: FedBatch, shuffle_seed: int | None) -> None:
+    policy, number = again.policy, fed.batch.number
+    try:
+        packed = fed.pack(policy.tokenizer_hash, pad_id=policy.tokenizer.pad_token_id or 0, shuffle_seed=shuffle_seed)
+        again.learner.step(packed)
+    except DataError as error:
+        again.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
+        again.learner.steps = number + 1
+
+
+def _copy(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy_tensors(policy.model).items()}
+
+
+@dataclass(slots=True)
+class _Again:
+    """The policy as it is trained again."""
+
+    policy: Policy
+    learner: Learner
+    begin: dict[str, torch.Tensor]
+    compares: _Compared
+
+    def compare(self) -> None:
+        self.compares.weights(self.learner.steps, policy_tensors(self.policy.model), self.begin)
+
+
+class _Compared:
+    """What the run recorded of its weights, compared with ours as they come."""
+
+    def __init__(self, facts: Facts, config: RunConfig, *, sampled: bool) -> None:
+        self._reported: dict[int, set[str]] = {}
+        for report in facts.reports:
+            version = PolicyVersion.parse(report.policy_version)
+            self._reported.setdefault(report.step, set()).add(version.digest)
+        self._lineages = {report.lineage for report in facts.reports} if sampled else set()
+        self._kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
+        self._ours: dict[int, str] = {}
+        self._sampled: set[tuple[int, str]] = set()
+        self._equal: set[int] = set()
+        self._failed: dict[int, str] = {}
+        self._distances: dict[int, float] = {}
+
+    def fail(self, step: int, text: str) -> None:
+        self._failed.setdefault(step, text)
+
+    def weights(self, step: int, tensors: dict[str, torch.Tensor], begin: dict[str, torch.Tensor]) -> None:
+        """Compare the weights after `step` with reports and checkpoints."""
+        digest = weights_digest(tensors)
+        self._ours[step] = digest
+        for reported in self._reported.get(step, ()):
+            self._compare(step, digest.startswith(reported), f"{digest[: len(reported)]}, reported as {reported}")
+        path = self._kept.get(step)
+        if path is not None:
+            kept = policy_tensors(load_model(path).model)
+            self._compare(step, weights_digest(kept) == digest, f"{digest[:12]}, {weights_digest(kept)[:12]} in {path}")
+            moved = _distance(kept, begin)
+            self._distances[step] = _distance(kept, tensors) / moved if moved else 0.0
+
+    def versions(self, groups: list[Payload], steps: int) -> None:
+        """Compare the weights that rollouts name with ours, as far as we have come."""
+        for _, group, _ in groups:
+            for version in group.versions:
+                ours = self._ours.get(version.step)
+                if version.lineage not in self._lineages or ours is None or version.step > steps:
+                    continue
+                self._sampled.add((version.step, version.digest))
+                text = f"{ours[:12]}, sampled from as {version.digest}"
+                self._compare(version.step, ours.startswith(version.digest), text)
+
+    def _compare(self, step: int, equal: bool, text: str) -> None:
+        if equal:
+            self._equal.add(step)
+        else:
+            self.fail(step, text)
+
+    def findings(
+        self, trainer: str, span: tuple[int, int], other: list[str], tolerance: float, seconds: float
+    ) -> list[Finding]:
+        """Return what the comparison comes to. `other`: in what this machine is not the one that trained."""
+        first, last = span
+        apart = sorted(self._failed.items())
+        text = (
+            f"steps {first + 1} to {last} taken again in {seconds:.1f} s; after step {last} they are "
+            f"{self._ours[last][:12]}"
+        )
+        equal = len(self._equal - self._failed.keys() - {first})
+        steps = f"bit for bit what was recorded after {equal} of {equal + len(apart)} steps with a record"
+        if not other:
+            if apart:
+                shown = "; ".join(f"step {step}: {why}" for step, why in apart[:_SHOWN])
+                return [_finding("weights", trainer, "fail", f"{text}; {steps}: {shown}{self._far()}")]
+            return [_finding("weights", trainer, "ok" if equal else "warn", f"{text}; {steps}")]
+        machine = _finding("machine", trainer, "warn", f"not the one that trained: {'; '.join(other)}")
+        if not apart and equal:
+            return [machine, _finding("weights", trainer, "ok", f"{text}; {steps}")]
+        far = {step: value for step, value in self._distances.items() if step > first}
+        if not far:
+            return [machine, _finding("weights", trainer, "warn", f"{text}; no checkpoint is left to compare with")]
+        worst = max(far.values())
+        verdict: Verdict = "ok" if worst <= tolerance else "fail"
+        told = f"{text}; {worst:.2g} of the way that they moved away from the checkpoints, {tolerance:g} is allowed"
+        return [machine, _finding("weights", trainer, verdict, told)]
+
+    def _far(self) -> str:
+        worst = max(self._distances.values(), default=None)
+        return "" if worst is None else f"; {worst:.2g} of the way that they moved away from the checkpoints kept"
+
+
+def _distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the L2 distance of two sets of weights with the same names and shapes."""
+    squares = [float((one[name].double() - other[name].double()).square().sum()) for name in one]
+    return math.sqrt(sum(squares))
+
+
+def _finding(check: str, trainer: str, verdict: Verdict, text: str) -> Finding:
+    return Finding(check=check, subject=trainer, verdict=verdict, text=text)

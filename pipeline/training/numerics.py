@@ -1,0 +1,36 @@
+"""What the bits of an optimizer step depend on besides weights and batch: versions, machine, settings."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import msgspec
+import torch
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.ledger import Numerics
+
+__all__ = ["numerics_of"]
+
+
+def numerics_of(config: RunConfig) -> Numerics:
+    """Return those of a trainer of this configuration in this process, whose threads are set already."""
+    return Numerics(
+        torch=str(torch.__version__),
+        processor=_processor(),
+        instructions=torch.backends.cpu.get_cpu_capability(),
+        threads=torch.get_num_threads(),
+        learner=msgspec.to_builtins(config.training.learner),
+        shuffle_seed=config.seed if config.training.shuffle_advantages else None,
+    )
+
+
+def _processor() -> str:
+    """Return the model of the processor, or as much of it as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine()

@@ -1,0 +1,75 @@
+"""What checkpoints know of themselves, read without loading them; it takes no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.batching.chain import Position
+from lachesis.schemas.errors import CheckpointError, SchemaError
+from lachesis.schemas.ledger import Void
+from lachesis.schemas.values import Count, from_json
+
+__all__ = ["CHECKPOINTS", "POINTER", "STATE", "TrainerState", "known_checkpoints", "latest_checkpoint", "state_of"]
+
+CHECKPOINTS = "checkpoints"
+"""Where in a run's folder the checkpoints are."""
+POINTER, STATE = "latest", "trainer.json"
+
+
+class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a checkpoint knows besides tensors."""
+
+    step: Count
+    """Optimizer steps taken."""
+    lineage: str
+    """The training attempt these weights belong to."""
+    policy_version: str
+    """Name of the weights, `<step>-<lineage>-<digest>`."""
+    ledger_position: Count
+    """Ledger entries consumed: those whose batches are in the weights, and those without a batch between them."""
+    chain_hash: str
+    """Digest of the last of them; 64 zeros before the first."""
+    unreported: list[Count] = []
+    """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
+    voids: list[Void] = []
+    """Those of them that could not be trained."""
+
+    @property
+    def position(self) -> Position:
+        """Where in the ledger training goes on."""
+        return Position(self.ledger_position, self.chain_hash)
+
+
+def state_of(path: Path) -> TrainerState | None:
+    """Return what the checkpoint folder `path` knows of itself, None where it is none that could be loaded."""
+    try:
+        return from_json(STATE, TrainerState, (path / STATE).read_bytes())
+    except (OSError, SchemaError):
+        return None
+
+
+def latest_checkpoint(folder: str | Path) -> Path | None:
+    """Return the newest complete checkpoint of `folder`, or None when nothing was ever completed there.
+
+    Raises CheckpointError when the pointer names a folder that is gone.
+    """
+    folder = Path(folder)
+    try:
+        name = (folder / POINTER).read_text().strip()
+    except FileNotFoundError:
+        return None
+    path = folder / name
+    if not name or Path(name).name != name or not path.is_dir():
+        raise CheckpointError(
+            f"{folder / POINTER} names {name!r}, which is not there. Write the name of another checkpoint of that "
+            "folder into it, or remove it to start anew."
+        )
+    return path
+
+
+def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:
+    """Return the complete checkpoints of `folder` with what each knows of itself, the newest step first."""
+    found = [(path, state) for path in folder.glob("step-*") if (state := state_of(path)) is not None]
+    return sorted(found, key=lambda pair: pair[1].step, reverse=True)

@@ -1,0 +1,20 @@
+"""Findings, as `verify` and `reproduce` print them, and the exit code that guards what comes after."""
+
+import sys
+from collections.abc import Sequence
+
+from lachesis.pipeline.verification.checks import Finding
+from lachesis.services.cli.output import print_table
+
+__all__ = ["exit_with", "print_findings"]
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print them as a table."""
+    rows = ((finding.verdict, finding.check, finding.subject, finding.text) for finding in findings)
+    print_table(("verdict", "check", "of", "measured"), rows)
+
+
+def exit_with(findings: Sequence[Finding]) -> None:
+    """Exit with 1 if any check failed, else with 0."""
+    sys.exit(any(finding.verdict == "fail" for finding in findings))

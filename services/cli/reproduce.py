@@ -1,0 +1,145 @@
+"""`lachesis reproduce`: is the run what its streams say, batch by batch and, trained again, to the bit?"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import msgspec
+from rich.progress import MofNCompleteColumn, TextColumn
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.replay.past import past_record
+from lachesis.pipeline.reproduction.batches import Facts, Progress, verify_batches
+from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
+from lachesis.pipeline.verification.checks import Finding
+from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, NotFoundError
+from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.subjects import check_name
+from lachesis.services.cli.findings import exit_with, print_findings
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json
+from lachesis.services.cli.progress import bar
+from lachesis.services.cli.train import past_config
+from lachesis.services.connect import open_history
+
+__all__ = ["Reproduction", "Wish", "reproduce_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for; None: the default of each."""
+
+    trainer: str | None
+    begin: str | None
+    end: int | None
+    batches_only: bool
+    tolerance: float
+
+
+class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found. `manifest` names the ledger's batches in order, `chain` its last entry."""
+
+    run: str
+    trainer: str
+    revision: str | None
+    entries: int
+    batches: int
+    manifest: str
+    chain: str
+    findings: list[Finding]
+
+
+def reproduce_run(options: Options, wish: Wish, *, as_json: bool) -> None:
+    """Verify a trainer's ledger and train on it again. Exits with 1 if anything failed."""
+    found = anyio.run(_run, options.config(), wish)
+    if as_json:
+        print_json(found)
+    else:
+        of = f" on revision {found.revision}" if found.revision else ""
+        print(f"run {found.run}, trainer {found.trainer}{of}: {found.batches} batches, digest {found.manifest}")
+        print_findings(found.findings)
+    exit_with(found.findings)
+
+
+async def _run(config: RunConfig, wish: Wish) -> Reproduction:
+    trainer = check_name("trainer", wish.trainer or config.training.name)
+    async with open_history(config, f"{config.run}.reproduce") as bus:
+        past = None if trainer == config.training.name else await past_record(bus, config.run, trainer)
+        if past is not None:
+            config = past_config(config, past, None)
+        elif trainer != config.training.name:  # another live one, of a trainer's own loop say
+            config = msgspec.structs.replace(config, training=msgspec.structs.replace(config.training, name=trainer))
+        kept = known_checkpoints(config.path / CHECKPOINTS)
+        saved = {path.name: state.position for path, state in kept}
+        with bar("verify", MofNCompleteColumn()) as tell:
+            facts, findings = await verify_batches(bus, config, trainer, past, saved=saved, progress=tell)
+        if not any(finding.verdict == "fail" and finding.check == "chain" for finding in findings):
+            with bar("train", MofNCompleteColumn(), TextColumn("steps")) as tell:
+                findings += await _weights(bus, config, wish, facts, kept=kept, past=past, progress=tell)
+    return Reproduction(
+        run=config.run,
+        trainer=trainer,
+        revision=past.revision if past else None,
+        entries=facts.entries,
+        batches=facts.batches,
+        manifest=facts.manifest,
+        chain=facts.chain,
+        findings=findings,
+    )
+
+
+async def _weights(
+    bus: Bus,
+    config: RunConfig,
+    wish: Wish,
+    facts: Facts,
+    *,
+    kept: list[tuple[Path, TrainerState]],
+    past: PastRecord | None,
+    progress: Progress,
+) -> list[Finding]:
+    why = None
+    if wish.batches_only:
+        return []
+    if not facts.reports:
+        why = "the trainer has reported no step yet"
+    elif find_spec("torch") is None:
+        why = "needs torch; pip install 'lachesis-rl[train]'"
+    if why is not None:
+        text = f"not compared: {why}"
+        return [Finding(check="weights", subject=config.training.name, verdict="warn", text=text)]
+    from lachesis.pipeline.reproduction.weights import Begin, retrain
+
+    path, state = _begin(config, wish.begin, kept)
+    try:
+        return await retrain(
+            bus,
+            config,
+            Begin(path, state),
+            facts,
+            end=wish.end,
+            tolerance=wish.tolerance,
+            sampled=past is None,
+            progress=progress,
+        )
+    except (NotFoundError, CheckpointError, LedgerError) as error:
+        return [Finding(check="weights", subject=config.training.name, verdict="fail", text=str(error))]
+
+
+def _begin(
+    config: RunConfig, wanted: str | None, kept: list[tuple[Path, TrainerState]]
+) -> tuple[str, TrainerState | None]:
+    """Return what to begin with: the model, or a checkpoint, the oldest where the run names no model."""
+    steps = {state.step: (str(path), state) for path, state in kept}
+    there = f"checkpoints are kept of steps {', '.join(map(str, sorted(steps)))}" if steps else "no checkpoint is kept"
+    if wanted in {None, "0"} and config.model is not None:
+        return config.model, None
+    if wanted is None and steps:
+        return steps[min(steps)]
+    if wanted is None or wanted == "0":
+        raise ConfigError(f"model: not set, and {there}; give the run's --config")
+    if not wanted.isdecimal() or int(wanted) not in steps:
+        raise ConfigError(f"--from {wanted}: {there} in {config.path / CHECKPOINTS}")
+    return steps[int(wanted)]

@@ -1,0 +1,186 @@
+"""`lachesis train`: a second trainer, on the past as a revision judged it. Nothing live is steered or touched."""
+
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import msgspec
+import typer
+from rich.progress import MofNCompleteColumn, TextColumn
+
+from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.retention import Holding
+from lachesis.pipeline.replay.past import PastRequest, past_trainer
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.replay import PastRecord
+from lachesis.schemas.subjects import ROLLOUTS, check_name
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json
+from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
+from lachesis.services.connect import open_history
+
+__all__ = ["PAST_FOLDER", "Training", "past_config", "start_model", "train_on_past"]
+
+PAST_FOLDER = "trainers"
+"""Where in a run's folder the trainers on past rollouts have theirs."""
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a trainer on past rollouts stands. `manifest` names all its batches in order, `chain` its ledger.
+
+    `steps` and `policy_version` are of its newest checkpoint (0 and None: there is none); `finished`: every batch, or
+    as many as were asked for, is in it.
+    """
+
+    trainer: str
+    revision: str
+    batches: int
+    groups: int
+    manifest: str
+    chain: str
+    steps: int
+    finished: bool
+    policy_version: str | None
+    checkpoint: str | None
+    seconds: float
+
+
+def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
+    """Return the model that training begins with, and the optimizer step of the run that its weights are of.
+
+    `begin` is a model, or the step of a checkpoint that the run still has; None: the model that the run began with. A
+    model that is no checkpoint counts as step 0. Raises `ConfigError`.
+    """
+    if begin is not None and begin.isdecimal() and int(begin):
+        kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
+        if int(begin) not in kept:
+            there = f"there are {', '.join(map(str, sorted(kept)))}" if kept else "there is none"
+            raise ConfigError(f"--from {begin}: no checkpoint of step {begin} in {config.path / CHECKPOINTS}; {there}")
+        return str(kept[int(begin)]), int(begin)
+    name = config.model if begin in {None, "0"} else begin
+    if name is None:
+        raise ConfigError("model: not set; give the run's --config, or name the model to begin with (--from)")
+    folder = Path(name)
+    state = state_of(folder)
+    return str(folder.absolute()) if folder.is_dir() else name, state.step if state else 0
+
+
+def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> RunConfig:
+    """Return the configuration of a trainer on past rollouts: its own folder, model, name, and end."""
+    training = msgspec.structs.replace(
+        config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
+    )
+    folder = config.path / PAST_FOLDER / record.trainer
+    return msgspec.structs.replace(config, folder=str(folder), model=record.model, training=training)
+
+
+def train_on_past(
+    options: Options, request: PastRequest, *, begin: str | None, steps: int | None, as_json: bool
+) -> None:
+    """Form the batches of a revision and train on them. Exits with 130 when interrupted; the same command goes on."""
+    config = options.config()
+    check_name("trainer", request.trainer)
+    model, start = start_model(config, begin)
+    request = replace(request, model=model, start=start)
+    if request.store and find_spec("torch") is None:
+        raise StartupError("train needs the package 'torch': pip install 'lachesis-rl[train]'; or form the batches "
+                           "alone, with --dry-run")  # fmt: skip
+    if find_spec("torch") is not None:
+        request = replace(request, tokenizer_hash=_tokenizer_hash(model))
+    if config.training.learner.loss.teacher_coef:
+        raise ConfigError(
+            "training.learner.loss.teacher_coef is not 0, but a revision has no teacher's logprobs: set it to 0"
+        )
+    result = anyio.run(_run, config, request, steps)
+    if as_json:
+        print_json(result)
+    else:
+        _tell(result, stored=request.store)
+    if request.store and not result.finished:
+        raise typer.Exit(PAUSED)
+
+
+def _tokenizer_hash(model: str) -> str:
+    from lachesis.pipeline.training.model import load_tokenizer
+    from lachesis.pipeline.training.tokenizer import tokenizer_hash
+
+    return tokenizer_hash(load_tokenizer(model))
+
+
+async def _run(config: RunConfig, request: PastRequest, steps: int | None) -> Training:
+    started = time.monotonic()
+    async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
+        with bar(f"read {request.revision}") as tell:
+            opened = past_trainer(bus, config, request, progress=tell)
+            record, held = await stack.enter_async_context(opened)
+        if request.store:
+            await _train(bus, past_config(config, record, steps), record, held)
+    return _standing(config, record, steps, time.monotonic() - started)
+
+
+async def _train(bus: Bus, config: RunConfig, record: PastRecord, held: Holding) -> None:
+    from lachesis.pipeline.training.stage import OnPast, run_trainer
+
+    service = Service(bus, "trainer", config.run)
+
+    def durable(entry: LedgerEntry) -> None:
+        held.needs[ROLLOUTS] = max(held.needs[ROLLOUTS], entry.watermark + 1)
+
+    async def drain() -> None:
+        await draining.wait()
+        service.drain()
+
+    draining = anyio.Event()
+    total = config.training.steps
+    with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
+        on_past = OnPast(
+            past=Past(record.start, record.max_staleness),
+            trained=lambda step: tell(step, total),
+            durable=durable,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(drain_when_told, draining)
+            tasks.start_soon(drain)
+            await run_trainer(service, config, on_past)
+            tasks.cancel_scope.cancel()
+
+
+def _standing(config: RunConfig, record: PastRecord, steps: int | None, seconds: float) -> Training:
+    own = past_config(config, record, steps)
+    path = latest_checkpoint(own.path / CHECKPOINTS)
+    state = state_of(path) if path else None
+    step = state.step if state else 0
+    return Training(
+        trainer=record.trainer,
+        revision=record.revision,
+        batches=record.batches,
+        groups=record.groups,
+        manifest=record.manifest,
+        chain=record.chain,
+        steps=step,
+        finished=step >= (own.training.steps or 0),
+        policy_version=state.policy_version if state else None,
+        checkpoint=str(path) if path else None,
+        seconds=seconds,
+    )
+
+
+def _tell(result: Training, *, stored: bool) -> None:
+    print(
+        f"trainer {result.trainer} on revision {result.revision}: {result.batches} batches of {result.groups} groups, "
+        f"digest {result.manifest}"
+    )
+    if stored:
+        print(f"step {result.steps}, {result.seconds:.1f} s, policy {result.policy_version}, {result.checkpoint}")
+    if stored and not result.finished:
+        print("paused: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)

@@ -1,0 +1,299 @@
+"""The ledger of a trainer on past rollouts on a bus in memory: the same however often killed, refused where wrong."""
+
+import math
+from dataclasses import replace
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+
+from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.read import check_rollouts, newest_entry
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.replay.judged import read_judged
+from lachesis.pipeline.replay.logic.batches import content_digest
+from lachesis.pipeline.replay.past import PastRequest, past_record, past_trainer, reform
+from lachesis.pipeline.replay.revisions import definition
+from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.columns import as_bytes
+from lachesis.schemas.errors import ConfigError, DataError, FencedError, LedgerError, NotFoundError, StreamFullError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.replay import RescoreEvent, Selection
+from lachesis.schemas.rollout import Message
+
+CONFIG = RunConfig(
+    run="r",
+    environments={name: EnvironmentConfig(kind="sums.py:Sums") for name in ("sums", "words")},
+    scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match")]),
+    normalization=NormalizationConfig(window=8, warmup_groups=2, warmup_samples=4),
+    batching=BatchingConfig(batch_size=16),
+)
+AGAIN = PastRequest(trainer="again", revision="again", model="model")
+
+
+async def history(lab, count=60, **changes):
+    """Store groups of four samples, right or wrong at random, of two environments; group n is made by policy step n."""
+    draw = np.random.default_rng(7)
+    for n in range(1, count + 1):
+        said = [
+            [Message(role="user", content="q"), Message(role="assistant", content="yes" if right else "no")]
+            for right in draw.random(4) < 0.5
+        ]
+        env = "sums" if n % 3 else "words"
+        await lab.store(
+            lab.group(n, env=env, samples=4, messages=said, task={"answer": "yes"},
+                      policy_versions=[f"{n}-first-ab"], **changes)
+        )  # fmt: skip
+
+
+async def replay(lab, name="again", envs=("sums", "words"), **selected):
+    request = Request(revision=name, selection=Selection(envs=list(envs), **selected))
+    return await run_replay(lab.bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None)
+
+
+async def past(lab, request=AGAIN, config=CONFIG, bus=None, during=None):
+    async with past_trainer(bus or lab.bus, config, request, progress=lambda *_: None) as (found, held):
+        if during:
+            await during(held)
+        return found
+
+
+async def entries(lab, trainer="again") -> list[LedgerEntry]:
+    async with lab.bus.read(subjects.LEDGER, [subjects.ledger("r", trainer)], follow=False) as messages:
+        return [decode(LedgerEntry, message.data) async for message in messages]
+
+
+async def test_a_revision_becomes_a_ledger_of_its_own(lab):
+    await history(lab)
+    replayed = await replay(lab)
+    live = await lab.bus.usage(subjects.EVENTS)
+    found = await past(lab)
+    assert found.digest == replayed.digest
+    stored = await entries(lab)
+    assert [entry.index for entry in stored] == list(range(found.entries))
+    assert stored[-1].digest() == found.chain
+    assert stored[-1].next_batch == found.batches > 5
+    told = [ref.seq for entry in stored if entry.batch for ref in entry.batch.groups]
+    assert len(told) == len(set(told)) == found.groups
+    dropped = [outcome.seq for entry in stored for outcome in entry.outcomes]
+    assert sorted(told + dropped) == list(range(1, 61))
+    assert {outcome.kind for entry in stored for outcome in entry.outcomes} == {"zero_variance"}
+    assert await entries(lab, "main") == []
+    assert await lab.bus.usage(subjects.EVENTS) == live
+    assert (await newest_entry(lab.bus, "r", "again"))[0] == stored[-1]
+    await check_rollouts(lab.bus, stored[-1])
+    judged = await read_judged(lab.bus, await definition(lab.bus, CONFIG, "again"))
+    assert await reform(lab.bus, found, judged, lambda *_: None) == [content_digest(entry) for entry in stored]
+
+
+async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
+    await history(lab)
+    await replay(lab)
+
+    async def look(held):
+        holds = (await record(lab.bus, "r")).holds
+        assert {name: hold.needs for name, hold in holds.items()} == {"train-again": {subjects.ROLLOUTS: 1}}
+
+    await past(lab, during=look)
+    assert (await record(lab.bus, "r")).holds == {}
+
+
+@pytest.mark.parametrize("left", range(1, 8))
+async def test_killed_at_any_message_it_goes_on_with_the_same_ledger(lab, left):
+    await history(lab)
+    await replay(lab)
+    whole = await past(lab, replace(AGAIN, trainer="whole"))
+    with pytest.raises(lab.Killed):
+        await past(lab, bus=_Dying(lab, left))
+    assert len(await entries(lab)) in {max(0, left - 2), left - 1}
+    found = await past(lab)
+    assert (found.manifest, found.batches) == (whole.manifest, whole.batches)
+    assert len(await entries(lab)) == found.entries == whole.entries
+    usage = await lab.bus.usage(subjects.LEDGER)
+    assert await past(lab) == found
+    assert await lab.bus.usage(subjects.LEDGER) == usage, "a whole ledger is written once"
+
+
+class _Dying:
+    """A process's view of the bus that is killed with its commit number `left`, which is stored if that is even."""
+
+    def __init__(self, lab, left: int) -> None:
+        self._bus, self._left, self._killed, self._stores = lab.bus, left, lab.Killed, left % 2 == 0
+
+    def __getattr__(self, name):
+        return getattr(self._bus, name)
+
+    async def commit(self, *args, **kwargs):
+        self._left -= 1
+        if self._left or self._stores:
+            stored = await self._bus.commit(*args, **kwargs)
+        if not self._left:
+            raise self._killed
+        return stored
+
+
+async def test_policy_steps_select(lab):
+    await history(lab)
+    await replay(lab)
+    found = await past(lab, replace(AGAIN, min_step=11, max_step=30))
+    seqs = {ref.seq for entry in await entries(lab) if entry.batch for ref in entry.batch.groups}
+    assert found.groups == len(seqs)
+    assert seqs <= set(range(11, 31))
+    with pytest.raises(NotFoundError, match="none is selected; they were made by policy steps 1 to 60"):
+        await past(lab, replace(AGAIN, trainer="none", min_step=99))
+
+
+async def test_what_cannot_be_trained_on_is_refused_before_anything_is_stored(lab):
+    await history(lab, 20)
+    with pytest.raises(NotFoundError, match="no revision 'again'; there are live"):
+        await past(lab)
+    await replay(lab)
+    before = await lab.bus.usage(subjects.LEDGER)
+    for request, error, text in [
+        (replace(AGAIN, revision="other"), NotFoundError, "no revision 'other'; there are live, again"),
+        (replace(AGAIN, revision="live"), ConfigError, "the live one, which the run itself trains on"),
+        (replace(AGAIN, trainer="main"), ConfigError, "trainer 'main' is the live one"),
+        (replace(AGAIN, trainer="a.b"), ConfigError, "trainer 'a.b': use"),
+        (replace(AGAIN, tokenizer_hash="else"), DataError, "with tokenizer tok, the model has else"),
+        (replace(AGAIN, max_staleness=0, start=99), NotFoundError, "none can be batched"),
+    ]:
+        with pytest.raises(error, match=text):
+            await past(lab, request)
+    assert await lab.bus.usage(subjects.LEDGER) == before
+    assert (await record(lab.bus, "r")).holds == {}
+
+
+async def test_missing_logprobs_are_refused(lab):
+    await history(lab, 10)
+    bare = lab.group(11, samples=4, messages=[], task={"answer": "yes"})
+    said = [[Message(role="assistant", content=text)] for text in ("yes", "no", "no", "yes")]
+    zeros = as_bytes([0.0] * bare.sequences.n_tokens, "float32")
+    await lab.store(bare.replace(messages=said, sequences=msgspec.structs.replace(bare.sequences, logprobs=zeros)))
+    await replay(lab)
+    with pytest.raises(DataError, match=f"1 of 11 groups have no logprobs, group {11:032x} of sums at sequence 11"):
+        await past(lab)
+    assert await past_record(lab.bus, "r", "again") is None
+    assert await entries(lab) == []
+    await replay(lab, "sampled", last_seq=10)
+    assert (await past(lab, replace(AGAIN, revision="sampled"))).batches > 1
+
+
+async def test_trimmed_rollouts_are_refused(lab):
+    await history(lab)
+    await replay(lab)
+    await lab.bus.trim(subjects.ROLLOUTS, [subjects.rollout("r")], before=5)
+    with pytest.raises(NotFoundError, match="at sequence 1 of ROLLOUTS is gone, it was trimmed: select what is left"):
+        await past(lab)
+    await change(lab.bus, "r", lambda old: old.replace(trimmed={subjects.ROLLOUTS: 5}))
+    with pytest.raises(NotFoundError, match="is kept from sequence 5 on, not from 1"):
+        await past(lab)
+    assert await entries(lab) == []
+    assert (await past(lab, replace(AGAIN, min_step=5))).batches > 1
+
+
+async def test_an_unfinished_revision_is_refused(lab):
+    await history(lab)
+    stop = anyio.Event()
+    stop.set()
+    request = Request(revision="again", selection=Selection(envs=["sums"]))
+    await run_replay(lab.bus, CONFIG, request, draining=stop, progress=lambda *_: None)
+    with pytest.raises(NotFoundError, match="not finished in sums: repeat the command that began it"):
+        await past(lab)
+
+
+async def test_the_same_name_with_other_settings_is_refused(lab):
+    await history(lab)
+    await replay(lab)
+    await past(lab)
+    smaller = msgspec.structs.replace(CONFIG, batching=BatchingConfig(batch_size=8))
+    with pytest.raises(ConfigError, match=r"exists and is another: batching.batch_size was 16, is 8"):
+        await past(lab, config=smaller)
+    with pytest.raises(ConfigError, match=r"start was 0, is 4"):
+        await past(lab, replace(AGAIN, start=4))
+    await lab.extend_ledger([lab.group(1000)], trainer="mine")
+    with pytest.raises(ConfigError, match="has a ledger already that is of no revision"):
+        await past(lab, replace(AGAIN, trainer="mine"))
+
+
+async def test_of_two_at_once_one_is_fenced(lab):
+    await history(lab)
+    await replay(lab)
+
+    class Racing(_Dying):
+        async def commit(self, subject, *args, **kwargs):
+            if self._left and subject.startswith("rl.ledger"):
+                self._left = 0
+                await past(lab, replace(AGAIN))
+            return await self._bus.commit(subject, *args, **kwargs)
+
+    with pytest.raises(FencedError):
+        await past(lab, bus=Racing(lab, 1))
+    assert len(await entries(lab)) == (await past(lab)).entries
+
+
+async def test_a_ledger_leaves_the_live_run_room(lab, monkeypatch):
+    await history(lab)
+    await replay(lab)
+    usage = lab.bus.usage
+
+    async def small(stream):
+        found = await usage(stream)
+        return type(found)(found.first, found.last, found.messages, found.bytes, found.bytes + 5000)
+
+    monkeypatch.setattr(lab.bus, "usage", small)
+    with pytest.raises(StreamFullError, match=r"raise streams.ledger_bytes"):
+        await past(lab)
+    assert await entries(lab) == []
+
+
+async def rewritten(lab, alter) -> None:
+    """Replace the last commit of the revision of sums by what `alter` makes of it."""
+    log = lab.bus._logs[subjects.REPLAY]
+    subject = subjects.replay("rescore", "r", "again", "sums")
+    seq = max(seq for seq, message in log._messages.items() if message.subject == subject)
+    message = log._messages[seq]
+    event = alter(decode(RescoreEvent, message.data))
+    log._messages[seq] = type(message)(**{**_fields(message), "data": encode(event)})
+
+
+def _fields(message):
+    return {name: getattr(message, name) for name in message.__dataclass_fields__}
+
+
+async def test_a_reward_that_was_changed_is_noticed(lab):
+    await history(lab)
+    await replay(lab)
+    revision = await definition(lab.bus, CONFIG, "again")
+    honest = await read_judged(lab.bus, revision)
+    assert [judged.seq for judged in honest] == list(range(1, 61))
+
+    def nudge(event):
+        at = next(i for i, reward in enumerate(event.rewards) if reward.advantages[0] is not None)
+        first, *rest = event.rewards[at].advantages
+        reward = msgspec.structs.replace(event.rewards[at], advantages=[math.nextafter(first, 9), *rest])
+        return event.replace(rewards=[*event.rewards[:at], reward, *event.rewards[at + 1 :]])
+
+    await rewritten(lab, nudge)
+    with pytest.raises(LedgerError, match="somebody changed them"):
+        await read_judged(lab.bus, revision)
+    with pytest.raises(LedgerError, match="somebody changed them"):
+        await past(lab)
+    assert await entries(lab) == []
+
+
+async def test_a_rollout_that_is_another_by_now_is_noticed(lab):
+    await history(lab)
+    await replay(lab)
+    log = lab.bus._logs[subjects.ROLLOUTS]
+    log._messages[7], log._messages[8] = (
+        type(log._messages[7])(**{**_fields(log._messages[8]), "seq": 7}),
+        log._messages[8],
+    )
+    with pytest.raises(LedgerError, match="the broker lost history"):
+        await past(lab)
