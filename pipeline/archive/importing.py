@@ -34,7 +34,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import LeaseRequest
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, StreamFullError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import RolloutGroup
@@ -218,7 +218,10 @@ class Importer:
     async def _publish(self, group: RolloutGroup) -> int:
         subject, data = subjects.rollout(group.run, group.env), encode(group)
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=False)}
-        ack = await self._bus.publish_large(subject, data, msg_id=f"import.{group.run}.{group.id}", headers=headers)
+        msg_id = f"import.{group.run}.{group.id}"
+        ack = await self._bus.publish_large(subject, data, msg_id=msg_id, headers=headers)
+        while ack.duplicate and await self._is_gone(ack.seq):  # deleted, and the broker remembers its id still
+            ack = await self._bus.publish_large(subject, data, msg_id=f"{msg_id}.after.{ack.seq}", headers=headers)
         if ack.duplicate:
             self._done.known += 1
         else:
@@ -226,6 +229,15 @@ class Importer:
             self._done.sequences += len(group.sequences)
             self._done.bytes += len(data)
         return ack.seq
+
+    async def _is_gone(self, seq: int) -> bool:
+        try:
+            await self._bus.get(ROLLOUTS, seq)
+        except NotFoundError:
+            return True
+        except DataError:
+            return False  # there, if damaged
+        return False
 
 
 def _part(groups: Iterator[Placed]) -> list[Placed]:

@@ -140,7 +140,7 @@ def _schema(pa: Any) -> Any:
         **dict.fromkeys(("sequences", "sequence", "sample"), int32),
         **dict.fromkeys(
             ("difficulty", "score", "reward", "advantage", "success", "disagreement_mean", "disagreement_max",
-             "reward_mean", "reward_std", "reward_range", "batch_advantage"), real,
+             "reward_mean", "reward_std", "reward_range", "batch_advantage", "shaping", "shaping_scale"), real,
         ),
         **{name: pa.list_(pa.type_for_alias(kind)) for name, kind in _TOKENS.items()},
         "policy_versions": pa.list_(text),

@@ -122,8 +122,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     Of the rollout: everything up to `attachments`; `seq` and `stored_ns` say where and when it was stored. Derived, in
     `revision`: `score` to `stamps`, with `score` (before normalization), `ratings`, `length` (generated tokens),
-    `reward` and `advantage` the sample's, and the others the group's. What became of it in the live run: `outcome` with
-    its reason, and if it was batched the number of the batch and the advantage that it was given there.
+    `reward`, `advantage` and `shaping` the sample's, and the others the group's. What became of it in the live run:
+    `outcome` with its reason, and if it was batched the number of the batch and the advantage that it was given there.
     """
 
     schema: str
@@ -166,6 +166,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     length: int | None = None
     reward: Finite | None = None
     advantage: Finite | None = None
+    shaping: Finite | None = None
     verdict: Verdict | None = None
     reason: str | None = None
     success: Finite | None = None
@@ -175,6 +176,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reward_std: Finite | None = None
     reward_range: Finite | None = None
     n_valid: int | None = None
+    shaping_scale: Finite | None = None
     snapshot: str | None = None
     ensemble: str | None = None
     raters: list[RaterVersion] | None = None
@@ -363,6 +365,7 @@ def _of_sample(group: RolloutGroup, judged: Judgement, sample: int) -> dict[str,
         "length": None if score is None or sample >= len(score.lengths) else score.lengths[sample],
         "reward": _at(reward.rewards if reward else None, sample),
         "advantage": _at(reward.advantages if reward else None, sample),
+        "shaping": _at(reward.shaping if reward else None, sample),
         "batch_advantage": _at(judged.batch_advantages, sample),
     }
 
@@ -382,6 +385,7 @@ def _of_group(judged: Judgement) -> dict[str, Any]:
         "reward_std": reward.std if reward else None,
         "reward_range": reward.range if reward else None,
         "n_valid": reward.n_valid if reward else None,
+        "shaping_scale": reward.shaping_scale if reward else None,
         "snapshot": reward.snapshot if reward else None,
         "ensemble": judged.ensemble,
         "raters": None if judged.raters is None else [RaterVersion(*pair) for pair in judged.raters.items()],

@@ -1,6 +1,7 @@
 """Files into a run: of Atropos, and beside a governor that bounds what may come."""
 
 import json
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.stage.service import open_service
+from lachesis.schemas.codec import encode
 from lachesis.schemas.subjects import ROLLOUTS
 
 pytestmark = pytest.mark.timeout(180)
@@ -148,3 +150,25 @@ async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Pat
         assert "the run has no environment 'sums'" in await world.refusal(
             "import", tmp_path / "out.jsonl", "--unleased"
         )
+
+
+async def test_killed_anywhere_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with a_world(tmp_path / "past") as past:
+        made = [a_group(n) for n in range(1, 801)]
+        for one in made:
+            await past.store(one)
+        await past.json("export", tmp_path / "out.jsonl")
+    async with a_world(tmp_path / "here") as world:
+        for more in (1, 200):
+            before = (await world.bus.usage(ROLLOUTS)).messages
+            process = world.start("import", tmp_path / "out.jsonl", "--unleased")
+            with anyio.fail_after(40):
+                while (await world.bus.usage(ROLLOUTS)).messages < before + more:  # noqa: ASYNC110 - elsewhere
+                    await anyio.sleep(0.005)
+            process.kill()
+            assert (await world.ended(process))[0] == -signal.SIGKILL
+        there = (await world.bus.usage(ROLLOUTS)).messages
+        assert 200 < there < 800
+        done = await world.json("import", tmp_path / "out.jsonl", "--unleased")
+        assert (done["stored"], done["known"]) == (800 - there, there)
+        assert [encode(one) for one in await world.groups()] == [encode(one) for one in made]

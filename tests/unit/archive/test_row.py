@@ -67,7 +67,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
     index = [min(i, samples - 1) for i in range(n)] if branches else None
     missing = st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False))
     per_sample = {"min_size": samples, "max_size": samples}
-    word = st.text(max_size=3)
+    word, either = st.text(max_size=3), st.integers(0, 1)
     router = Column(dtype="int16", data=as_bytes(range(2 * total), "int16"), width=2)
     texts = st.lists(
         st.builds(
@@ -87,7 +87,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
             loss_mask=pack_mask(mask),
             logprobs=as_bytes(logprobs, "float32"),
             finish_reasons=draw(st.lists(st.sampled_from(["stop", "length", "tool"]), min_size=n, max_size=n)),
-            version_spans=[VersionSpan(i, 0, draw(st.integers(0, 1))) for i in reversed(range(n))],
+            version_spans=[VersionSpan(i, j, draw(either)) for i in range(n)[::-1] for j in range(lengths[i])],
             sample_index=index,
             rewards=draw(st.dictionaries(st.text(min_size=1, max_size=4), st.lists(missing, **per_sample), max_size=2)),
             turn_rewards=draw(st.none() | st.lists(st.lists(st.floats(-9, 9), max_size=2), **per_sample)),
@@ -126,7 +126,8 @@ def test_what_was_derived_is_on_the_row_of_its_sample(kind: str, tmp_path: Path)
     )  # fmt: skip
     reward = GroupReward(
         group=FULL.id, seq=7, item="7", policy_step=3, verdict="trainable", scores=[0.5, None], rewards=[0.1, None],
-        advantages=[1.5, None], snapshot="s", mean=0.5, std=None, range=0.0, n_valid=1,
+        advantages=[1.5, None], shaping=[0.25, None], shaping_scale=0.5, snapshot="s", mean=0.5,
+        std=None, range=0.0, n_valid=1,
     )  # fmt: skip
     judged = Judgement(
         revision="again", score=score, ensemble="e", raters={"math": "1"}, reward=reward, estimator="rloo",
@@ -151,6 +152,7 @@ def test_what_was_derived_is_on_the_row_of_its_sample(kind: str, tmp_path: Path)
         0.5,
         0.75,
     )
+    assert (one.shaping, other.shaping, one.shaping_scale) == (0.25, None, 0.5)
     assert one.stamps[0].stage == "scorer"
     assert one.raters[0].version == "1"
 

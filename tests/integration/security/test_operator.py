@@ -1,0 +1,45 @@
+"""What people do with a run's history, with the operator's key and no more than it allows."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from fuzz.examples import group
+from integration.security.conftest import RUN
+from integration.security.secured import Secured
+
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.codec import encode
+from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.subjects import ROLLOUTS
+
+
+@pytest.mark.timeout(120)
+async def test_it_may_export_import_and_delete(secured: Secured, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(RUN)
+
+    async def lachesis(*arguments: str) -> dict:
+        command = [sys.executable, "-m", "lachesis", *arguments, "--json", "--config", "run.toml", *secured.arguments]
+        done = await anyio.to_thread.run_sync(
+            lambda: subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    async with await secured.bus(OPERATOR) as bus:
+        for n in range(1, 4):
+            made = group(id=f"{n:032x}", run="one", env="words", counter=n)
+            headers = {PLAN_HEADER: Plan.of(made).pack()}
+            await bus.publish(subjects.rollout("one", "words"), encode(made), msg_id=made.id, headers=headers)
+        assert (await lachesis("export", "out.jsonl"))["groups"] == 3
+        assert (await lachesis("gc"))["streams"]["ROLLOUTS"]["messages"] == 3
+        assert (await lachesis("gc", "--whole-run", "--yes"))["deleted"]
+        assert (await bus.usage(ROLLOUTS)).messages == 0
+        for _ in range(2):  # the broker remembers the ids of what is deleted
+            assert (await lachesis("import", "out.jsonl", "--unleased"))["stored"] == 3
+            assert (await lachesis("gc", "--whole-run", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
+        assert await bus.value(subjects.BUCKETS["retention"], "one") is None
