@@ -85,10 +85,11 @@ class World:
         result: dict[str, Any] = json.loads(out)
         return result
 
-    async def store(self, count: int) -> None:
-        """Store groups of which some samples are right; how many words they have tells nothing of that."""
-        draw = random.Random(1)
-        for n in range(1, count + 1):
+    async def store(self, count: int, after: int = 0) -> None:
+        """Store groups, up to number `count`, of which some samples are right; how many words they have tells nothing
+        of that."""
+        draw = random.Random(1 + after)
+        for n in range(after + 1, count + 1):
             said = [
                 [
                     Message(role="user", content=f"what is {n}?"),
