@@ -126,7 +126,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             answers=("environment", "gateway"),
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER, BUCKETS["policy"]),
             gets=(BUCKETS["retention"],),
-            sets=((BUCKETS["retention"], run),),
+            sets=((BUCKETS["retention"], run), (BUCKETS["retention"], subjects.RESERVATIONS)),
             trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             inspects=tuple(durables.values()),
         ),

@@ -96,11 +96,11 @@ def _channels() -> list[Channel]:
             f"bucket_{name}",
             f"$KV.{subjects.BUCKETS[name]}.{{key}}",
             f"KV_{subjects.BUCKETS[name]}",
-            (event,),
+            events,
             f"Entries of the key-value bucket {subjects.BUCKETS[name]}.",
             "the service it describes",
         )
-        for name, event in BUCKET_EVENTS.items()
+        for name, events in BUCKET_EVENTS.items()
     ]
     return [*CHANNELS, *buckets]
 

@@ -34,7 +34,7 @@ from lachesis.schemas.control import (
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
 from lachesis.schemas.replay import PastRecord, RescoreEvent, RevisionRecord
-from lachesis.schemas.retention import Retention
+from lachesis.schemas.retention import Reservations, Retention
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["BINARY", "BUCKET_EVENTS", "CHANNELS", "Channel", "channel_of", "narrow"]
@@ -170,13 +170,13 @@ CHANNELS: tuple[Channel, ...] = (
     ),
 )
 
-BUCKET_EVENTS: Mapping[str, type[Event]] = MappingProxyType(
+BUCKET_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
     {
-        "runs": RunRecord,
-        "policy": PolicyRecord,
-        "curriculum": CurriculumSnapshot,
-        "retention": Retention,
-        "resume": ResumeRequest,
+        "runs": (RunRecord,),
+        "policy": (PolicyRecord,),
+        "curriculum": (CurriculumSnapshot,),
+        "retention": (Retention, Reservations),
+        "resume": (ResumeRequest,),
     }
 )
 """What the values of a key-value bucket hold, by its name in `subjects.BUCKETS`; the other buckets hold plain text."""

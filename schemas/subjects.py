@@ -24,6 +24,7 @@ __all__ = [
     "LEDGER",
     "LIVE",
     "REPLAY",
+    "RESERVATIONS",
     "ROLLOUTS",
     "STREAMS",
     "TEACHER",
@@ -84,6 +85,9 @@ BUCKETS: Final = {
     "gateway": "lachesis_gateway",
 }
 """Key-value buckets by what they hold."""
+
+RESERVATIONS: Final = "reservations="
+"""Key of the bucket "retention" under which all runs of a server agree on its streams; no run can have that name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

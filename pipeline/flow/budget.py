@@ -1,17 +1,19 @@
 """The byte budgets: what the streams hold, and what has been promised room in them but is not stored yet. Pure.
 
-Guarantees that nothing is promised that could bring a stream above the closing share of its budget. Bytes that
-were just stored count twice until the figures are read again.
+Guarantees that nothing is promised that could bring a stream above the closing share of its budget, nor more than the
+run's share of what is left where others use the same streams (`sharing`). Bytes that were just stored count twice until
+the figures are read again.
 """
 
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
+from lachesis.pipeline.flow.sharing import Demand, Share
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
 __all__ = ["Budget", "Pressure", "Room"]
@@ -58,6 +60,10 @@ class Budget:
         self._config = config
         self._promised = dict.fromkeys(Room().by_stream(), 0)
         self._usage: Mapping[str, StreamUsage] = {}
+        self._share: Share | None = None
+        self._refused: dict[str, int] = {}
+        self.lacks = False
+        """Whether something was refused since the last figures that a larger share might allow."""
         self._read_s: float | None = None
         self._landing: deque[tuple[float, int]] = deque()
         self._wanted: dict[str, int] = {}
@@ -76,9 +82,22 @@ class Budget:
         self._landing.append((now_s, size))
         self._promised[ROLLOUTS] += size
 
-    def read(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
-        """Take in the figures of the streams, asked for at `now_s`."""
+    def demand(self) -> Demand:
+        """Return what is promised, and what was refused; LEDGER has head-room of its own."""
+        return Demand({name: size for name, size in self._promised.items() if name != LEDGER}, dict(self._refused))
+
+    def narrow(self, share: Share) -> None:
+        """Promise no more than `share` allows either: it may be the one that is valid already."""
+        if self._share is not None:
+            own = {stream: min(size, share.own.get(stream, 0)) for stream, size in self._share.own.items()}
+            self._share = replace(self._share, own=own)
+
+    def read(self, now_s: float, usage: Mapping[str, StreamUsage], share: Share | None = None) -> None:
+        """Take in the figures of the streams, asked for at `now_s`, and the run's share; None: nobody else has one."""
         self._usage = usage
+        self._share = share
+        self._refused.clear()
+        self.lacks = False
         self._read_s = now_s
         while self._landing and self._landing[0][0] < now_s:
             self._promised[ROLLOUTS] -= self._landing.popleft()[1]
@@ -90,6 +109,9 @@ class Budget:
             for stream, promised in self._promised.items()
             if stream in self._usage and self._usage[stream].max_bytes > 0
         }
+
+    def _elsewhere(self, stream: str) -> int:
+        return self._share.others.get(stream, 0) if self._share is not None else 0
 
     def is_blind(self, now_s: float) -> bool:
         """Whether the figures are missing or too old, so that nothing may be promised."""
@@ -115,14 +137,33 @@ class Budget:
             usage = self._usage.get(stream)
             if usage is None or usage.max_bytes <= 0:
                 continue
-            promised = self._promised[stream] + size
-            if usage.bytes + promised > self._config.close_at * usage.max_bytes:
-                self._wanted[stream] = max(size, self._wanted.get(stream, 0))
+            promised, elsewhere = self._promised[stream] + size, self._elsewhere(stream)
+            if usage.bytes + promised + elsewhere > self._config.close_at * usage.max_bytes:
+                for refused in (self._wanted, self._refused):
+                    refused[stream] = max(size, refused.get(stream, 0))
                 return (
-                    f"stream {stream} holds {usage.bytes} bytes and {promised} more are promised, of "
-                    f"{self._config.close_at:.0%} of {usage.max_bytes}; {self._why.get(stream, 'trimming history')}"
+                    f"stream {stream} holds {usage.bytes} bytes and {promised + elsewhere} more are promised"
+                    f"{self._to_whom(stream)}, of {self._config.close_at:.0%} of {usage.max_bytes}; "
+                    f"{self._why.get(stream) or self._what_helps(stream)}"
                 )
+            if self._share is not None and promised > self._share.own.get(stream, 0):
+                self._refused[stream] = max(size, self._refused.get(stream, 0))
+                self.lacks = True
+                return f"{promised} bytes of stream {stream} are being reserved for this run"
         return None
+
+    def _to_whom(self, stream: str) -> str:
+        """Say what other runs on the server hold."""
+        elsewhere = self._elsewhere(stream)
+        if self._share is None or not elsewhere:
+            return ""
+        names = self._share.names
+        return f", {elsewhere} of them to {'runs' if len(names) > 1 else 'run'} {', '.join(names)}"
+
+    def _what_helps(self, stream: str) -> str:
+        if not self._elsewhere(stream):
+            return "trimming history"
+        return f"trimming history, or see that they go on, or raise streams.{stream.lower()}_bytes"
 
     def explain(self, stream: str, why: str | None) -> None:
         """Say what keeps a stream full and what to do about it; refusals tell it on. None: nothing that is known."""
@@ -139,7 +180,9 @@ class Budget:
         usage, wanted = self._usage.get(stream), self._wanted.pop(stream, 0)
         if usage is None or usage.max_bytes <= 0:
             return Pressure()
-        load, retention = usage.bytes + self._promised[stream] + wanted, self._config.retention
+        retention = self._config.retention
+        load = usage.bytes + self._promised[stream] + wanted
+        load += self._elsewhere(stream) if wanted else 0  # much of what others hold in reserve is never used
         if load <= retention.trim_at * usage.max_bytes:
             return Pressure()
         excess = min(usage.bytes, math.ceil(load - retention.trim_to * usage.max_bytes))

@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.budget import Budget, Room
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.shares import Shares
+from lachesis.pipeline.flow.sharing import Share
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
@@ -127,9 +128,9 @@ class Governor:
         else:
             self._halted[env] = reason
 
-    def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
-        """What the streams hold, asked for at `now_s`."""
-        self.budget.read(now_s, streams)
+    def usage(self, streams: Mapping[str, StreamUsage], now_s: float, share: Share | None = None) -> None:
+        """What the streams hold, asked for at `now_s`, and what the run may promise; None: all that is left."""
+        self.budget.read(now_s, streams, share)
 
     def contact(self, now_s: float) -> None:
         """The broker answered, or a request came.

@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.history import History
 from lachesis.pipeline.flow.logic import Governor
+from lachesis.pipeline.flow.measure import Measure
 from lachesis.pipeline.health.standing import Standings, halted_reason
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -29,6 +30,8 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 __all__ = ["run_governor"]
 
 _USAGE_S = 1.0
+_SHORTEST_S = 0.05
+"""Seconds between two measurements at least."""
 
 
 async def run_governor(service: Service, config: RunConfig) -> None:
@@ -46,6 +49,8 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             return encode(LeaseReply(granted=False, reason=str(error)))
         was_blocked = governor.blocked
         reply = governor.ask(request, time.monotonic())
+        if governor.budget.lacks:
+            follower.wanted.set()
         if governor.blocked and not was_blocked:  # the batcher waits for that
             follower.show()
             await service.heartbeat()
@@ -99,6 +104,8 @@ class _Follower:
         self.governor = governor
         self.trainer = config.training.name
         self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
+        self.measure = Measure(service, config, governor)
+        self.wanted = anyio.Event()
         self.history = History(service, config, governor.budget)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
@@ -127,7 +134,10 @@ class _Follower:
         policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
         if policy is not None:
             self._trained(policy.value)
-        await self._measure()
+        try:
+            await self.measure.take()
+        except SchemaError as error:
+            self.service.vitals.note = f"what other runs on the server were promised cannot be read: {error}"
         await self._read_members()
 
     async def _read_members(self) -> None:
@@ -209,15 +219,20 @@ class _Follower:
         self.governor.halt(env, halted_reason(env, self.standings.of(env)))
 
     async def streams(self) -> None:
-        """Measure the streams and let leases run out, once a second."""
+        """Measure the streams and let leases run out, once a second, or sooner where a larger share is wanted."""
         while True:
             try:
-                await self._measure()
+                await self.measure.take()
                 await self._let_run_out()
             except InfrastructureError as error:
                 self.service.vitals.note = f"stream sizes unknown: {error}"
+            except SchemaError as error:  # nothing is granted for as long
+                self.service.vitals.note = f"what other runs on the server were promised cannot be read: {error}"
             self.show()
-            await anyio.sleep(_USAGE_S)
+            await anyio.sleep(_SHORTEST_S)
+            with anyio.move_on_after(_USAGE_S - _SHORTEST_S):
+                await self.wanted.wait()
+            self.wanted = anyio.Event()
 
     async def _let_run_out(self) -> None:
         """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
@@ -229,9 +244,3 @@ class _Follower:
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""
         self.service.vitals.metrics = self.governor.metrics() | self.history.metrics
-
-    async def _measure(self) -> None:
-        names = (subjects.ROLLOUTS, subjects.EVENTS, subjects.TEACHER, subjects.LEDGER)
-        asked_s = time.monotonic()
-        self.governor.usage({name: await self.service.bus.usage(name) for name in names}, asked_s)
-        self.governor.contact(time.monotonic())

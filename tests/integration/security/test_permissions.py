@@ -48,13 +48,14 @@ KEYS = {
     "teacher's attempts": "$KV.lachesis_attempts.teacher=one=live.7",
     "runs": "$KV.lachesis_runs.one",
     "retention": "$KV.lachesis_retention.one",
+    "reservations": "$KV.lachesis_retention.reservations=",
     "resume": "$KV.lachesis_resume.one.words",
     "gateway": "$KV.lachesis_gateway.one.registry",
 }
 SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.items()}, **OTHERS, **KEYS}
 
 WRITES = {
-    "governor": {"governor state", "rollout chunk", "logprobs chunk", "retention"},
+    "governor": {"governor state", "rollout chunk", "logprobs chunk", "retention", "reservations"},
     "batcher": {"ledger", "dead", "promotion state"},
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},

@@ -14,7 +14,8 @@ from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 
 EVENTS = sorted(
-    {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event} | {*BUCKET_EVENTS.values()},
+    {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event}
+    | {event for events in BUCKET_EVENTS.values() for event in events},
     key=lambda event: event.__name__,
 )
 
