@@ -94,6 +94,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     `logprobs`: mean logprob of its tokens (None: it has none). `texts`: CRC-32 of its tokens. `truncated`: samples cut
     off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
     drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
+    `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
     """
 
     logprobs: list[Finite | None]
@@ -102,6 +103,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     zeros: Count = 0
     unlikely: list[Count] = []
     sure_run: Count = 0
+    distinct: Finite | None = None
 
 
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,8 +201,8 @@ def _check_items(items: "list[GroupScore] | list[GroupReward] | list[TeacherPoin
 def _check_signals(group: str, signals: GroupSignals, n: int) -> None:
     if len(signals.logprobs) != n or len(signals.texts) != n or len(signals.unlikely) not in {0, n}:
         raise SchemaError(f"group {group}: signals of another number of samples than {n}")
-    if not all(value is None or math.isfinite(value) for value in signals.logprobs):
-        raise SchemaError(f"group {group}: a mean logprob is NaN or infinite; a missing one is None")
+    if not all(value is None or math.isfinite(value) for value in (*signals.logprobs, signals.distinct)):
+        raise SchemaError(f"group {group}: a signal is NaN or infinite; a missing one is None")
 
 
 def _check_shaping(group: str, shaping: GroupShaping, n: int) -> None:

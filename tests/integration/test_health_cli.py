@@ -22,6 +22,7 @@ RUN = """
 [environments.words]
 kind = "words"
 [health]
+halts = ["zero_variance"]
 window = 16
 """
 

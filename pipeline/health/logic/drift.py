@@ -6,13 +6,14 @@ of one prompt are not independent, groups nearly are. Thresholds with sources st
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
 
-__all__ = ["BLOCK", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
+__all__ = ["BLOCK", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
 
 BLOCK = 16
 """Groups whose mean score is one observation of a sequential check: about an optimizer step."""
@@ -20,6 +21,7 @@ _CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.
 """The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
 _ENOUGH = 128
 """Groups before the window, without which there is nothing to compare it with."""
+_DELTA = 0.002
 _REFERENCE = 16
 """Blocks from which mean and deviation are learned."""
 
@@ -164,6 +166,76 @@ class SlowDrift(_Sequential):
         severity, threshold = graded(value, [(20.0, "inform")])
         reason = f"scores drift {'up' if up - least > most - down else 'down'}" if severity != "ok" else ""
         return Finding(severity, value, threshold, reason)
+
+
+class ChangePoint(Check):
+    """ADWIN (Bifet & Gavalda 2007) over mean scores of groups: the newest ones, as many as there was no change in.
+
+    Whenever the means of an older and a newer part differ by more than chance (delta = .002, shared by all cuts), the
+    older part is dropped, which informs; the value is that difference over its bound. Unlike the others it has no
+    reference that grows old. Held are 128 blocks, so every cut between two of them is looked at.
+    """
+
+    name = "change_point"
+
+    def __init__(self) -> None:
+        self._blocks: deque[list[float]] = deque(maxlen=128)  # mean, mean square, lowest, highest
+        self._left: list[float] = []
+
+    def judge(self, window: Window) -> Finding:
+        values = [*self._left, *window.means()]
+        end = len(values) - len(values) % BLOCK
+        self._left = values[end:]
+        if not window.means():
+            return Finding("idle", reason="no scores")
+        worst, said = 0.0, ""
+        for start in range(0, end, BLOCK):
+            block = values[start : start + BLOCK]
+            self._blocks.append([fmean(block), fmean(value * value for value in block), min(block), max(block)])
+            while (cut := _change(list(self._blocks))).excess > 1:
+                for _ in range(cut.at):
+                    self._blocks.popleft()
+                worst, said = max(worst, cut.excess), f"mean scores changed from {cut.before:.3f} to {cut.after:.3f}"
+            worst = max(worst, cut.excess)
+        if len(self._blocks) < 2 and not said:
+            return Finding("idle", reason="too few windows yet")
+        return Finding("inform" if said else "ok", worst, 1.0, said, _examples(window) if said else ())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"blocks": list(self._blocks), "left": self._left}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._blocks.extend([float(value) for value in block] for block in state["blocks"])
+        self._left = [float(value) for value in state["left"]]
+
+
+class _Cut(NamedTuple):
+    excess: float
+    at: int
+    before: float
+    after: float
+
+
+def _change(found: Sequence[Sequence[float]]) -> _Cut:
+    """Return the cut between blocks that speaks most for a change: the difference of means over ADWIN's bound.
+
+    bound = sqrt(2/m s^2 ln(2/d)) + 2/(3m) r ln(2/d) with 1/m = 1/n0 + 1/n1, d = delta / n; r, the range of the values,
+    stands for the 1 of values in [0, 1].
+    """
+    n, best = BLOCK * len(found), _Cut(0.0, 0, 0.0, 0.0)
+    total = math.fsum(block[0] for block in found)
+    variance = max(0.0, fmean(block[1] for block in found) - (total / len(found)) ** 2)
+    reach = max(block[3] for block in found) - min(block[2] for block in found)
+    log, older = math.log(2 * n / _DELTA), 0.0
+    for at in range(1, len(found)):
+        older += found[at - 1][0]
+        before, after = older / at, (total - older) / (len(found) - at)
+        inverse = 1 / (BLOCK * at) + 1 / (n - BLOCK * at)
+        bound = math.sqrt(2 * inverse * variance * log) + 2 / 3 * inverse * reach * log
+        excess = abs(before - after) / bound if bound > 0 else 0.0
+        if excess > best.excess:
+            best = _Cut(excess, at, before, after)
+    return best
 
 
 def _examples(window: Window) -> list[str]:

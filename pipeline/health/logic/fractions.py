@@ -136,11 +136,14 @@ class Truncated(Check):
             return Finding(severity, share, threshold)
         worst = sorted(told, key=lambda pair: -pair[1].truncated)[:EXAMPLES]
         reason = f"{share:.0%} of the samples are cut off; raise max_new_tokens, or look for answers without end"
-        return Finding(severity, share, threshold, reason, [score.group for score, _ in worst], grows=True)
+        return Finding(severity, share, threshold, reason, [score.group for score, _ in worst])
 
 
 class Faulty(Check):
-    """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns."""
+    """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns.
+
+    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env.
+    """
 
     name = "faulty_groups"
 
@@ -152,4 +155,4 @@ class Faulty(Check):
         if not bad:
             return Finding("ok", share, 0.0)
         reason = f"{len(bad)} groups quarantined, the first for: {(bad[0].reason or '?')[:200]}"
-        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=True)
+        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=share > 0.1)

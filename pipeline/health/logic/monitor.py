@@ -14,7 +14,7 @@ import msgspec
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
 from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, Window
-from lachesis.pipeline.health.logic.drift import RewardDrift, ScoreShift, SlowDrift, StepChange
+from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
 from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
@@ -48,6 +48,7 @@ def _checks(config: HealthConfig) -> list[Check]:
         ScoreShift(),
         StepChange(),
         SlowDrift(),
+        ChangePoint(),
         Saturation(config.score_low, config.score_high),
         ZeroVariance(),
         Truncated(),
@@ -68,9 +69,10 @@ class Monitor:
     """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
 
     def __init__(self, config: HealthConfig) -> None:
-        for name in config.off:
-            if name not in CHECKS:
-                raise ConfigError(f"health.off: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
+        for field, names in (("off", config.off), ("halts", config.halts)):
+            for name in names:
+                if name not in CHECKS:
+                    raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
         self._config = config
         self.resumed = 0
         self.promoted = 0
@@ -182,6 +184,8 @@ class Monitor:
 
     def _result(self, name: str, finding: Finding) -> Alert:
         severity = finding.severity
+        if severity == "halt" and name not in self._config.halts:
+            severity = "warn"
         warned, quarantined = self._streaks.get(name, (0, 0))
         if severity != "idle":  # a window without anything to judge by neither clears nor confirms
             warned = warned + 1 if _at_least(severity, "warn") else 0

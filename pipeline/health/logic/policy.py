@@ -51,11 +51,12 @@ class Entropy(Check):
 
 
 class ModeCollapse(Check):
-    """The same text again: the greater of two shares warns above .5 and quarantines above .9.
+    """The same text again: the greatest of three shares warns above .5 and quarantines above .9.
 
     Within groups: (n - distinct) / (n - 1) of answers of 32 tokens or more; short right answers are alike by being
     right. Between tasks: the share of samples whose text answers another task of the window as well; where that was
     above a quarter in the first window (yes or no), it is left out. Texts are compared by a CRC-32 of their tokens.
+    Within the last 256 tokens of answers of 32 or more: 1 - distinct-3, the share of 3-grams that come again.
     """
 
     name = "mode_collapse"
@@ -80,9 +81,13 @@ class ModeCollapse(Check):
             for score, signals in told
             if len(long := [text for text, n in zip(signals.texts, score.lengths, strict=True) if n >= _LONG]) > 1
         )
-        value = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
+        again = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
+        distinct = mean(signals.distinct for _, signals in told)
+        loops = 0.0 if distinct is None else 1 - distinct
+        value = max(again, loops)
         severity, threshold = graded(value, [(0.5, "warn"), (0.9, "quarantine")])
-        reason = "" if severity == "ok" else f"{value:.0%} of the answers repeat another one"
+        told_of = f"{value:.0%} of the " + ("answers repeat another one" if again >= loops else "3-grams repeat")
+        reason = "" if severity == "ok" else told_of
         return Finding(severity, value, threshold, reason, _examples(window) if reason else (), grows=True)
 
     def state_dict(self) -> dict[str, Any]:

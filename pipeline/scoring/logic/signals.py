@@ -15,9 +15,15 @@ from lachesis.schemas.annotations import GroupSignals
 from lachesis.schemas.columns import unpack_mask, view
 from lachesis.schemas.sequences import Sequences
 
-__all__ = ["signals_of"]
+__all__ = ["distinct_share", "signals_of"]
 
 _SURE = math.log(0.99)
+_LONG = 32
+"""Tokens from which on an answer says how varied it is."""
+_TAIL = 256
+"""Tokens at its end that say so: loops are there, and the share of distinct n-grams depends on how many are counted."""
+_PACKED_BITS = 21
+"""Bits of an id, for three of them to fit in one integer."""
 _RARE_ID = 100_000
 """Byte-pair vocabularies end in their rarest tokens, which fluent text hardly ever holds."""
 
@@ -35,6 +41,7 @@ def signals_of(sequences: Sequences) -> GroupSignals:
         zeros=len(lps) - int(np.count_nonzero(lps)),
         unlikely=_unlikely(ids, lps, samples),
         sure_run=longest_run(np.insert(lps > _SURE, cuts[1:-1], False)),  # a run ends with its sample
+        distinct=_mean([distinct_share(ids[s][-_TAIL:]) for s in samples if s.stop - s.start >= _LONG]),
     )  # fmt: skip
 
 
@@ -49,6 +56,21 @@ def _generated(sequences: Sequences) -> tuple[NDArray[np.int32], NDArray[np.floa
         ids, lps = ids[order], lps[order]
         counts = np.bincount(sequences.sample_index, weights=counts).astype(np.int64)
     return ids, lps, [0, *np.cumsum(counts).tolist()]
+
+
+def distinct_share(ids: NDArray[np.int32]) -> float:
+    """Return the share of distinct 3-grams (distinct-n, Li et al. 2016, arXiv:1510.03055), 1 where there is none."""
+    if len(ids) < 3:
+        return 1.0
+    if int(ids.max()) >> _PACKED_BITS or int(ids.min()) < 0:
+        return len(np.unique(np.lib.stride_tricks.sliding_window_view(ids, 3), axis=0)) / (len(ids) - 2)
+    wide = ids.astype(np.int64)
+    packed = np.sort((wide[:-2] << 2 * _PACKED_BITS) | (wide[1:-1] << _PACKED_BITS) | wide[2:])
+    return (1 + int(np.count_nonzero(packed[1:] != packed[:-1]))) / len(packed)
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> list[int]:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lachesis.pipeline.scoring.logic.signals import distinct_share
 from lachesis.pipeline.scoring.raters.boxed import boxed
 from lachesis.pipeline.shaping.config import BOXED, RewardConfig
 from lachesis.schemas.annotations import GroupShaping
 
-__all__ = ["Shapeable", "distinct_share", "has_marker", "length_bonus", "shape"]
+__all__ = ["Shapeable", "has_marker", "length_bonus", "shape"]
 
 _ENDED = {"stop", "tool"}
 _THINK = "<think>"
@@ -80,13 +81,3 @@ def length_bonus(tokens: NDArray[np.int32], finish_reason: str, config: RewardCo
     counted = len(tokens) * distinct_share(tokens)
     ramp = (counted - config.length_from) / (config.length_to - config.length_from)
     return config.length_bounty_max * min(1.0, max(0.0, ramp))
-
-
-def distinct_share(tokens: NDArray[np.int32], n: int = 3) -> float:
-    """Return the share of distinct n-grams, 1 where there is none."""
-    if len(tokens) < n:
-        return 1.0
-    windows = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(tokens, n))
-    # as raw bytes a row is one value: sorting those takes a tenth of the time of unique(axis=0)
-    rows = windows.view(np.dtype((np.void, windows.dtype.itemsize * n)))
-    return len(np.unique(rows)) / len(windows)

@@ -8,11 +8,13 @@ import pytest
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 
 SAMPLES = 8
 RATERS = ("exact", "style", "judge")
+
+ALL_HALT = HealthConfig(halts=CHECKS)
 
 
 class Groups:
@@ -94,4 +96,5 @@ def groups():
 
 @pytest.fixture
 def monitor():
-    return Monitor(HealthConfig())
+    """A monitor in which every check may halt."""
+    return Monitor(ALL_HALT)

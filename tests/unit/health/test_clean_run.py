@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import LADDER
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
 from lachesis.schemas.annotations import GroupScore, GroupSignals
 from lachesis.schemas.ids import is_group_id
 
@@ -24,7 +24,13 @@ def recorded():
         return {name: file[name] for name in file.files}
 
 
-def scores_of(recorded, seed):
+RULES = {
+    "uwo": lambda ratings: ratings.mean(axis=1) - 0.5 * ratings.var(axis=1),
+    "lcb": lambda ratings: ratings.mean(axis=1) - ratings.std(axis=1) / 2**0.5,  # the default of three raters
+}
+
+
+def scores_of(recorded, seed, rule):
     for seq, i in enumerate(np.flatnonzero(recorded["seed"] == seed).tolist(), start=1):
         ratings = recorded["ratings"][i].astype(float)
         yield GroupScore(
@@ -32,7 +38,7 @@ def scores_of(recorded, seed):
             seq=seq,
             item=f"item-{i}",
             policy_step=int(recorded["step"][i]),
-            scores=(ratings.mean(axis=1) - 0.5 * ratings.var(axis=1)).tolist(),
+            scores=RULES[rule](ratings).tolist(),
             ratings={name: ratings[:, k].tolist() for k, name in enumerate(RATERS)},
             lengths=recorded["lengths"][i].tolist(),
             signals=GroupSignals(
@@ -55,10 +61,11 @@ def test_the_recording_is_of_improving_policies(recorded):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("window", [32, 64, 128])
-def test_no_false_quarantine_or_halt(groups, recorded, seed, window):
-    monitor = Monitor(HealthConfig(window=window))
+@pytest.mark.parametrize("rule", RULES)
+def test_no_false_quarantine_or_halt(groups, recorded, seed, window, rule):
+    monitor = Monitor(HealthConfig(window=window, halts=CHECKS))
     judged, worst = 0, "idle"
-    for score in scores_of(recorded, seed):
+    for score in scores_of(recorded, seed, rule):
         results = groups.feed(monitor, score)
         if results is not None:
             judged += 1

@@ -10,23 +10,25 @@ from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
 from lachesis.schemas.alerts import Span
 from lachesis.schemas.errors import ConfigError
 
+ALL_HALT = HealthConfig(halts=CHECKS)
 
-def cut_off(groups):
-    return lambda _: groups.score(signals={"truncated": 2})  # a quarter: warns
+
+def loops(groups):
+    return lambda _: groups.score(signals={"distinct": 0.4})  # 60 % of the 3-grams repeat: warns
 
 
 def test_a_warning_that_lasts_becomes_a_quarantine_and_then_a_halt(groups, monitor):
     groups.windows(monitor, 2)
-    found = [results["truncated"] for results in groups.windows(monitor, 6, cut_off(groups))]
+    found = [results["mode_collapse"] for results in groups.windows(monitor, 6, loops(groups))]
     assert [result.severity for result in found] == ["warn", "warn", *["quarantine"] * 3, "halt"]
     assert [result.windows for result in found] == [1, 2, 3, 4, 5, 6]
     assert monitor.standing.quarantined_from == 4 * 64 + 1  # the first group of the window that brought it about
-    assert (monitor.standing.halted, monitor.standing.cause) == (True, "truncated")
+    assert (monitor.standing.halted, monitor.standing.cause) == (True, "mode_collapse")
 
 
 def test_a_healthy_window_between_ends_the_count(groups, monitor):
     for _ in range(3):
-        groups.windows(monitor, 2, cut_off(groups))
+        groups.windows(monitor, 2, loops(groups))
         groups.windows(monitor, 1)
     assert monitor.standing.quarantined_from is None
 
@@ -39,9 +41,25 @@ def test_drift_never_grows(groups, monitor):
     assert monitor.standing.quarantined_from is None
 
 
+def test_what_is_stuck_or_done_warns_and_only_what_is_broken_halts(groups):
+    """All wrong, all right, all cut off, all sure: a person should look, and nothing is destroyed."""
+    monitor = Monitor(HealthConfig())
+    groups.windows(monitor, 3)
+    found = groups.windows(
+        monitor, 12, lambda _: groups.score(scores=[0.0] * 8, signals={"truncated": 8, "logprobs": [-1e-4] * 8})
+    )
+    for check in ("saturation", "zero_variance", "truncated", "entropy"):
+        assert found[-1][check].severity == "warn", check
+    assert (monitor.standing.quarantined_from, monitor.standing.halted) == (None, False)
+    groups.windows(monitor, 1, lambda _: groups.score(statuses={"judge": ["nonfinite"] + ["ok"] * 7}))
+    assert monitor.standing.halted
+    with pytest.raises(ConfigError, match=r"health\.halts: there is no check 'zero'"):
+        Monitor(HealthConfig(halts=("zero",)))
+
+
 @pytest.mark.parametrize(("act", "quarantined", "halted"), [("warn", False, False), ("quarantine", True, False)])
 def test_no_check_does_more_than_it_may(groups, act, quarantined, halted):
-    monitor = Monitor(HealthConfig(act=act))
+    monitor = Monitor(HealthConfig(act=act, halts=CHECKS))
     (results,) = groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
     assert results["zero_variance"].severity == act
     assert (monitor.standing.quarantined_from is not None, monitor.standing.halted) == (quarantined, halted)
@@ -79,7 +97,7 @@ def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
     assert (monitor.resumed, monitor.groups) == (7, 0)
     if restart:
         state = monitor.state_dict()
-        monitor = Monitor(HealthConfig())
+        monitor = Monitor(ALL_HALT)
         monitor.load_state_dict(state)
         assert monitor.resumed == 7
     for score in before:  # stored before, scored after: no part of what is judged now
@@ -100,7 +118,7 @@ def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
             monitor.resume(n, groups.seq)
             assert monitor.standing.diverted[-1] == Span(first=first, last=groups.seq, cause="zero_variance")
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
-        monitor = Monitor(HealthConfig())
+        monitor = Monitor(ALL_HALT)
         monitor.load_state_dict(state)
         assert len(monitor.standing.diverted) == min(n, 16)
     assert monitor.standing.why_not(first) == monitor.standing.why_not(groups.seq) is not None
@@ -115,14 +133,14 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
     scores = [groups.score(level=0.3 + i / 5000, signals={"truncated": i // 400}) for i in range(1300)]
 
     def run(restart):
-        monitor, found = Monitor(HealthConfig()), []
+        monitor, found = Monitor(ALL_HALT), []
         for score in scores:
             results = groups.feed(monitor, score)
             if results is not None:
                 found.append((list(results.values()), monitor.standing))
                 if restart and rng.random() < 0.6:
                     state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
-                    monitor = Monitor(HealthConfig())
+                    monitor = Monitor(ALL_HALT)
                     monitor.load_state_dict(state)
         return found
 
@@ -133,5 +151,5 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
 
 def test_the_state_stays_small(groups, monitor):
     groups.windows(monitor, 60)
-    assert len(msgspec.msgpack.encode(monitor.state_dict())) < 24_000
-    assert len(CHECKS) == len(set(CHECKS)) == 18
+    assert len(msgspec.msgpack.encode(monitor.state_dict())) < 27_000
+    assert len(CHECKS) == len(set(CHECKS)) == 19

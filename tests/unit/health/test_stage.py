@@ -26,7 +26,7 @@ from lachesis.services.cli.health import ask_to_resume, read_health
 CONFIG = RunConfig(
     run="r",
     environments={"sums": EnvironmentConfig(kind="x"), "other": EnvironmentConfig(kind="x")},
-    health=HealthConfig(window=16),
+    health=HealthConfig(window=16, halts=("zero_variance",)),
     batching=BatchingConfig(batch_size=16, max_staleness=20),
     flow=FlowConfig(lease_s=0.1),
 )

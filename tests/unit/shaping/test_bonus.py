@@ -9,8 +9,9 @@ from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.logic.signals import distinct_share
 from lachesis.pipeline.shaping.config import FormatMarker, RewardConfig
-from lachesis.pipeline.shaping.logic.bonus import Shapeable, distinct_share, has_marker, length_bonus, shape
+from lachesis.pipeline.shaping.logic.bonus import Shapeable, has_marker, length_bonus, shape
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 
