@@ -14,7 +14,7 @@ from lachesis.pipeline.archive.logic.row import SCHEMA, Row
 from lachesis.schemas.codec import LONGEST_TEXT
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 
-__all__ = ["METADATA_KEY", "ParquetWriter", "count_rows", "read_rows"]
+__all__ = ["METADATA_KEY", "ParquetWriter", "arrow_schema", "count_rows", "read_rows"]
 
 METADATA_KEY = b"lachesis"
 _ROWS_READ = 64
@@ -28,11 +28,11 @@ class ParquetWriter:
     """Writes rows to a file that is open for that. Raises `StartupError` where pyarrow is not installed."""
 
     def __init__(self, file: BinaryIO, about: Mapping[str, Any]) -> None:
-        pa = _pyarrow()
+        schema = arrow_schema()
         import pyarrow.parquet as pq
 
         told = {METADATA_KEY: msgspec.json.encode({"schema": SCHEMA, **about})}
-        self._schema = _schema(pa).with_metadata(told)
+        self._schema = schema.with_metadata(told)
         self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
         self._waiting: list[Row] = []
         self._tokens = 0
@@ -126,7 +126,12 @@ def _lists(pa: Any, values: Sequence[Any], kind: str) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(flat, kind), mask=absent)
 
 
-def _schema(pa: Any) -> Any:
+def arrow_schema() -> Any:
+    """Return the schema of all columns, as pyarrow has it: what gives JSON lines their types where columns are null.
+
+    Raises `StartupError` where pyarrow is not installed.
+    """
+    pa = _pyarrow()
     text, int32, int64, real = pa.string(), pa.int32(), pa.int64(), pa.float64()
 
     def struct(**fields: Any) -> Any:

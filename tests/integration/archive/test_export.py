@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
-from lachesis.pipeline.archive.jsonl import read_lines, read_row
-from lachesis.pipeline.archive.logic.row import SCHEMA, Row, content_digest
-from lachesis.pipeline.archive.parquet import METADATA_KEY, read_rows
+from lachesis.pipeline.archive.jsonl import JsonLinesWriter, read_lines, read_row
+from lachesis.pipeline.archive.logic.row import SCHEMA, Judgement, Row, content_digest, rows_of
+from lachesis.pipeline.archive.parquet import METADATA_KEY, arrow_schema, read_rows
 from lachesis.pipeline.flow.retention import change, record
+from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.codec import encode
 from lachesis.schemas.subjects import ROLLOUTS
 
@@ -88,6 +89,24 @@ async def test_hugging_face_loads_it(world: World, tmp_path: Path, kind: str) ->
     assert row["messages"][0]["content"] == "what is 2?"
     assert (len(row["tokens"]), row["loss_mask"], row["ratings"][0]["rater"]) == (8, [0] + [1] * 7, "length")
     assert json.loads(row["task"]) == {"answer": "2", "weight": 1.0, "none": None}
+
+
+async def test_json_lines_load_whatever_is_null_at_first_where_the_columns_are_said(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as file:
+        writer = JsonLinesWriter(file)
+        for n in range(1, 200):
+            one = a_group(n, samples=8, tokens=256)
+            score = GroupScore(
+                group=one.id, seq=n, item="", policy_step=0, scores=[0.5] * 8, lengths=[1] * 8, ratings={}
+            )
+            writer.write(rows_of(one, n, 1, Judgement(revision="live", score=score if n > 190 else None)))
+    assert path.stat().st_size > 12 << 20
+    features = datasets.Features.from_arrow_schema(arrow_schema())
+    cache = str(tmp_path / "cache")
+    loaded = datasets.load_dataset("json", data_files=str(path), split="train", features=features, cache_dir=cache)
+    assert (loaded.num_rows, loaded[0]["score"], loaded[-1]["score"]) == (199 * 8, None, 0.5)
 
 
 async def test_a_replayed_revision_and_a_selection(world: World) -> None:
