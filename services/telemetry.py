@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import anyio
 
@@ -18,6 +19,7 @@ __all__ = ["follow_clock", "open_tracing"]
 
 log = logging.getLogger("lachesis")
 
+_MACHINE_ID = Path("/etc/machine-id")
 _CLOCK_S = 30.0
 _ASKED = 5
 """Exchanges with the server of which the quickest counts."""
@@ -46,6 +48,8 @@ def open_tracing(config: RunConfig, name: str, replica: int) -> Iterator[Tracing
         "host.name": socket.gethostname(),
         "rl.run": config.run,
     }
+    if _MACHINE_ID.is_file():
+        resource["host.id"] = _MACHINE_ID.read_text().strip()
     otlp = open_otlp(config.telemetry, resource)
     try:
         yield Tracing(config.telemetry, otlp)

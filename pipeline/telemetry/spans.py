@@ -76,7 +76,10 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rollout ended, as its root span tells it. Times are Unix ns; `kept` says why the trace is kept."""
+    """How one rollout ended, as its root span tells it. Times are Unix ns; `kept` says why the trace is kept.
+
+    `policy_version` is None where whoever ends it has the planning fields alone, which hold the step.
+    """
 
     group: str
     run: str
@@ -91,6 +94,7 @@ class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     step: int | None = None
     staleness: int | None = None
+    policy_version: str | None = None
 
 
 def parent_span(traceparent: str) -> Link | None:
@@ -283,6 +287,8 @@ def root_span(end: RolloutEnd) -> Span:
         attributes["rl.train.step"] = end.step
     if end.staleness is not None:
         attributes["rl.staleness"] = end.staleness
+    if end.policy_version is not None:
+        attributes["rl.policy.version"] = end.policy_version
     if end.reason is not None:
         attributes["rl.outcome.reason"] = end.reason
     return Span(

@@ -34,6 +34,7 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
     step = batch.batch.number + 1
     attributes: dict[str, str | int] = {"rl.run": entry.run, "rl.train.step": step, "rl.batch.id": batch.batch.number}
     tracing.emit([*children, step_span(service.name, trace, "train.step", times, attributes, error=void)])
+    versions = {ref.group: group.policy_versions[0] for ref, group, _ in batch.groups}
     for ref in batch.batch.groups:
         started_ns = batch.started_ns.get(ref.group)
         if started_ns is None:
@@ -51,6 +52,7 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
             reason=void,
             step=step,
             staleness=batch.batch.number - ref.policy_step,
+            policy_version=versions.get(ref.group),
         )
         consumed = consume_spans(service.name, ref.group, trace, step, (entry.written_ns, *times))
         if tracing.end(end, entry.stamps.get(ref.group, []), consumed):

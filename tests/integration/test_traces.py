@@ -45,6 +45,18 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
     root = spans["environment-sums", "rollout sums"]
     assert root.parent_span_id == b""
     rollout = "rl.rollout.killed.sums"
+    attributes = {one.key: one.value for one in root.attributes}
+    assert attributes.keys() >= {
+        *("rl.group.id", "rl.group.size", "rl.env.name", "rl.policy.version", "rl.outcome", "rl.e2e_s"),
+        *("rl.train.step", "rl.staleness", "rl.sampling.reason"),
+    }
+    assert attributes["rl.outcome"].string_value == "trained"
+    assert attributes["rl.sampling.reason"].string_value == "ratio"
+    kinds = {name.partition(" ")[0]: span.kind for (_, name), span in spans.items()}
+    assert kinds == {  # of OTLP: 1 is internal, 3 client, 5 consumer
+        "rollout": 1, "generate": 1, "chat": 3, "publish": 3, "queue.wait": 1, "process": 5, "score": 1,
+        "prompt_logprobs": 3, "train.consume": 5,
+    }  # fmt: skip
     under_root = {
         ("environment-sums", "generate sums"),
         ("scorer", f"queue.wait {rollout}"),
