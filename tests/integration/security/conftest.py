@@ -1,6 +1,8 @@
 """One server for the tests that only ask it what it allows."""
 
+import importlib.util
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from integration.security.secured import Secured, auth_init, make_certificates
@@ -28,3 +30,14 @@ async def secured(
         async with await server.bus("operator") as bus:
             await bus.ensure_streams(streams_config)
         yield server
+
+
+_spec = importlib.util.spec_from_file_location("stage_lab", Path(__file__).parents[2] / "unit" / "conftest.py")
+_lab = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_lab)
+
+
+@pytest.fixture
+def make_lab() -> object:
+    """The helpers of the unit tests of stages, around any bus."""
+    return _lab.Lab

@@ -1,0 +1,70 @@
+"""Training on the past with the operator's key and rebuilding it with the observer's, on a server with permissions."""
+
+from pathlib import Path
+
+import anyio
+import msgspec
+import numpy as np
+import pytest
+import torch
+from integration.security.conftest import RUN
+from integration.security.secured import Secured, auth_init
+
+from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.replay.past import PastRequest, past_record, past_trainer
+from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.reproduction.batches import verify_batches
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.training.stage import OnPast, run_trainer
+from lachesis.schemas import subjects
+from lachesis.schemas.errors import AccessError
+from lachesis.schemas.replay import Selection
+from lachesis.schemas.rollout import Message
+from lachesis.services.cli.train import past_config
+
+
+async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
+    tmp_path: Path, streams_config: StreamsConfig, make_lab
+) -> None:
+    auth_init(tmp_path, config=RUN)
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    save_policy(policy, tmp_path / "model")
+    config = RunConfig(
+        run="one", folder=str(tmp_path / "run"), model=str(tmp_path / "model"),
+        environments={"words": EnvironmentConfig(kind="reasoning_gym")},
+        scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match")]),
+    )  # fmt: skip
+    config = msgspec.structs.replace(config, batching=msgspec.structs.replace(config.batching, batch_size=16))
+    draw = np.random.default_rng(1)
+    async with Secured(tmp_path, "one", tls=False) as server:
+        async with await server.bus("operator") as operator:
+            await operator.ensure_streams(streams_config)
+            async with await server.bus("environment") as environment:
+                lab = make_lab(environment)
+                lab.run = "one"
+                for n in range(1, 30):
+                    said = [[Message(role="assistant", content=str(draw.integers(2)))] for _ in range(4)]
+                    await lab.store(lab.group(n, env="words", samples=4, messages=said, task={"answer": "1"},
+                                              tokenizer_hash=policy.tokenizer_hash))  # fmt: skip
+            request = Request(revision="again", selection=Selection(envs=["words"]))
+            await run_replay(operator, config, request, draining=anyio.Event(), progress=lambda *_: None)
+            asked = PastRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
+            async with past_trainer(operator, config, asked, progress=lambda *_: None) as (record, _):
+                own = past_config(config, record, 2)
+                on_past = OnPast(Past(), trained=lambda _: None, durable=lambda _: None)
+                await run_trainer(Service(operator, "trainer", "one"), own, on_past)
+            torch.use_deterministic_algorithms(mode=False)
+            for subject in (subjects.ledger("one", "main"), subjects.state("one", "trainer", "live", "main")):
+                with pytest.raises(AccessError):
+                    await operator.commit(subject, b"", expected=0, msg_id=subject)
+        async with await server.bus("observer") as observer:
+            past = await past_record(observer, "one", "again")
+            facts, findings = await verify_batches(observer, own, "again", past, saved={}, progress=lambda *_: None)
+            assert [report.step for report in facts.reports] == [2]
+            assert {finding.check: finding.verdict for finding in findings} == dict.fromkeys(
+                ("chain", "reports", "batches", "order"), "ok"
+            )
