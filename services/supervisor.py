@@ -25,6 +25,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import decode
@@ -136,10 +137,19 @@ class Supervisor:
         with _only_one(self.config.path):
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
+                await self._tell_promoted(bus)
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
                     tasks.cancel_scope.cancel()
+
+    async def _tell_promoted(self, bus: Bus) -> None:
+        """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
+        promotions, _ = await read(bus, self.config.run, self.config.revision)
+        for one in promotions[-1:]:
+            since = "as soon as it is decided" if one.first is None else f"from sequence {one.first} on"
+            log.warning("revision %s judges rollouts %s, whatever the configuration says of raters, normalization and "
+                        "advantages: %s promoted it", one.revision, since, one.by)  # fmt: skip
 
     async def _up_and_down(self, tasks: anyio.abc.TaskGroup) -> None:
         try:

@@ -48,6 +48,8 @@ def plain(value: Any, *, full: bool) -> Any:
         found = {}
         for name in value.__struct_fields__:
             item = getattr(value, name)
+            if item is msgspec.UNSET:
+                continue
             if isinstance(item, bytes):
                 dtype = binary.get(name, "bytes")
                 item = _column(item, getattr(value, "dtype", dtype) if dtype == "dtype" else dtype, full=full)

@@ -153,3 +153,18 @@ def test_the_state_stays_small(groups, monitor):
     groups.windows(monitor, 60)
     assert len(msgspec.msgpack.encode(monitor.state_dict())) < 27_000
     assert len(CHECKS) == len(set(CHECKS)) == 19
+
+
+def test_a_promoted_revision_is_judged_by_itself(groups, monitor):
+    """Its scores lie elsewhere: no drift, for what was before says nothing of them; and old ones come late."""
+    groups.windows(monitor, 6)
+    late = groups.score(level=0.5)
+    monitor.promote(late.seq + 1)
+    monitor.score(late)
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
+    again = Monitor(HealthConfig())
+    again.load_state_dict(state)
+    assert again.promoted == late.seq + 1
+    for results in groups.windows(monitor, 6, lambda _: groups.score(level=0.1)):
+        assert all(result.severity in ("ok", "idle") for result in results.values()), results
+    assert monitor.standing.quarantined_from is None

@@ -187,7 +187,7 @@ async def test_scorers_wait_for_the_decision_and_then_go_on(lab):
         await world.produce(9, random.Random(2))
         await lab.until(world.settled)
         tasks.cancel_scope.cancel()
-    ((promoted),) = (await read(lab.bus, "r", "live"))[0]
+    (promoted,) = (await read(lab.bus, "r", "live"))[0]
     assert promoted.first == 10
     ensembles = {event.promoted: sorted(event.raters) for event in await lab.events("score", ScoreEvent)}
     assert ensembles == {None: ["exact_match"], 10: ["exact_match", "length"]}
@@ -196,3 +196,30 @@ async def test_scorers_wait_for_the_decision_and_then_go_on(lab):
 
 async def scored(lab) -> bool:
     return bool(await lab.events("score", ScoreEvent))
+
+
+async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_its_next_life(lab, monkeypatch):
+    world, deaths = World(lab), []
+
+    async def die(*args, **kwargs):
+        deaths.append(await world.entry())
+        monkeypatch.undo()
+        world.kill("batcher")
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr("lachesis.pipeline.promotion.record.write", die)
+    draw = random.Random(3)
+    async with anyio.create_task_group() as tasks:
+        for name in ("scorer", "normalizer", "batcher"):
+            tasks.start_soon(world.live, name)
+        await world.produce(9, draw)
+        await lab.until(world.settled)
+        # by hand: `write` of the module is the batcher's now
+        asked = promotion(NEW, "new", by="me", asked_ns=1)
+        await write(lab.bus, ask("r", [], asked), "live", expected=0)
+        await world.produce(9, draw)
+        await lab.until(world.settled)
+        tasks.cancel_scope.cancel()
+    (told,) = (await read(lab.bus, "r", "live"))[0]
+    assert [entry.promoted.first for entry in deaths] == [told.first]
+    await world.audit()
