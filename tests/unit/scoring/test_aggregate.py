@@ -1,5 +1,7 @@
 """Aggregation: every rule by hand, quorum, missing ratings, calibration, digest."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,3 +164,24 @@ def test_by_default_no_rater_lifts_a_score_beyond_what_the_others_say(values, da
 def test_the_default_of_two_raters_is_their_worst_case():
     assert one(ensemble(2, aggregation="lcb"), 0.3, 0.9) == pytest.approx(one(ensemble(2), 0.3, 0.9)) == 0.3
     assert one(ensemble(3, quorum=1), 0.7, None, None) == 0.7
+
+
+@pytest.mark.parametrize("raters", [3, 4, 5])
+def test_the_best_of_many_by_the_default_is_good_where_one_rater_can_be_exploited_and_by_the_mean_is_not(raters):
+    """Ratings use a tenth of their bounds; tests/benchmarks/best_of_n.py has the figures of every rule."""
+    rng, picked = random.Random(raters), {"default": [], "mean": []}
+    rules = {"default": ensemble(raters), "mean": ensemble(raters, aggregation="mean")}
+    for _ in range(25):
+        gold, columns = [], {f"r{i}": [] for i in range(raters)}
+        for _ in range(256):
+            exploited = rng.random() < 0.2
+            gold.append(rng.gauss(0, 1) - exploited)
+            for i, column in enumerate(columns.values()):
+                seen = gold[-1] + rng.gauss(0, 0.5) + (16 * rng.random() if exploited and i == 0 else 0)
+                column.append(Rating(min(1.0, max(0.0, 0.5 + seen / 20))))
+        for name, rule in rules.items():
+            scores = rule.score(columns).scores
+            picked[name].append(gold[scores.index(max(scores))])
+    default, mean = (sum(values) / len(values) for values in picked.values())
+    assert default > 2.4
+    assert default > mean + 0.6
