@@ -76,6 +76,7 @@ class Exported(msgspec.Struct, kw_only=True):
 class _Writer(Protocol):
     def write(self, rows: Sequence[Row]) -> None: ...
     def close(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class _Score(msgspec.Struct, array_like=True):
@@ -127,7 +128,12 @@ class Exporter:
                 total = await self._select(index, first)
                 await self._gather(index, defined)
                 held.needs = {ROLLOUTS: first}
-                await self._write(index, total, self._writer(file, total), held)
+                writer = self._writer(file, total)
+                try:
+                    await self._write(index, total, writer, held)
+                except BaseException:
+                    writer.abandon()
+                    raise
             await anyio.to_thread.run_sync(file.flush)
             self._done.bytes = file.tell()
         self._done.seconds = time.monotonic() - started

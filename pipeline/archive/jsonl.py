@@ -30,6 +30,9 @@ class JsonLinesWriter:
     def close(self) -> None:
         """Everything is written already."""
 
+    def abandon(self) -> None:
+        """Nothing is held."""
+
 
 class Line(NamedTuple):
     """A line as read: `number` from 1, `end` the place in the file behind it."""

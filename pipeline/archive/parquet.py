@@ -4,6 +4,7 @@ Memory is bounded by one row group on either side: it is as large as the rows wr
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,6 +49,11 @@ class ParquetWriter:
         if self._waiting:
             self._flush()
         self._writer.close()
+
+    def abandon(self) -> None:
+        """Let go of a file that is not to be finished, while it is open."""
+        with suppress(OSError, ValueError):
+            self._writer.close()
 
     def _flush(self) -> None:
         self._writer.write_batch(_batch(_pyarrow(), self._schema, self._waiting))

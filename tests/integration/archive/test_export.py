@@ -160,6 +160,15 @@ async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> N
     assert not (world.folder / "out.jsonl").exists()
     assert (await world.json("export", "out.jsonl"))["groups"] == 1499
     assert not partial.exists()
+    pytest.importorskip("pyarrow")
+    process = world.start("export", "out.parquet")
+    with anyio.fail_after(30):
+        while not (world.folder / "out.parquet.partial").exists():  # noqa: ASYNC110 - it is another process
+            await anyio.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    code, _, err = await world.ended(process)
+    assert (code, "Traceback" in err) == (130, False), err
+    assert list(world.folder.glob("out.parquet*")) == []
 
 
 async def test_bad_lines_are_told_with_their_place(world: World, tmp_path: Path) -> None:
