@@ -13,11 +13,12 @@ from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.ending import end_with_run, tell_ended
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import open_run, until_ended
+from lachesis.services.connect import open_run
 
-__all__ = ["Printer", "Span", "Wanted", "end_with_run", "first_of_last", "resolve", "run_tail", "tell_ended"]
+__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +120,6 @@ async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer)
             for subject in wanted.subjects if span.follow else ():
                 readers.start_soon(_follow_core, bus, subject, printer)
         tasks.cancel_scope.cancel()
-
-
-def tell_ended(run: str) -> None:
-    """Say, beside the output, why nothing more will come."""
-    print(f"lachesis: run {run} has ended; this is what there is of it", file=sys.stderr)
-
-
-async def end_with_run(config: RunConfig, scope: anyio.CancelScope) -> None:
-    """Cancel once the run has ended, and say so."""
-    await until_ended(config)
-    print(f"lachesis: run {config.run} has ended", file=sys.stderr)
-    scope.cancel()
 
 
 async def _follow_stream(bus: Bus, stream: str, filters: list[str], span: Span, printer: Printer) -> None:

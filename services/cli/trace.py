@@ -26,9 +26,9 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.services.cli.ending import end_with_run, tell_ended
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.cli.tail import end_with_run, tell_ended
 from lachesis.services.connect import may_go_on, open_history, open_run
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
