@@ -167,3 +167,17 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
             await collector.collect(found)
     await collector.collect(found)
     assert (await world.bus.usage(REPLAY)).messages == 0
+
+
+async def test_what_is_held_since_it_was_found_stays(world: World) -> None:
+    for n in range(1, 21):
+        await world.store(a_group(n))
+    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    found = await collector.find(Limits())
+    found.decisions[ROLLOUTS].before[subjects.rollout(RUN, "sums")] = 10
+    async with holding(world.bus, RUN, "reader", {ROLLOUTS: 5}, about="a test"):
+        await collector.collect(found)
+        assert (await world.bus.usage(ROLLOUTS)).first == 5
+        assert (await record(world.bus, RUN)).trimmed[ROLLOUTS] == 5
+    await collector.collect(found)
+    assert (await world.bus.usage(ROLLOUTS)).first == 10
