@@ -24,6 +24,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
@@ -109,6 +110,7 @@ class Supervisor:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
             )
+        check_budgets(config)
         self.config = config
         self.arguments = list(arguments)
         self.logs = config.path / "logs"

@@ -37,6 +37,11 @@ PositiveInt = Annotated[int, Meta(ge=1)]
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
+_BYTES_PER_TOKEN = 16
+"""int32 token, float32 logprob, one bit of mask, and its text before it is packed, rounded up."""
+_BYTES_PER_SAMPLE = 4096
+"""The rest of a sample."""
+
 
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
@@ -73,6 +78,11 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+
+    @property
+    def largest_bytes(self) -> int:
+        """Most that a group may weigh, bytes: what its lease reserves."""
+        return self.samples * (self.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
 
     @property
     def is_foreign(self) -> bool:

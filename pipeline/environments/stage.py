@@ -51,10 +51,6 @@ MOST_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _PLAIN_BYTES_PER_TOKEN = 8
 """int32 id and float32 logprob: what a token weighs before it is packed."""
-_BYTES_PER_TOKEN = 16
-"""int32 token, float32 logprob, one bit of mask, and its text before it is packed, rounded up."""
-_BYTES_PER_SAMPLE = 4096
-"""The rest of a sample."""
 
 
 async def run_environment(service: Service, config: RunConfig, name: str) -> None:
@@ -100,7 +96,7 @@ class _Producer:
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = 0
-        self.largest = settings.samples * (settings.longest_tokens * _BYTES_PER_TOKEN + _BYTES_PER_SAMPLE)
+        self.largest = settings.largest_bytes
         self.leases = Leases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")

@@ -16,9 +16,9 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.sharing import Demand, Share
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["Budget", "Pressure", "Room"]
+__all__ = ["LEAST_BYTES_PER_TOKEN", "Budget", "Pressure", "Room"]
 
-_LEAST_BYTES_PER_TOKEN = 6
+LEAST_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
 _BLIND_S = 5.0
 """Age of the streams' figures, seconds, from which they are not trusted any more."""
@@ -35,7 +35,7 @@ class Room:
     @classmethod
     def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "Room":
         """Return what a group may need: of `bytes_` if it is still to be stored, of `tokens` if it is stored."""
-        tokens = bytes_ // _LEAST_BYTES_PER_TOKEN if tokens is None else tokens
+        tokens = bytes_ // LEAST_BYTES_PER_TOKEN if tokens is None else tokens
         return cls(
             rollouts=bytes_,
             events=config.event_bytes_per_group + sequences * config.event_bytes_per_sequence,

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
 from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import StartupError
+from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
 from lachesis.services.connect import NATS_FOLDER
 
-__all__ = ["binary", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
+__all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 
 DISTRIBUTION = "lachesis-rl"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
@@ -39,6 +40,7 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
     yield binary(config)
     yield from files(config)
     yield disk(config)
+    yield budgets(config)
     if not running:
         yield from ports(config)
     if config.training.wandb.project is not None:
@@ -156,6 +158,15 @@ def disk(config: RunConfig) -> Finding:
     if free + taken < budget:
         return warn("disk", text, "lower streams.*_bytes, free some space, or choose another --set folder=DIR")
     return ok("disk", text)
+
+
+def budgets(config: RunConfig) -> Finding:
+    """Compare the budgets with what the run must keep at once."""
+    try:
+        check_budgets(config)
+    except ConfigError as error:
+        return fail("budgets", str(error), "raise it, in the configuration and with lachesis init")
+    return ok("budgets", "each stream holds what the run must keep at once")
 
 
 def _size(path: Path) -> int:

@@ -1,0 +1,65 @@
+"""Whether the byte budgets hold what a run must keep at once. Pure.
+
+A stream whose history all is still needed admits nothing more, so a run that needs more than a budget stops for ever.
+What it needs at least, where sequences are as long as they may be and weigh as little as they can:
+
+    ROLLOUTS  a window of normalization (its groups go once all of it is folded), the groups of a batch that waits to be
+              complete, and room for one more group; batches that are trained go, since a trainer that is kept waiting
+              makes a checkpoint
+    EVENTS    the annotations of those groups
+    TEACHER   the logprobs of a batch that waits to be complete, and of one more group
+"""
+
+import math
+
+from lachesis.pipeline.bus.blobs import CHUNK_BYTES, INLINE_BYTES
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.budget import LEAST_BYTES_PER_TOKEN, Room
+from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
+
+__all__ = ["check_budgets", "least_bytes"]
+
+
+def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
+    """Return by stream the least budget with which the run cannot stop for ever, bytes, and what it is made of.
+
+    Of the environments that generate here: clients of the gateway say how long theirs are.
+    """
+    found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, "")}
+    window, batch = config.normalization.window, config.batching.batch_size
+    for name, env in config.environments.items():
+        if env.is_foreign:
+            continue
+        groups = math.ceil(batch / env.samples)
+        tokens = env.samples * env.longest_tokens
+        group = LEAST_BYTES_PER_TOKEN * tokens
+        counted = group if group <= INLINE_BYTES else min(group, CHUNK_BYTES)  # a window counts chunks, too
+        lease = Room.of(config.flow, sequences=env.samples, bytes_=env.largest_bytes, tokens=tokens)
+        sizes = f"of environments.{name}: {env.samples} samples of {env.longest_tokens} tokens"
+        kept = f"normalization.window = {window} rollouts, a batch of {batch} sequences, and one more group {sizes}"
+        needs = {
+            ROLLOUTS: (window * counted + groups * group + lease.rollouts, kept),
+            EVENTS: (lease.events, f"the annotations of one group {sizes}"),
+        }
+        if config.teacher.enabled:
+            needs[TEACHER] = (
+                (groups + 1) * lease.teacher,
+                f"logprobs for a batch of {batch}, and one more group {sizes}",
+            )
+        for stream, (size, what) in needs.items():
+            least = math.ceil(size / config.flow.close_at)
+            if least > found[stream][0]:
+                found[stream] = least, what
+    return found
+
+
+def check_budgets(config: RunConfig) -> None:
+    """Raise `ConfigError` where a budget is less than the run must keep: it would stop for ever."""
+    for stream, (least, what) in least_bytes(config).items():
+        budget = config.streams.budgets()[stream]
+        if budget < least:
+            raise ConfigError(
+                f"streams.{stream.lower()}_bytes is {budget}, which cannot hold what must be kept at once ({what}), so "
+                f"the run could stop for good: raise it to {least} at least, or make those figures smaller"
+            )
