@@ -7,7 +7,7 @@ restart needs the last entry alone.
 
 import hashlib
 import itertools
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 
@@ -15,7 +15,7 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.promotion import Promoted
-from lachesis.schemas.values import Count, Finite, Seq, check_plain
+from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "GENESIS",
@@ -185,15 +185,16 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the bits of an optimizer step depend on besides weights and batch.
 
-    `learner` holds the settings of the step, `shuffle_seed` the seed that advantages were shuffled with (None: they
-    were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were used.
+    `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
+    they were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were
+    used.
     """
 
     torch: str
     processor: str
     instructions: str
     threads: Count
-    learner: dict[str, Any]
+    learner: str
     shuffle_seed: int | None = None
 
 
@@ -220,7 +221,3 @@ class TrainReport(Event, frozen=True, kw_only=True):
     steps: list[StepTimes] = []
     mismatches: list[Mismatch] = []
     numerics: Numerics | None = None
-
-    def check(self) -> None:
-        if self.numerics is not None:
-            check_plain("numerics.learner", self.numerics.learner)

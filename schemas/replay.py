@@ -112,8 +112,8 @@ class PastRecord(Event, frozen=True, kw_only=True):
 
     `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer
     step of the run that its weights are of. Rollouts outside `min_step` and `max_step` (their oldest policy step) or
-    staler than `max_staleness` are not trained on. `batching` has the settings of batch formation, `std_floor` that of
-    whitening.
+    staler than `max_staleness` are not trained on. `batch_size`, `token_budget` and `mix` are the settings of batch
+    formation, `std_floor` that of whitening.
 
     What came of it: `entries` of the ledger, the last of which has the digest `chain`, with `batches` of `groups`;
     `manifest` names all batches in order, whatever the trainer is called.
@@ -128,7 +128,9 @@ class PastRecord(Event, frozen=True, kw_only=True):
     max_staleness: Count | None
     min_step: Count | None
     max_step: Count | None
-    batching: dict[str, Any]
+    batch_size: Count
+    token_budget: Count | None
+    mix: dict[str, Finite]
     std_floor: Finite
     entries: Count
     batches: Count
@@ -136,6 +138,3 @@ class PastRecord(Event, frozen=True, kw_only=True):
     chain: str
     manifest: str
     created_ns: Count
-
-    def check(self) -> None:
-        check_plain("batching", self.batching)

@@ -16,7 +16,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import tenacity
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
@@ -46,15 +45,13 @@ from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.replay import PastRecord, RevisionRecord
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS
-from lachesis.schemas.values import shaped
 
 __all__ = ["PastRequest", "past_record", "past_trainer", "reform"]
 
 _DEFINITION = (
-    "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step", "batching", "std_floor",
+    "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step",
+    "batch_size", "token_budget", "mix", "std_floor",
 )  # fmt: skip
-_BATCHING = ("batch_size", "token_budget", "mix")
-"""The settings that batches of past rollouts depend on."""
 
 _MOST_OF_LEDGER = 0.7
 """Share of LEDGER's budget that may be taken; a live run is granted nothing more from `flow.close_at` on."""
@@ -156,7 +153,9 @@ async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: R
         max_staleness=request.max_staleness,
         min_step=request.min_step,
         max_step=request.max_step,
-        batching={name: msgspec.to_builtins(getattr(config.batching, name)) for name in _BATCHING},
+        batch_size=config.batching.batch_size,
+        token_budget=config.batching.token_budget,
+        mix=config.batching.mix,
         std_floor=config.advantage.std_floor,
         entries=0,
         batches=0,
@@ -252,7 +251,7 @@ async def _form(
 
 
 def _former(record: PastRecord, term: str = "") -> Former:
-    config = shaped("batching", BatchingConfig, record.batching)
+    config = BatchingConfig(batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix)
     past = Past(record.start, record.max_staleness)
     return Former(
         record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()

@@ -34,7 +34,7 @@ from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
-from lachesis.schemas.values import shaped
+from lachesis.schemas.values import from_json
 
 __all__ = ["Begin", "retrain"]
 
@@ -109,7 +109,7 @@ def _settings(config: RunConfig, recorded: Numerics | None) -> tuple[LearnerConf
     """Return how steps were taken: as the run recorded it, else as the configuration says."""
     if recorded is None:
         return config.training.learner, config.seed if config.training.shuffle_advantages else None
-    return shaped("numerics.learner", LearnerConfig, recorded.learner), recorded.shuffle_seed
+    return from_json("numerics.learner", LearnerConfig, recorded.learner.encode()), recorded.shuffle_seed
 
 
 def _load(begin: Begin, config: LearnerConfig) -> tuple[Policy, Learner, Position]:

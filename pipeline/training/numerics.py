@@ -21,7 +21,7 @@ def numerics_of(config: RunConfig) -> Numerics:
         processor=_processor(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
-        learner=msgspec.to_builtins(config.training.learner),
+        learner=msgspec.json.encode(config.training.learner).decode(),
         shuffle_seed=config.seed if config.training.shuffle_advantages else None,
     )
 

@@ -34,8 +34,18 @@ from lachesis.schemas.control import (
     StatePart,
     StateSnapshot,
 )
-from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome, ProducerMark, TrainReport, Void
-from lachesis.schemas.replay import Judges, RescoreEvent, RevisionRecord, Selection, Unscored
+from lachesis.schemas.ledger import (
+    GENESIS,
+    Batch,
+    GroupRef,
+    LedgerEntry,
+    Numerics,
+    Outcome,
+    ProducerMark,
+    TrainReport,
+    Void,
+)
+from lachesis.schemas.replay import Judges, PastRecord, RescoreEvent, RevisionRecord, Selection, Unscored
 from lachesis.schemas.rollout import (
     Attachment,
     Dispatch,
@@ -226,6 +236,12 @@ EXAMPLES: list[Event] = [
     TrainReport(
         run="r", trainer="main", lineage="first", term="1-ab", step=3, ledger_index=1, chain=GENESIS, next_batch=3,
         policy_version=POLICY, checkpoint="/c/step-3", voids=[Void(1, "why")], written_ns=1,
+        numerics=Numerics(torch="2.9", processor="x", instructions="AVX2", threads=1, learner="{}"),
+    ),
+    PastRecord(
+        run="r", trainer="again", revision="v2", digest="ab", model="m", start=4, max_staleness=8, min_step=1,
+        max_step=None, batch_size=8, token_budget=None, mix={"sums": 1.0}, std_floor=0.001, entries=3, batches=2,
+        groups=4, chain=GENESIS, manifest=GENESIS, created_ns=1,
     ),
 ]  # fmt: skip
 

@@ -24,7 +24,7 @@ from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.services.connect import NATS_FOLDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 1000
 """More than it comes to: it is stopped once it was looked at."""
@@ -86,7 +86,6 @@ async def test_a_run_and_its_past_come_out_the_same(tmp_path: Path) -> None:
         assert await verdicts(run, "--trainer", "mean") == {**WHOLE, "order": "ok"}
         other = await lachesis(run, "train", "--revision", "mean", "--name", "second", "--from", str(kept[-1]))
         assert other["manifest"] == trained["manifest"]
-        assert await verdicts(run, "--trainer", "second") == {**WHOLE, "order": "ok"}
         assert await lachesis(run, "reproduce", "--batches-only") == live, "the live ledger is as it was"
 
         copied = folder.with_name("copied")

@@ -212,7 +212,7 @@ async def test_the_same_name_with_other_settings_is_refused(lab):
     await replay(lab)
     await past(lab)
     smaller = msgspec.structs.replace(CONFIG, batching=BatchingConfig(batch_size=8))
-    with pytest.raises(ConfigError, match=r"exists and is another: batching.batch_size was 16, is 8"):
+    with pytest.raises(ConfigError, match=r"exists and is another: batch_size was 16, is 8"):
         await past(lab, config=smaller)
     with pytest.raises(ConfigError, match=r"start was 0, is 4"):
         await past(lab, replace(AGAIN, start=4))
