@@ -15,7 +15,7 @@ import anyio
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
 from lachesis.pipeline.bus.memory_talk import Talk
-from lachesis.pipeline.bus.routing import check_key, stream_of
+from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
 from lachesis.schemas.errors import BusClosedError, ConfigError, DataError, FencedError, HistoryLostError, NotFoundError
 from lachesis.schemas.subjects import STREAMS
 
@@ -129,7 +129,9 @@ class _Reader:
         while (message := self._log.next_match(self._cursor, self._filters)) is None:
             await self._bus.changed()
         self._cursor = message.seq + 1
-        return replace(message, data=b"") if self._headers_only else message
+        if not self._headers_only:
+            return message
+        return replace(message, data=b"", headers={**message.headers, SIZE_HEADER: str(len(message.data))})
 
 
 class MemoryBus:

@@ -411,7 +411,7 @@ async def test_headers_only(bus: Bus) -> None:
         await bus.publish(MATH, bytes(1000), msg_id=str(i), headers={"Lachesis-Plan": str(i)})
     async with bus.read(ROLLOUTS, [ALL], headers_only=True, follow=False) as reader:
         assert [(m.data, m.headers) async for m in reader] == [
-            (b"", {"Lachesis-Plan": str(i), "Nats-Msg-Id": str(i)}) for i in range(3)
+            (b"", {"Lachesis-Plan": str(i), "Nats-Msg-Id": str(i), "Nats-Msg-Size": "1000"}) for i in range(3)
         ]
 
 
