@@ -8,6 +8,7 @@ Streams (all: limits retention, file storage, discard new, bounded in bytes, no 
               rl.replay.revision.<run>.<revision>.all              what that revision is
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
+              rl.state.<run>.promotion.<revision>.all              the revisions that the run was switched to
 
 ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<name>.
 """
