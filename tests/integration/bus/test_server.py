@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
@@ -74,7 +75,7 @@ anyio.run(main)
 async def test_a_server_whose_host_was_killed_is_found_again_where_it_was(tmp_path: Path, taken: bool) -> None:
     async with await anyio.open_process([sys.executable, "-c", _HOST, str(tmp_path / "store")]) as host:
         assert host.stdout is not None
-        assert await host.stdout.receive() == b"up\n"
+        assert await BufferedByteReceiveStream(host.stdout).receive_until(b"\n", 10) == b"up"
         last = read_endpoint(tmp_path / "store")
         async with await connect(last.url, name="test", token=last.token) as bus:
             host.kill()
