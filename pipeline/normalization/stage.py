@@ -205,9 +205,9 @@ class _EnvWriter:
         folded = self.normalizer.watermark
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
         self.service.vitals.emitted += len(step.ready)
-        self.service.vitals.metrics.update(self.normalizer.metrics() | shaping_metrics(event.groups))
+        self.service.vitals.metrics.update(self.normalizer.metrics() | shaping_metrics(self.env, event.groups))
         shares = reliability_shares(self.normalizer.snapshot()).items()
-        self.service.vitals.metrics.update({f"reliability/{name}": share for name, share in shares})
+        self.service.vitals.metrics.update({f"reliability/{self.env}/{name}": share for name, share in shares})
         if self.log.snapshot_due:
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, self.normalizer.state())
 

@@ -12,7 +12,7 @@ from lachesis.schemas.errors import SchemaError
 
 __all__ = ["Overheard"]
 
-_WANTED = ("curriculum/", "health/", "reward/", "reward_norm/")
+_WANTED = ("curriculum/", "health/", "reliability/", "reward/", "reward_norm/", "reward_shaping/")
 _SILENT_NS = 5_000_000_000
 """After so long a service that is silent is gone, and what it said of its queue with it."""
 
@@ -36,14 +36,15 @@ class Overheard:
 
     def add(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""
-        instances = self._newest.setdefault(beat.service, {})
-        instances[beat.instance] = beat
-        for instance in [key for key, old in instances.items() if old.time_ns < beat.time_ns - _SILENT_NS]:
-            del instances[instance]
+        self._newest.setdefault(beat.service, {})[beat.instance] = beat
+        for instances in self._newest.values():
+            for instance in [key for key, old in instances.items() if old.time_ns < beat.time_ns - _SILENT_NS]:
+                del instances[instance]
 
     def figures(self) -> dict[str, float]:
-        """Return `curriculum/*`, `health/*`, `reward/*` and `reward_norm/*` as the services said them, and
-        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
+        """Return `curriculum/*`, `health/*`, `reliability/*`, `reward/*`, `reward_norm/*` and `reward_shaping/*` as the
+        services said them, and `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their
+        redeliveries together.
         """
         found: dict[str, float] = {}
         for service, instances in self._newest.items():

@@ -51,12 +51,14 @@ class Entropy(Check):
 
 
 class ModeCollapse(Check):
-    """The same text again: the greatest of three shares warns above .5 and quarantines above .9.
+    """The same text again: the greater of two shares warns above .5 and quarantines above .9.
 
     Within groups: (n - distinct) / (n - 1) of answers of 32 tokens or more; short right answers are alike by being
     right. Between tasks: the share of samples whose text answers another task of the window as well; where that was
     above a quarter in the first window (yes or no), it is left out. Texts are compared by a CRC-32 of their tokens.
-    Within the last 256 tokens of answers of 32 or more: 1 - distinct-3, the share of 3-grams that come again.
+
+    Within the last 256 tokens of answers of 32 or more: 1 - distinct-3, the share of 3-grams that come again, warns
+    above .5, and does no more than that however long it lasts: a grid or a table repeats by being right.
     """
 
     name = "mode_collapse"
@@ -84,11 +86,13 @@ class ModeCollapse(Check):
         again = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
         distinct = mean(signals.distinct for _, signals in told)
         loops = 0.0 if distinct is None else 1 - distinct
-        value = max(again, loops)
-        severity, threshold = graded(value, [(0.5, "warn"), (0.9, "quarantine")])
-        told_of = f"{value:.0%} of the " + ("answers repeat another one" if again >= loops else "3-grams repeat")
-        reason = "" if severity == "ok" else told_of
-        return Finding(severity, value, threshold, reason, _examples(window) if reason else (), grows=True)
+        severity, threshold = graded(again, [(0.5, "warn"), (0.9, "quarantine")])
+        if severity != "ok":
+            reason = f"{again:.0%} of the answers repeat another one"
+            return Finding(severity, again, threshold, reason, _examples(window), grows=True)
+        severity, threshold = graded(loops, [(0.5, "warn")])
+        reason = "" if severity == "ok" else f"{loops:.0%} of the 3-grams repeat"
+        return Finding(severity, max(again, loops), threshold, reason, _examples(window) if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"between": self._between_at_start}

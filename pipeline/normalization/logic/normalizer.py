@@ -19,7 +19,7 @@ from lachesis.pipeline.normalization.logic.accumulator import FRACTION_BITS, LIM
 from lachesis.pipeline.normalization.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalization.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot
-from lachesis.pipeline.shaping.logic.fade import REACH, SuccessPeaks
+from lachesis.pipeline.shaping.logic.fade import SuccessPeaks
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
@@ -107,7 +107,7 @@ class EnvNormalizer:
         self._base = self._window(first)  # oldest window not folded
         self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
-        self._successes = SuccessPeaks(min(REACH, config.history))
+        self._successes = SuccessPeaks(config.history)
         self._emitted: set[int] = set()  # sequences handed out, in windows not folded
         self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
         self._open: dict[int, _Window] = {}
@@ -429,7 +429,8 @@ class EnvNormalizer:
         """Take the success rate as of a window just folded; each success is 1, its sum in units of `quantize`."""
         if SUCCESS in self._ring[window]:
             held = {w: keys[SUCCESS] for w, keys in self._ring.items() if SUCCESS in keys}
-            self._successes.fold(window, {w: (acc.total >> FRACTION_BITS, acc.count) for w, acc in held.items()})
+            counts = {w: (acc.total >> FRACTION_BITS, acc.count, acc.groups) for w, acc in held.items()}
+            self._successes.fold(window, counts)
 
     def _drop_passed(self) -> None:
         """Drop early outcomes whose membership can no longer come."""

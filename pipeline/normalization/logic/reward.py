@@ -147,10 +147,10 @@ def reliability_shares(snapshot: Snapshot) -> dict[str, float]:
     return shares({key.removeprefix(RESIDUAL): stats.std * stats.std for key, stats in known.items()})
 
 
-def shaping_metrics(rewards: Sequence[GroupReward]) -> dict[str, float]:
+def shaping_metrics(env: str, rewards: Sequence[GroupReward]) -> dict[str, float]:
     """Return the share of bonuses in force and what they added to a reward on average; nothing without shaping."""
     added = [value for reward in rewards for value in reward.shaping if value is not None]
     in_force = [reward.shaping_scale for reward in rewards if reward.shaping_scale is not None]
     if not added or not in_force:
         return {}
-    return {"reward_shaping/scale": in_force[-1], "reward_shaping/mean": sum(added) / len(added)}
+    return {f"reward_shaping/{env}/scale": in_force[-1], f"reward_shaping/{env}/mean": sum(added) / len(added)}

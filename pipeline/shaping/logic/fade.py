@@ -1,20 +1,19 @@
 """How much of the bonuses is in force: it falls with the highest success rate an environment has had, never back.
 
-In: by window of ROLLOUTS, how many samples succeeded of how many. Out: the highest rate up to a window, each rate taken
-over the newest windows up to it. Windows are fed in order and by number, so neither arrival nor restarts matter; the
-sums are integers.
+In: by window of ROLLOUTS, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
+window, each rate taken over as many of the newest windows as hold `FEWEST` groups: samples of one group succeed
+together, and the highest of many rates over few groups would soon be high by chance. Windows are fed in order and by
+number, so neither arrival nor restarts matter; the sums are integers.
 """
 
 from collections.abc import Mapping
 
 from lachesis.pipeline.shaping.config import RewardConfig
 
-__all__ = ["FEWEST", "REACH", "SuccessPeaks", "scale"]
+__all__ = ["FEWEST", "SuccessPeaks", "scale"]
 
-REACH = 8
-"""Windows that a success rate is taken over."""
-FEWEST = 64
-"""Samples that it needs."""
+FEWEST = 128
+"""Groups that a success rate needs."""
 
 
 def scale(config: RewardConfig, peak: float | None) -> float:
@@ -25,19 +24,21 @@ def scale(config: RewardConfig, peak: float | None) -> float:
 
 
 class SuccessPeaks:
-    """The highest success rate up to each of the newest windows, each taken over `reach` windows."""
+    """The highest success rate up to each of the newest windows. No rate looks back further than `reach` windows."""
 
-    def __init__(self, reach: int = REACH) -> None:
+    def __init__(self, reach: int) -> None:
         self._reach = reach
         self.peaks: dict[int, float] = {}
 
-    def fold(self, window: int, counts: Mapping[int, tuple[int, int]]) -> None:
-        """Close `window`; `counts` has (successes, samples) of it and of those before, by window."""
-        near = [pair for w, pair in counts.items() if window - self._reach < w <= window]
-        successes, samples = sum(pair[0] for pair in near), sum(pair[1] for pair in near)
-        before = self.after(window)
-        if samples >= FEWEST:
-            self.peaks[window] = max(before or 0.0, successes / samples)  # a quotient of integers is correctly rounded
+    def fold(self, window: int, counts: Mapping[int, tuple[int, int, int]]) -> None:
+        """Close `window`; `counts` has (successes, samples, groups) of it and of those before, by window."""
+        successes = samples = groups = 0
+        for near in sorted((w for w in counts if window - self._reach < w <= window), reverse=True):
+            more = counts[near]
+            successes, samples, groups = successes + more[0], samples + more[1], groups + more[2]
+            if groups >= FEWEST:  # a quotient of integers is correctly rounded
+                self.peaks[window] = max(self.after(window) or 0.0, successes / samples)
+                return
 
     def after(self, window: int) -> float | None:
         """Return the highest rate up to `window`, None before there is one."""

@@ -73,7 +73,6 @@ FAULTS = [
     ("entropy", lambda g, i: g.score(signals={"logprobs": [-0.001] * 8}), "halt", 7),
     ("mode_collapse", one_text, "quarantine", 1),
     ("mode_collapse", lambda g, i: g.score(signals={"distinct": 0.45}), "warn", 1),
-    ("mode_collapse", lambda g, i: g.score(signals={"distinct": 0.02}), "quarantine", 1),
     ("missing", lambda g, i: g.score(statuses={"judge": ["timeout"] + ["ok"] * 7}), "warn", 1),
     ("missing", lambda g, i: g.score(scores=[None] + [0.5, 0.4] * 3 + [0.2]), "warn", 1),
     ("missing", lambda g, i: g.score(scores=[None] * 8), "warn", 1),

@@ -13,22 +13,38 @@ from lachesis.schemas.errors import ConfigError
 ALL_HALT = HealthConfig(halts=CHECKS)
 
 
-def loops(groups):
-    return lambda _: groups.score(signals={"distinct": 0.4})  # 60 % of the 3-grams repeat: warns
+def alike(groups):
+    def group(_):
+        text = groups.rng.getrandbits(30)
+        return groups.score(signals={"texts": [text] * 5 + [text + 1, text + 2, text + 3]})  # 4 of 7 repeat: warns
+
+    return group
 
 
 def test_a_warning_that_lasts_becomes_a_quarantine_and_then_a_halt(groups, monitor):
     groups.windows(monitor, 2)
-    found = [results["mode_collapse"] for results in groups.windows(monitor, 6, loops(groups))]
+    found = [results["mode_collapse"] for results in groups.windows(monitor, 6, alike(groups))]
     assert [result.severity for result in found] == ["warn", "warn", *["quarantine"] * 3, "halt"]
     assert [result.windows for result in found] == [1, 2, 3, 4, 5, 6]
     assert monitor.standing.quarantined_from == 4 * 64 + 1  # the first group of the window that brought it about
     assert (monitor.standing.halted, monitor.standing.cause) == (True, "mode_collapse")
 
 
+def test_answers_that_repeat_themselves_never_do_more_than_warn(groups, monitor):
+    """The right answers of grid puzzles have a distinct-3 of a twentieth."""
+    groups.windows(monitor, 2)
+    found = [
+        results["mode_collapse"]
+        for results in groups.windows(monitor, 12, lambda _: groups.score(signals={"distinct": 0.05}))
+    ]
+    assert {result.severity for result in found} == {"warn"}
+    assert "3-grams" in found[0].reason
+    assert monitor.standing.quarantined_from is None
+
+
 def test_a_healthy_window_between_ends_the_count(groups, monitor):
     for _ in range(3):
-        groups.windows(monitor, 2, loops(groups))
+        groups.windows(monitor, 2, alike(groups))
         groups.windows(monitor, 1)
     assert monitor.standing.quarantined_from is None
 

@@ -124,6 +124,11 @@ async def test_the_same_bits_for_one_scorer_and_for_more_killed_or_not(lab, conf
     assert again == once
 
 
+@pytest.fixture(autouse=True)
+def a_short_memory(monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.shaping.logic.fade.FEWEST", 8)  # of 90 groups in all
+
+
 async def test_shaping_comes_when_success_is_known_to_be_rare_and_never_comes_back(lab, monkeypatch):
     found = sorted((await live(lab, SHAPED, 2, 3, monkeypatch)).values(), key=lambda item: item.seq)
     scales = [item.shaping_scale for item in found]

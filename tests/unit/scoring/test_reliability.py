@@ -41,7 +41,7 @@ def test_what_is_missing_is_left_out_of_the_mean():
     assert weighted(ratings, [None, 0.1], weights)[0] is None, "below the quorum stays unscorable"
 
 
-def test_two_raters_that_copy_each_other_do_not_take_over_and_a_noisy_one_fades():
+def test_two_raters_that_copy_each_other_do_not_take_over_from_others_as_good_and_a_noisy_one_fades():
     rng = random.Random(1)
     gold = [rng.random() for _ in range(4000)]
     copied = [g + rng.gauss(0, 0.2) for g in gold]

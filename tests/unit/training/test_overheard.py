@@ -46,3 +46,10 @@ def test_queues_are_told_by_service_replicas_together():
     }  # fmt: skip
     overheard.add(beat("scorer", "1-a", at_s=6.0, lag=1, redelivered=1))
     assert overheard.figures()["queue/scorer/lag"] == 1.0, "the other one is gone"
+
+
+def test_a_service_that_is_silent_is_gone_whoever_else_speaks():
+    overheard = Overheard()
+    overheard.add(beat("scorer", lag=700))
+    overheard.add(beat("normalizer", at_s=6.0, metrics={"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}))
+    assert overheard.figures() == {"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}
