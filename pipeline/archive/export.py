@@ -124,7 +124,7 @@ class Exporter:
             first = request.selection.first_seq or max(1, trimmed.get(ROLLOUTS, 1))
             needs = {ROLLOUTS: first, EVENTS: max(1, trimmed.get(EVENTS, 1))}
             about = f"export of {request.revision} to {request.path.name}"
-            async with holding(self._bus, run, f"export-{time.time_ns():x}", needs, about=about) as held:
+            async with holding(self._bus, run, "export", needs, about=about) as held:
                 total = await self._select(index, first)
                 await self._gather(index, defined)
                 held.needs = {ROLLOUTS: first}

@@ -8,6 +8,7 @@ Guarantees
   definition goes after all that it defines, a run's record after everything else.
 """
 
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
-from lachesis.schemas.retention import Retention
+from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["Collector", "Found", "Limits"]
@@ -90,7 +91,7 @@ class Collector:
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
-        found.revisions = await self._revisions(set(holds))
+        found.revisions = await self._revisions([*holds.values()])
         known = {one.name for one in found.revisions}
         missing = sorted(set(limits.revisions) - known)
         if missing:
@@ -121,8 +122,9 @@ class Collector:
         """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
-        if _worked_on(name, {n for n, h in (await record(self._bus, run)).holds.items() if h.expires_ns > now_ns}):
-            raise ConfigError(f"revision {name} of run {run} is being written: end its replay or shadow first")
+        holds = [hold for hold in (await record(self._bus, run)).holds.values() if hold.expires_ns > now_ns]
+        if (user := _user(name, holds)) is not None:
+            raise ConfigError(f"revision {name} of run {run} is kept for {user}: end that first")
         await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
         await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
         await self._bus.erase(REPLAY, [subjects.revision(run, name)])
@@ -259,7 +261,7 @@ class Collector:
         await change(self._bus, self._config.run, update)
         return agreed
 
-    async def _revisions(self, holds: set[str]) -> list[Revision]:
+    async def _revisions(self, holds: Sequence[Hold]) -> list[Revision]:
         run, found = self._config.run, dict[str, Revision]()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
@@ -271,10 +273,10 @@ class Collector:
                 )
         return sorted(found.values(), key=lambda one: one.newest_ns)
 
-    def _worker(self, name: str, holds: set[str]) -> str | None:
+    def _worker(self, name: str, holds: Sequence[Hold]) -> str | None:
         if name == self._config.revision:
             return "the live run, whose revision it is"
-        return "its replay or shadow" if _worked_on(name, holds) else None
+        return _user(name, holds)
 
     # -- a whole run
 
@@ -324,5 +326,7 @@ def everything(run: str) -> dict[str, list[str]]:
     }
 
 
-def _worked_on(name: str, holds: set[str]) -> bool:
-    return f"replay-{name}"[:64] in holds
+def _user(revision: str, holds: Sequence[Hold]) -> str | None:
+    """Return what writes or reads a revision, by what its hold is about."""
+    use = re.compile(rf"(replay|shadow) {revision}|train \S+ on {revision}|export of {revision} to .*", re.DOTALL)
+    return next((hold.about for hold in holds if use.fullmatch(hold.about)), None)

@@ -5,6 +5,7 @@ anybody, and what somebody holds is not deleted. A hold that its owner stops ren
 learns of it at the next renewal. Times are the server's: the clocks of holders and of the governor may differ.
 """
 
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from lachesis.schemas.subjects import BUCKETS, check_name
 __all__ = ["Holding", "change", "holding", "record"]
 
 _BUCKET = BUCKETS["retention"]
+_LONGEST_NAME = 50
 
 
 async def record(bus: Bus, run: str) -> Retention:
@@ -46,8 +48,10 @@ async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -
 
 @dataclass(slots=True)
 class Holding:
-    """An open hold. Whoever has read on raises what it `needs`; the record follows with the next renewal."""
+    """An open hold, `name` in the record. Whoever has read on raises what it `needs`; the record follows with the next
+    renewal."""
 
+    name: str
     needs: dict[str, int] = field(default_factory=dict)
 
 
@@ -57,12 +61,12 @@ async def holding(
 ) -> AsyncIterator[Holding]:
     """Keep the run's history from `needs` (sequence by stream) on while the context is open.
 
-    `name` tells holds apart: a second one of the same name takes the first one's place. One that `yields` gives way
-    where the run would have to wait for room. Raises `NotFoundError` when some of it may be gone already, and while it
-    is open when it could not be renewed within `lease_s` and has lapsed, or has given way.
+    Each has a key of its own, which begins with `name`: of two that hold for the same work neither ends with the other.
+    One that `yields` gives way where the run would have to wait for room. Raises `NotFoundError` when some of it may be
+    gone already, and while it is open when it could not be renewed within `lease_s` and has lapsed, or has given way.
     """
-    check_name("hold", name)
-    held = Holding(dict(needs))
+    name = f"{check_name('hold', name)[:_LONGEST_NAME]}-{secrets.token_hex(6)}"
+    held = Holding(name, dict(needs))
 
     async def write(check: Callable[[Retention], None]) -> None:
         expires_ns = await bus.server_time_ns() + int(lease_s * 1e9)

@@ -134,8 +134,7 @@ async def past_trainer(
     else:
         wanted = _selected(await read_judged(bus, revision), asked)
         first = min(judged.seq for judged in wanted)
-    about = f"train {trainer}"
-    async with holding(bus, run, about.replace(" ", "-")[:64], {ROLLOUTS: first}, about=about) as held:
+    async with holding(bus, run, "train", {ROLLOUTS: first}, about=f"train {trainer} on {request.revision}") as held:
         if wanted:
             stored = await _form(bus, asked, stored, wanted, request=request, progress=progress)
         assert stored is not None  # noqa: S101 - a ledger that is whole has a record

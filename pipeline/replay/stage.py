@@ -130,9 +130,9 @@ async def run_replay(
         progress(done, max(done, total))
 
     if not (known and replay.finished):
-        name, needs = f"replay-{revision}"[:64], {ROLLOUTS: replay.needs()}
-        about = f"{'shadow' if selection.follow else 'replay'} {revision}"
-        async with holding(bus, config.run, name, needs, about=about, yields=selection.follow) as held:
+        what, needs = "shadow" if selection.follow else "replay", {ROLLOUTS: replay.needs()}
+        about = f"{what} {revision}"
+        async with holding(bus, config.run, what, needs, about=about, yields=selection.follow) as held:
             if selection.follow:
                 await replay.define({}, known=known)
                 progress(0, 0)

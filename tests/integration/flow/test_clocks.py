@@ -34,8 +34,8 @@ async def test_a_live_hold_stays_and_a_dead_one_lapses(
     await change(nats_bus, RUN, lambda old: old.replace(holds={"dead": dead}))
 
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + holder_ns)
-    async with holding(nats_bus, RUN, "live", {ROLLOUTS: 1}, about="a replay"):
-        live = (await record(nats_bus, RUN)).holds["live"]
+    async with holding(nats_bus, RUN, "live", {ROLLOUTS: 1}, about="a replay") as held:
+        live = (await record(nats_bus, RUN)).holds[held.name]
         assert 0 < live.expires_ns - await nats_bus.server_time_ns() <= 60 * 10**9
         monkeypatch.setattr(time, "time_ns", lambda: real_ns() + governor_ns)
         async with open_service(nats_bus, "governor", RUN) as service, anyio.create_task_group() as tasks:
@@ -44,7 +44,7 @@ async def test_a_live_hold_stays_and_a_dead_one_lapses(
                 while f"flow/trimmed_below/{ROLLOUTS}" not in service.vitals.metrics:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             tasks.cancel_scope.cancel()
-        assert set((await record(nats_bus, RUN)).holds) == {"live"}
+        assert set((await record(nats_bus, RUN)).holds) == {held.name}
 
 
 @pytest.mark.parametrize("governor_ns", [HOUR_NS, -HOUR_NS])

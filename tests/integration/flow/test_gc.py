@@ -94,8 +94,8 @@ async def test_it_shows_first_and_names_who_keeps_what(world: World) -> None:
     assert "say what to keep" in await world.refusal("gc", "--yes")
     assert "no revision 'long' to delete; there are short" in await world.refusal("gc", "--revision", "long")
     assert "--older-than 'x'" in await world.refusal("gc", "--older-than", "x")
-    async with holding(world.bus, RUN, "replay-short", {}, about="replay short"):
-        assert "kept for its replay or shadow" in await world.refusal("gc", "--revision", "short", "--yes")
+    async with holding(world.bus, RUN, "replay", {}, about="replay short"):
+        assert "kept for replay short: end that first" in await world.refusal("gc", "--revision", "short", "--yes")
     whole = await world.json("replay", "--revision", "short")
     await world.json("gc", "--revision", "short", "--yes")
     assert (await world.bus.usage(REPLAY)).messages == 0
@@ -127,7 +127,7 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
     assert "can be resumed from" in await world.refusal("gc", "--whole-run", "--yes")
     (checkpoints / "latest").unlink()
     async with holding(bus, RUN, "reader", {ROLLOUTS: 1}, about="a test"):
-        assert "still read by reader (a test)" in await world.refusal("gc", "--whole-run", "--yes")
+        assert "(a test): end that first" in await world.refusal("gc", "--whole-run", "--yes")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_beat, Service(bus, "scorer", RUN))
         assert "its scorer is there" in await world.refusal("gc", "--whole-run", "--yes")
@@ -162,8 +162,8 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
     await world.json("replay", "--revision", "short")
     collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
     found = await collector.find(Limits(revisions=("short",)))
-    async with holding(world.bus, RUN, "replay-short", {}, about="replay short"):
-        with pytest.raises(ConfigError, match="is being written"):
+    async with holding(world.bus, RUN, "replay", {}, about="replay short"):
+        with pytest.raises(ConfigError, match="is kept for replay short"):
             await collector.collect(found)
     await collector.collect(found)
     assert (await world.bus.usage(REPLAY)).messages == 0

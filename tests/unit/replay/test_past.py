@@ -98,9 +98,22 @@ async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
 
     async def look(held):
         holds = (await record(lab.bus, "r")).holds
-        assert {name: hold.needs for name, hold in holds.items()} == {"train-again": {subjects.ROLLOUTS: 1}}
+        assert [hold.needs for hold in holds.values()] == [{subjects.ROLLOUTS: 1}]
 
     await past(lab, during=look)
+    assert (await record(lab.bus, "r")).holds == {}
+
+
+async def test_one_that_is_started_beside_itself_leaves_the_first_ones_hold_when_it_ends(lab):
+    await history(lab)
+    await replay(lab)
+
+    async def begin_another(_):
+        first = (await record(lab.bus, "r")).holds
+        await past(lab, PastRequest(trainer="again", revision="again", model="model", store=False))
+        assert (await record(lab.bus, "r")).holds == first
+
+    await past(lab, during=begin_another)
     assert (await record(lab.bus, "r")).holds == {}
 
 
