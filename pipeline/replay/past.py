@@ -278,7 +278,7 @@ async def _checked(
         if group.id != judged.group:
             raise LedgerError(f"{where} is {group.id} by now: the broker lost history that it had acknowledged")
         assert judged.reward is not None  # noqa: S101 - only those were selected
-        if judged.reward.verdict == "trainable":
+        if judged.reward.trains:
             if tokenizer_hash is not None and group.tokenizer_hash != tokenizer_hash:
                 raise DataError(
                     f"{where} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "

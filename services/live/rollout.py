@@ -167,7 +167,7 @@ class Rollout:
             waits = "the scorer"
         elif self.reward is None:
             waits = "the normalizer"
-        elif self.reward.verdict != "trainable":
+        elif not self.reward.trains:
             waits = f"the batcher, to record the outcome ({self.reward.verdict})"
         elif config.teacher != "off" and self.teacher is None:
             waits = "the teacher"

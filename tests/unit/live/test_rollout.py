@@ -1,7 +1,7 @@
 """One rollout found in the streams and told, at every point of its way."""
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -60,10 +60,11 @@ class World:
         await self.event(ScoreEvent(run="r", env="a", revision="live", ensemble="e", raters={}, groups=[item]), "score")
         return item
 
-    async def reward(self, group: str, verdict: Any = "trainable") -> None:
+    async def reward(self, group: str, verdict: Any = "trainable", shaping: Sequence[float] = ()) -> None:
         item = GroupReward(
             group=group, seq=self.seqs[group], item="i", policy_step=3, verdict=verdict, scores=[1.0], rewards=[1.0],
-            advantages=[0.5], snapshot="s", mean=0.0, std=1.0, range=1.0, n_valid=1, stamps=self.stamps(group)[:2],
+            advantages=[0.5], snapshot="s", mean=0.0, std=1.0, range=1.0, n_valid=1, shaping=list(shaping),
+            stamps=self.stamps(group)[:2],
         )  # fmt: skip
         commit = Commit(term="t", index=0, cursors={}, delta=b"")
         await self.event(
@@ -143,6 +144,16 @@ async def test_on_its_way_it_waits_for_one_stage_after_the_other(world: World) -
     await world.ledger(world.batched(group))
     told = await world.told(group)
     assert (told.state, told.step, told.waits_for) == ("batched", 5, "the trainer: batch 4")
+
+
+async def test_without_variance_it_waits_for_a_batch_if_shaping_makes_it_worth_one(world: World) -> None:
+    same, shaped = await world.rollout(), await world.rollout()
+    await world.reward(same, "zero_variance")
+    await world.reward(shaped, "zero_variance", shaping=[0.1])
+    for group in (same, shaped):
+        await world.score(group)
+    assert (await world.told(same)).waits_for == "the batcher, to record the outcome (zero_variance)"
+    assert (await world.told(shaped)).waits_for == "the batcher: a batch that it fits into"
 
 
 async def test_trained_it_shows_what_its_trace_shows(world: World) -> None:

@@ -19,6 +19,7 @@ from lachesis.pipeline.replay.past import PastRequest, past_record, past_trainer
 from lachesis.pipeline.replay.revisions import definition
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.shaping.config import FormatMarker, RewardConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
@@ -52,9 +53,9 @@ async def history(lab, count=60, **changes):
         )  # fmt: skip
 
 
-async def replay(lab, name="again", envs=("sums", "words"), **selected):
+async def replay(lab, name="again", envs=("sums", "words"), config=CONFIG, **selected):
     request = Request(revision=name, selection=Selection(envs=list(envs), **selected))
-    return await run_replay(lab.bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None)
+    return await run_replay(lab.bus, config, request, draining=anyio.Event(), progress=lambda *_: None)
 
 
 async def past(lab, request=AGAIN, config=CONFIG, bus=None, during=None):
@@ -195,6 +196,31 @@ async def test_missing_logprobs_are_refused(lab):
     assert await entries(lab) == []
     await replay(lab, "sampled", last_seq=10)
     assert (await past(lab, replace(AGAIN, revision="sampled"))).batches > 1
+
+
+@pytest.mark.parametrize(("tokenizer", "bare", "text"), [
+    ("else", False, f"group {41:032x} at sequence 41 of ROLLOUTS was made with tokenizer else, the model has tok"),
+    ("tok", True, f"1 of 41 groups have no logprobs, group {41:032x} of sums at sequence 41"),
+])  # fmt: skip
+async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, tokenizer, bare, text):
+    for n in range(1, 41):  # successes are rare, so that bonuses are in force
+        said = [[Message(role="assistant", content=words)] for words in ("no", "no", "no", "no" if n % 4 else "yes")]
+        await lab.store(lab.group(n, samples=4, messages=said, task={"answer": "yes"}))
+    said = [[Message(role="assistant", content=words)] for words in ("<think>2</think> no", "no", "no", "no")]
+    shaped = lab.group(41, samples=4, messages=said, task={"answer": "yes"}, tokenizer_hash=tokenizer)
+    if bare:
+        zeros = as_bytes([0.0] * shaped.sequences.n_tokens, "float32")
+        shaped = shaped.replace(sequences=msgspec.structs.replace(shaped.sequences, logprobs=zeros))
+    await lab.store(shaped)
+    reward_config = RewardConfig(format_markers=[FormatMarker(marker="<think>", reward=0.1)])
+    config = msgspec.structs.replace(CONFIG, reward_config=reward_config)
+    await replay(lab, envs=("sums",), config=config)
+    *_, last = await read_judged(lab.bus, await definition(lab.bus, config, "again"))
+    assert (last.reward.verdict, last.reward.trains) == ("zero_variance", True)
+    with pytest.raises(DataError, match=text):
+        await past(lab, replace(AGAIN, tokenizer_hash="tok"), config=config)
+    assert await past_record(lab.bus, "r", "again") is None
+    assert await entries(lab) == []
 
 
 async def test_trimmed_rollouts_are_refused(lab):
