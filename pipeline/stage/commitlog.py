@@ -2,9 +2,9 @@
 
 A commit is a message on the stage's own output subject, stored only when the subject's last sequence is the one this
 writer knows; so of two writers one is refused (`FencedError`), and a crash leaves either all of a commit or nothing.
-Every so many commits the whole state goes to the LEDGER stream, naming the commit it covers. A start reads the last
-snapshot and the commits after it. What lies between them and is no commit that follows (garbage, an old commit once
-more) is passed over; where a commit is gone the start is refused.
+Once the commits since the last one weigh enough (`is_snapshot_due`), the whole state goes to the LEDGER stream, naming
+the commit it covers. A start reads the last snapshot and the commits after it. What lies between them and is no commit
+that follows (garbage, an old commit once more) is passed over; where a commit is gone the start is refused.
 """
 
 import logging
@@ -21,14 +21,29 @@ from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
 
-__all__ = ["CommitLog", "Restored"]
+__all__ = ["CommitLog", "Restored", "is_snapshot_due"]
 
 log = logging.getLogger("lachesis")
 
 SNAPSHOT_EVERY = 64
-"""Commits between two snapshots of the state; a start reads at most so many."""
+"""Least number of commits between two snapshots of the state."""
+MOST_COMMITS = 4096
+"""Most of them, however little they weigh."""
+MOST_BYTES = 16 << 20
+"""What commits weigh, bytes, that need be no more for a snapshot, however large the state is."""
 
 E = TypeVar("E", bound=Event)
+
+
+def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
+    """Return whether to store the state, `commits` of `weight` bytes in all after a snapshot of `state` bytes.
+
+    They have to weigh a quarter of the state, so that snapshots store at most four times what commits do. A start is
+    bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MOST_BYTES`) and one commit
+    more, whichever is more, and never more than `MOST_COMMITS`.
+    """
+    enough = min(state // 4, MOST_BYTES)
+    return commits >= SNAPSHOT_EVERY and (weight >= enough or commits >= MOST_COMMITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,8 @@ class CommitLog(Generic[E]):
         self._last = 0
         self.index = 0
         self.since_snapshot = 0
+        self._weight = 0  # of the commits since then, bytes
+        self._state = 0  # what the state weighed then, bytes
 
     @classmethod
     async def open(
@@ -75,7 +92,7 @@ class CommitLog(Generic[E]):
         log = cls(bus, states, stream=stream, subject=subject, stage=stage, term=term)
         state, cursors = None, {}
         if snapshot is not None:
-            state, cursors = snapshot.state, dict(snapshot.cursors)
+            state, cursors, log._state = snapshot.state, dict(snapshot.cursors), len(snapshot.state)
             log._last, log.index = snapshot.covers, snapshot.index + 1
         deltas = []
         last = await bus.last(stream, subject)
@@ -98,6 +115,7 @@ class CommitLog(Generic[E]):
                             "commits are gone from the stream: restore it, or start another revision"
                         )
                     deltas.append(commit.delta)
+                    log._weight += len(message.data)
                     cursors = dict(commit.cursors)
                     log.index = commit.index + 1
         log.since_snapshot = len(deltas)
@@ -110,15 +128,17 @@ class CommitLog(Generic[E]):
     async def append(self, event: E) -> int:
         """Store the next event and return its sequence. Raises `FencedError` when another writer has taken over."""
         msg_id = f"commit.{self._subject}.{self._term}.{self.index}"
-        self._last = await self._bus.commit(self._subject, encode(event), expected=self._last, msg_id=msg_id)
+        data = encode(event)
+        self._last = await self._bus.commit(self._subject, data, expected=self._last, msg_id=msg_id)
         self.index += 1
         self.since_snapshot += 1
+        self._weight += len(data)
         return self._last
 
     @property
     def snapshot_due(self) -> bool:
-        """Whether so many commits followed the last snapshot that a start would read long."""
-        return self.since_snapshot >= SNAPSHOT_EVERY
+        """Whether so much followed the last snapshot that the next one is worth its room; see `is_snapshot_due`."""
+        return is_snapshot_due(self.since_snapshot, self._weight, self._state)
 
     async def snapshot(self, cursors: dict[str, int], state: bytes) -> None:
         """Store the whole state as of the last commit. Raises `FencedError`.
@@ -130,4 +150,4 @@ class CommitLog(Generic[E]):
             await self._states.write(event)
         except DataError as error:
             log.warning("no snapshot, so the next start takes longer: %s", error)
-        self.since_snapshot = 0
+        self.since_snapshot, self._weight, self._state = 0, 0, len(state)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.stage import state
-from lachesis.pipeline.stage.commitlog import CommitLog
+from lachesis.pipeline.stage.commitlog import MOST_BYTES, MOST_COMMITS, SNAPSHOT_EVERY, CommitLog, is_snapshot_due
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent
 from lachesis.schemas.codec import decode, encode
@@ -166,3 +166,38 @@ async def test_a_state_too_large_to_be_stored_is_rebuilt_from_the_commits_alone(
         assert stage.log.since_snapshot == 0  # tried again after as many commits as ever
         await stage.take(1)
         assert (await Summing.open(bus, "b")).seen == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("commits", "weight", "state", "due"), [
+    (SNAPSHOT_EVERY, 0, 0, True), (SNAPSHOT_EVERY - 1, 1 << 30, 0, False),
+    (SNAPSHOT_EVERY, 7_000_000, 28_000_000, True), (SNAPSHOT_EVERY, 6_999_999, 28_000_000, False),
+    (MOST_COMMITS - 1, 6_999_999, 28_000_000, False), (MOST_COMMITS, 0, 28_000_000, True),
+    (SNAPSHOT_EVERY, MOST_BYTES, 1 << 30, True), (SNAPSHOT_EVERY, MOST_BYTES - 1, 1 << 30, False),
+])  # fmt: skip
+def test_a_snapshot_is_due_once_commits_weigh_a_quarter_of_the_state(commits, weight, state, due):
+    assert is_snapshot_due(commits, weight, state) == due
+
+
+@given(size=st.integers(1, 1 << 20), state=st.integers(0, 1 << 31))
+def test_what_snapshots_store_and_a_start_reads_is_bounded(size, state):
+    commits = next(n for n in range(MOST_COMMITS + 1) if is_snapshot_due(n, n * size, state))
+    assert commits == SNAPSHOT_EVERY or (commits - 1) * size < min(state / 4, MOST_BYTES)
+    if commits < MOST_COMMITS and state <= 4 * MOST_BYTES:
+        assert state < 4 * (commits * size + 1)
+
+
+async def test_a_large_state_is_stored_no_more_often_than_its_commits_weigh_and_a_start_goes_on_counting():
+    async with MemoryBus() as bus:
+        stage = await Summing.open(bus, "a")
+        await stage.take(1)
+        weight = len((await bus.last(subjects.EVENTS, SUBJECT)).data)
+        large = msgspec.msgpack.encode([1] + [0] * (4 * weight * SNAPSHOT_EVERY * 5 // 2))  # zeros of a byte each
+        await stage.log.snapshot({"IN": 2}, large)
+        for _ in range(2 * SNAPSHOT_EVERY):
+            await stage.take(1)
+        assert not stage.log.snapshot_due
+        again = (await Summing.open(bus, "b")).log
+        assert again.since_snapshot == 2 * SNAPSHOT_EVERY
+        while not again.snapshot_due:
+            await again.append(event(again.next_commit({"IN": 1}, b"")))
+        assert 2 * SNAPSHOT_EVERY < again.since_snapshot < 3 * SNAPSHOT_EVERY
