@@ -1,5 +1,6 @@
 """A batch made anew from rollouts and rewards, and where it differs from the one that the ledger holds. Pure."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -8,10 +9,10 @@ import msgspec
 from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.join import group_ref
 from lachesis.schemas.annotations import GroupReward
-from lachesis.schemas.ledger import Batch, Numerics
+from lachesis.schemas.ledger import Batch, Numerics, TrainReport
 from lachesis.schemas.plan import Plan
 
-__all__ = ["Ingredient", "difference", "rebuilt", "unlike"]
+__all__ = ["Ingredient", "difference", "numerics_after", "rebuilt", "unlike"]
 
 
 class Ingredient(NamedTuple):
@@ -51,6 +52,15 @@ def difference(recorded: Batch, found: Batch) -> str | None:
             f"batch {recorded.number}: {len(recorded.groups)} groups in the ledger, {len(found.groups)} by the streams"
         )
     return None
+
+
+def numerics_after(reports: Sequence[TrainReport], steps: int) -> Numerics | None:
+    """Return how the step after the first `steps` was computed, by the first of the reports (in order) that covers it.
+
+    Beyond the last one, by that. None: it does not say, or there is none.
+    """
+    at = bisect_right(reports, steps, key=lambda report: report.step)
+    return reports[min(at, len(reports) - 1)].numerics if reports else None
 
 
 def unlike(recorded: Numerics, ours: Numerics) -> list[str]:

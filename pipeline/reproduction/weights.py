@@ -1,7 +1,8 @@
 """The optimizer steps of a run, taken again from a checkpoint on the batches of its ledger, and the weights compared.
 
-Guarantees that nothing is written: neither to the streams nor to the run's folder. On the processor, versions and
-number of threads that trained, every digest that the run recorded must come out again; elsewhere weights are compared
+Guarantees that nothing is written: neither to the streams nor to the run's folder. Each step is taken with the settings
+and number of threads that its report names, whatever they were before and after. On the processor and versions that
+trained, every digest that the run recorded must come out again; where a step was taken elsewhere, weights are compared
 within a tolerance, with the checkpoints that are still there.
 """
 
@@ -21,7 +22,7 @@ from lachesis.pipeline.batching.read import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.reproduction.batches import Facts, Progress
-from lachesis.pipeline.reproduction.logic import unlike
+from lachesis.pipeline.reproduction.logic import numerics_after, unlike
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.feed import FedBatch
@@ -75,14 +76,10 @@ async def retrain(
             f"there is nothing to train again between step {first} and step {last}: begin earlier (--from), or wait "
             "for the next checkpoint"
         )
-    recorded = next((report.numerics for report in reversed(facts.reports) if report.numerics is not None), None)
-    learner_config, shuffle_seed = _settings(config, recorded)
-    torch.set_num_threads(recorded.threads if recorded else config.training.threads)
     torch.use_deterministic_algorithms(mode=True)
-    other = unlike(recorded, numerics_of(config)) if recorded else ["what it was trained with is not recorded"]
-    policy, learner, position = await anyio.to_thread.run_sync(partial(_load, begin, learner_config))
-    again = _Again(policy, learner, begin=_copy(policy), compares=_Compared(facts, config, sampled=sampled))
-    again.compare()
+    compares = _Compared(facts, config, sampled=sampled)
+    again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, facts, compares))
+    await anyio.to_thread.run_sync(again.compare)
     started = time.monotonic()
     async with aclosing(follow_ledger(bus, config.run, trainer, position, follow=False)) as entries:
         async for entry in entries:
@@ -91,33 +88,60 @@ async def retrain(
             if entry.batch.number >= last:
                 break
             groups = await _fetch(bus, entry.batch, trainer)
-            again.compares.versions(groups, learner.steps)
+            compares.versions(groups, again.learner.steps)
             if entry.batch.number in facts.voids:
-                learner.steps = entry.batch.number + 1
+                again.learner.steps = entry.batch.number + 1
             else:
                 fed = FedBatch(entry, entry.batch, groups, None, 0)
-                await anyio.to_thread.run_sync(partial(_step, again, fed, shuffle_seed))
-            again.compare()
-            progress(learner.steps - first, last - first)
-    if learner.steps < last:
-        raise NotFoundError(f"the ledger of trainer {trainer} ends at batch {learner.steps}, before step {last}")
+                await anyio.to_thread.run_sync(again.step, fed)
+            await anyio.to_thread.run_sync(again.compare)
+            progress(again.learner.steps - first, last - first)
+    if again.learner.steps < last:
+        raise NotFoundError(f"the ledger of trainer {trainer} ends at batch {again.learner.steps}, before step {last}")
     took = time.monotonic() - started
-    return again.compares.findings(trainer, (first, last), other, tolerance, took)
+    return compares.findings(trainer, (first, last), again.settings.other, tolerance, took)
 
 
-def _settings(config: RunConfig, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
-    """Return how steps were taken: as the run recorded it, else as the configuration says."""
-    if recorded is None:
-        return config.training.learner, config.seed if config.training.shuffle_advantages else None
-    return from_json("numerics.learner", LearnerConfig, recorded.learner.encode()), recorded.shuffle_seed
+class _Settings:
+    """How the run took its steps: as it recorded, else as the configuration says."""
+
+    def __init__(self, config: RunConfig, facts: Facts) -> None:
+        self.other: list[str] = []
+        """In what this process is not the one that took the steps so far."""
+        self._config = config
+        self._reports = facts.reports
+        self._known: dict[Numerics | None, tuple[LearnerConfig, int | None]] = {}
+
+    def apply(self, learner: Learner) -> int | None:
+        """Put those of the learner's next step into force, and return the seed that advantages are shuffled with.
+
+        To be called by the thread that takes the step: torch counts threads for each that computes.
+        """
+        recorded = numerics_after(self._reports, learner.steps)
+        torch.set_num_threads(recorded.threads if recorded else self._config.training.threads)
+        if recorded not in self._known:
+            self._known[recorded] = self._read(recorded)
+        learner_config, shuffle_seed = self._known[recorded]
+        learner.configure(learner_config)
+        return shuffle_seed
+
+    def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
+        ours = numerics_of(self._config)
+        found = unlike(recorded, ours) if recorded else ["what it was trained with is not recorded"]
+        self.other += [text for text in found if text not in self.other]
+        if recorded is None:
+            return self._config.training.learner, ours.shuffle_seed
+        return from_json("numerics.learner", LearnerConfig, recorded.learner.encode()), recorded.shuffle_seed
 
 
-def _load(begin: Begin, config: LearnerConfig) -> tuple[Policy, Learner, Position]:
+def _load(begin: Begin, config: RunConfig, facts: Facts, compares: _Compared) -> tuple[_Again, Position]:
     if begin.state is not None:
-        checkpoint = load_checkpoint(begin.path, config)
-        return checkpoint.policy, checkpoint.learner, checkpoint.state.position
-    policy = load_model(begin.path)
-    return policy, Learner(policy.model, config), Position()
+        checkpoint = load_checkpoint(begin.path, config.training.learner)
+        policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position
+    else:
+        policy = load_model(begin.path)
+        learner, position = Learner(policy.model, config.training.learner), Position()
+    return _Again(policy, learner, _copy(policy), _Settings(config, facts), compares), position
 
 
 async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
@@ -128,16 +152,6 @@ async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
             f"step {batch.number + 1} of trainer {trainer} cannot be taken again: {error}. Begin behind it, at a "
             "checkpoint that is still there (--from STEP); the batches alone are verified with --batches-only"
         ) from error
-
-
-def _step(again: _Again, fed: FedBatch, shuffle_seed: int | None) -> None:
-    policy, number = again.policy, fed.batch.number
-    try:
-        packed = fed.pack(policy.tokenizer_hash, pad_id=policy.tokenizer.pad_token_id or 0, shuffle_seed=shuffle_seed)
-        again.learner.step(packed)
-    except DataError as error:
-        again.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
-        again.learner.steps = number + 1
 
 
 def _copy(policy: Policy) -> dict[str, torch.Tensor]:
@@ -151,9 +165,21 @@ class _Again:
     policy: Policy
     learner: Learner
     begin: dict[str, torch.Tensor]
+    settings: _Settings
     compares: _Compared
 
+    def step(self, fed: FedBatch) -> None:
+        policy, number = self.policy, fed.batch.number
+        seed = self.settings.apply(self.learner)
+        try:
+            packed = fed.pack(policy.tokenizer_hash, pad_id=policy.tokenizer.pad_token_id or 0, shuffle_seed=seed)
+            self.learner.step(packed)
+        except DataError as error:
+            self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
+            self.learner.steps = number + 1
+
     def compare(self) -> None:
+        """Digests all weights and loads what checkpoint there is: no work for the event loop."""
         self.compares.weights(self.learner.steps, policy_tensors(self.policy.model), self.begin)
 
 
@@ -165,7 +191,8 @@ class _Compared:
         for report in facts.reports:
             version = PolicyVersion.parse(report.policy_version)
             self._reported.setdefault(report.step, set()).add(version.digest)
-        self._lineages = {report.lineage for report in facts.reports} if sampled else set()
+        # by life of the trainer the last step it made durable: what it took beyond, the next life took in its own way
+        self._lineages = {report.lineage: report.step for report in facts.reports} if sampled else {}
         self._kept = {state.step: path for path, state in known_checkpoints(config.path / CHECKPOINTS)}
         self._ours: dict[int, str] = {}
         self._sampled: set[tuple[int, str]] = set()
@@ -194,7 +221,7 @@ class _Compared:
         for _, group, _ in groups:
             for version in group.versions:
                 ours = self._ours.get(version.step)
-                if version.lineage not in self._lineages or ours is None or version.step > steps:
+                if ours is None or version.step > min(steps, self._lineages.get(version.lineage, -1)):
                     continue
                 self._sampled.add((version.step, version.digest))
                 text = f"{ours[:12]}, sampled from as {version.digest}"

@@ -35,7 +35,7 @@ from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Void
+from lachesis.schemas.ledger import Numerics, Void
 from lachesis.schemas.values import from_json
 
 __all__ = [
@@ -89,6 +89,7 @@ def save_checkpoint(
     chain_hash: str,
     unreported: list[int],
     voids: Sequence[Void] = (),
+    numerics: Numerics | None = None,
     keep: int = 3,
 ) -> TrainerState:
     """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
@@ -110,6 +111,7 @@ def save_checkpoint(
         chain_hash=chain_hash,
         unreported=unreported,
         voids=list(voids),
+        numerics=numerics,
     )
     name = _free_name(folder, learner.steps)
     partial = folder / f"{PARTIAL}{name}"

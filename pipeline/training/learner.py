@@ -51,14 +51,20 @@ class Learner:
 
     def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0) -> None:
         self.model = model
-        self.config = config
         self.steps = steps
-        self.optimizer = torch.optim.AdamW(
-            [parameter for parameter in model.parameters() if parameter.requires_grad],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            weight_decay=config.weight_decay,
-        )
+        self.optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+        self.configure(config)
+
+    def configure(self, config: LearnerConfig) -> None:
+        """Take the steps to come with `config`; AdamW's moments stay."""
+        self.config = config
+        settings = {
+            "lr": config.learning_rate,
+            "betas": (config.beta1, config.beta2),
+            "weight_decay": config.weight_decay,
+        }
+        for group in self.optimizer.param_groups:
+            group.update(settings)
 
     def step(self, batch: PackedBatch) -> StepMetrics:
         """Train on `batch` once.

@@ -302,6 +302,7 @@ class _Trainer:
                 chain_hash=self.feed.position.digest,
                 unreported=list(range(self.checkpointed, self.learner.steps)),
                 voids=self.voids,
+                numerics=self.numerics,
                 keep=settings.checkpoints_kept,
             )
         )
@@ -342,7 +343,7 @@ class _Trainer:
             voids=self.voids,
             steps=self.times,
             mismatches=self.mismatches,
-            numerics=self.numerics,
+            numerics=state.numerics,  # of who took the steps, not of who reports them
         )
         await self._tell("report what was trained", report)
         self.voids, self.times, self.mismatches = [], [], []

@@ -8,9 +8,9 @@ import pytest
 from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import make_batch
 from lachesis.pipeline.batching.join import group_ref
-from lachesis.pipeline.reproduction.logic import Ingredient, difference, rebuilt, unlike
+from lachesis.pipeline.reproduction.logic import Ingredient, difference, numerics_after, rebuilt, unlike
 from lachesis.schemas.annotations import GroupReward
-from lachesis.schemas.ledger import Numerics
+from lachesis.schemas.ledger import GENESIS, Numerics, TrainReport
 from lachesis.schemas.plan import Plan
 
 
@@ -76,3 +76,15 @@ def test_machines_are_told_apart_by_what_changes_bits():
         "processor was a, is b",
         "threads was 1, is 4",
     ]
+
+
+def test_a_step_was_taken_as_the_first_report_says_that_covers_it():
+    one = Numerics(torch="1", processor="a", instructions="AVX2", threads=1, learner="{}")
+    two = msgspec.structs.replace(one, torch="2")
+    reports = [
+        TrainReport(run="r", trainer="t", lineage="l", term="t", step=step, ledger_index=step, chain=GENESIS,
+                    next_batch=step, policy_version="v", checkpoint="c", numerics=numerics)
+        for step, numerics in [(2, one), (2, None), (4, None), (7, two)]
+    ]  # fmt: skip
+    assert [numerics_after(reports, steps) for steps in range(9)] == [one] * 2 + [None] * 2 + [two] * 5
+    assert numerics_after([], 0) is None
