@@ -2,14 +2,15 @@
 
 Guarantees that a process which cannot run ends the run instead of being started for ever, and that kills from outside
 do not: however many there are, they say nothing about the process. A process that came up and was killed (SIGKILL) was
-killed from outside unless the kernel did it for want of memory, which the kernel counts.
+killed from outside unless the kernel did it for want of memory, which the kernel counts. One that another process
+keeps from its place waits: that is its last life, which drains, where the supervisor before this one was killed.
 """
 
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.services.process import STARTUP
+from lachesis.services.process import FENCED, STARTUP
 
 __all__ = ["MOST_FAILURES", "Life", "Restarts", "out_of_memory_kills"]
 
@@ -39,6 +40,8 @@ class Life:
         how = f"ended with code {self.code}"
         if self.killed and self.starved:
             return f"{how} (killed by the kernel, which was out of memory)"
+        if self.code == FENCED and not self.ready:
+            return f"{how} (another process has its place: its last life, if that still drains)"
         return f"{how} (killed from outside)" if self.killed and self.ready else how
 
 
@@ -53,10 +56,12 @@ class Restarts:
     def ended(self, life: Life) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
+        if life.code == FENCED and not self._was_ready:
+            return LONGEST_PAUSE_S  # how often is bounded by the time that it has to become ready
         if life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
-        elif self._was_ready and life.seconds > LONGEST_PAUSE_S:
-            self.failures = 0
+        elif life.seconds > LONGEST_PAUSE_S and (life.ready or (self._was_ready and life.code == STARTUP)):
+            self.failures = 0  # it was up, or waited for a server that is away
         elif not (life.killed and life.ready):
             self.failures += 1
         # Whoever never became ready and says why will say it again.

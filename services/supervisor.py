@@ -38,7 +38,7 @@ from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.spare import PRELOADED, Spares, Told
 
-__all__ = ["Planned", "Supervisor", "plan", "planned_services"]
+__all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
 log = logging.getLogger("lachesis")
 
@@ -86,6 +86,12 @@ def plan(config: RunConfig) -> list[Planned]:
 def planned_services(config: RunConfig) -> set[str]:
     """Return the names under which the services of a run send heartbeats."""
     return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
+
+
+def ready_within_s(config: RunConfig, planned: Sequence[Planned]) -> float:
+    """Return how long processes that start together may take to become ready, seconds: those of a supervisor that was
+    killed may still be draining, and hold what these need."""
+    return config.services.ready_s + max(config.drain_s(process.service) for process in planned)
 
 
 @dataclass(slots=True)
@@ -174,12 +180,13 @@ class Supervisor:
         scope.cancel()
 
     async def _ready(self, rows: list[_Running]) -> None:
-        with anyio.move_on_after(self.config.services.ready_s):
+        within_s = ready_within_s(self.config, [row.planned for row in rows])
+        with anyio.move_on_after(within_s):
             for row in rows:
                 await row.ready.wait()
             return
         late = [row.planned.name for row in rows if not row.ready.is_set()]
-        raise StartupError(f"not ready after {self.config.services.ready_s:.0f} s: {', '.join(late)}; see {self.logs}")
+        raise StartupError(f"not ready after {within_s:.0f} s: {', '.join(late)}; see {self.logs}")
 
     async def _until_finished(self) -> None:
         finite = [row for row in self.running if row.planned.finite]

@@ -194,7 +194,7 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0
-    """Seconds a service has to become ready. Default 120."""
+    """Seconds a service has to become ready, once none of a supervisor that was killed still drains. Default 120."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

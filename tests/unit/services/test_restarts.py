@@ -1,4 +1,5 @@
-from lachesis.services.process import STARTUP
+from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
+from lachesis.services.process import FENCED, STARTUP
 from lachesis.services.restarts import (
     LONGEST_PAUSE_S,
     MOST_FAILURES,
@@ -7,6 +8,7 @@ from lachesis.services.restarts import (
     Restarts,
     out_of_memory_kills,
 )
+from lachesis.services.supervisor import plan, ready_within_s
 
 KILLED = -9
 UP = Life(-15, 60.0, ready=True)
@@ -56,6 +58,30 @@ def test_what_ends_by_itself_while_memory_runs_out_elsewhere_is_judged_as_ever()
 
 def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
     assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=True)) is None
+
+
+def test_a_process_that_was_up_once_and_never_comes_up_again_ends_the_run_however_long_it_tries() -> None:
+    assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=False)) == MOST_FAILURES
+    assert lives_until_the_end(Life(STARTUP, 10.0, ready=False)) is None, "the server is away"
+
+
+def test_one_whose_last_life_still_drains_waits_for_it() -> None:
+    fenced = Life(FENCED, 3.0, ready=False)
+    assert lives_until_the_end(fenced, first=None) is None
+    history = Restarts()
+    assert {history.ended(fenced) for _ in range(20)} == {LONGEST_PAUSE_S}
+    assert history.failures == 0
+    assert "still drains" in str(fenced)
+    assert lives_until_the_end(fenced) == MOST_FAILURES, "it was up, so this is another writer"
+
+
+def test_a_start_may_take_as_long_as_what_it_waits_for_drains() -> None:
+    config = RunConfig(
+        run="r", mode="train", training=TrainingConfig(drain_s=900.0), services=ServicesConfig(ready_s=9)
+    )
+    processes = plan(config)
+    assert ready_within_s(config, [process for process in processes if process.service == "trainer"]) == 909.0
+    assert ready_within_s(config, processes[:1]) == 9 + config.services.drain_s
 
 
 def test_a_refusal_to_start_ends_the_run_at_its_second_time_unless_it_has_run_before() -> None:
