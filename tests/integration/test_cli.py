@@ -288,6 +288,7 @@ async def test_the_history_of_a_run_that_has_ended_can_still_be_read(run: Run) -
     assert not (run.server.store / "endpoint.json").exists()
 
 
+@pytest.mark.slow
 async def test_of_a_run_that_has_ended_everything_says_so_and_ends(run: Run) -> None:
     await run.lachesis("init")
     for number in range(3):
@@ -353,6 +354,7 @@ async def test_who_follows_a_run_is_told_when_it_ends(run: Run) -> None:
     assert (tail.returncode, errors) == (0, b"lachesis: run demo has ended\n")
 
 
+@pytest.mark.slow
 async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(run: Run) -> None:
     await run.lachesis("init")
     await run.publish(subjects.ledger("demo", "main"), ledger_entry(), "l")

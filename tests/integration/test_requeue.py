@@ -165,6 +165,7 @@ async def test_a_rollout_that_died_of_a_bug_is_put_back_and_trained_once(world: 
         assert f"put back before, as ROLLOUTS {anew}".encode() in shown.stdout
 
 
+@pytest.mark.slow
 async def test_what_would_count_twice_is_left_alone(world: World) -> None:
     async with AsyncExitStack() as stages:
         for name, main in (

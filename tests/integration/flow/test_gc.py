@@ -73,6 +73,7 @@ async def test_what_is_held_stays(start: Any) -> None:  # noqa: F811
         world.kill("producer")
 
 
+@pytest.mark.slow
 async def test_it_shows_first_and_names_who_keeps_what(world: World) -> None:
     stored = {await world.store(one): one for one in (a_group(n) for n in range(1, 31))}
     stored[await world.store(a_group(31, samples=8, tokens=90_000))] = a_group(31)
@@ -104,6 +105,7 @@ async def test_it_shows_first_and_names_who_keeps_what(world: World) -> None:
     assert len(await world.groups()) == 31
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World) -> None:
     bus = world.bus
     for n in range(1, 200):

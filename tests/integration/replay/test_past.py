@@ -168,6 +168,7 @@ def one_byte(rollout: RolloutGroup) -> RolloutGroup:
     return rollout.replace(sequences=msgspec.structs.replace(rollout.sequences, tokens=bytes(tokens)))
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_is_refused_in_one_line(world: World) -> None:
     async with world.server() as bus:
         assert "has no revision 'other'; there are live" in await world.refused("train", "--revision", "other")

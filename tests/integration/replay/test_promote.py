@@ -158,6 +158,7 @@ async def rewarded(world: World, count: int) -> bool:
     return len(await rewards(world)) == count
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_with_a_revision_and_says_so(world: World) -> None:
     await switched(world, kills=0)
     code, out, err = await world.lachesis("promote", "honest", "--json")

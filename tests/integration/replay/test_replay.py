@@ -165,6 +165,7 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
         yield World(tmp_path, bus)
 
 
+@pytest.mark.slow
 async def test_a_rater_that_the_live_score_missed_is_found_and_the_live_run_is_not_touched(world: World) -> None:
     await world.store(40)
     await world.live(40)
@@ -202,6 +203,7 @@ async def test_a_rater_that_the_live_score_missed_is_found_and_the_live_run_is_n
     assert b"kept from sequence 9 on, not from 3" in err
 
 
+@pytest.mark.slow
 async def test_an_interrupted_replay_goes_on_where_it_was(world: World) -> None:
     await world.store(60)
     process = world.start("replay", "--revision", "paused", "--max-rate", "20", "--json")

@@ -60,6 +60,7 @@ async def rewarded(world: World) -> int:
         return sum([len(decode(RewardEvent, message.data).groups) async for message in messages])
 
 
+@pytest.mark.slow
 async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -> None:
     assert LIVE
     process = world.start("shadow", "start", "honest", "--json")

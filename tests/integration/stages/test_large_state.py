@@ -45,6 +45,7 @@ async def bus(fresh_server, streams_config, anyio_backend):
         yield connected
 
 
+@pytest.mark.slow
 async def test_a_writer_killed_between_parts_leaves_its_last_whole_state(bus, fresh_server):
     rng, cut = random.Random(1), 0
     for life in range(6):
