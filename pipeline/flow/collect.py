@@ -18,6 +18,7 @@ import msgspec
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.kv import bucket_stream, value_subject
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow import floor
@@ -38,6 +39,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
@@ -123,7 +125,7 @@ class Collector:
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
         holds = [hold for hold in (await record(self._bus, run)).holds.values() if hold.expires_ns > now_ns]
-        if (user := _user(name, holds)) is not None:
+        if (user := _user(name, holds) or (await self._trainers_of()).get(name)) is not None:
             raise ConfigError(f"revision {name} of run {run} is kept for {user}: end that first")
         await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
         await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
@@ -262,12 +264,12 @@ class Collector:
         return agreed
 
     async def _revisions(self, holds: Sequence[Hold]) -> list[Revision]:
-        run, found = self._config.run, dict[str, Revision]()
+        run, found, trainers = self._config.run, dict[str, Revision](), await self._trainers_of()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
             async for header in headers:
                 name = header.subject.split(".")[-2]
-                old = found.get(name) or Revision(name, 0, 0, 0, self._worker(name, holds))
+                old = found.get(name) or Revision(name, 0, 0, 0, self._worker(name, holds) or trainers.get(name))
                 found[name] = old._replace(
                     messages=old.messages + 1, bytes=old.bytes + header.size, newest_ns=header.time_ns
                 )
@@ -277,6 +279,21 @@ class Collector:
         if name == self._config.revision:
             return "the live run, whose revision it is"
         return _user(name, holds)
+
+    async def _trainers_of(self) -> dict[str, str]:
+        """Return by revision a trainer that has batches of it yet to train on, and so needs it at every start."""
+        bus, run, found = self._bus, self._config.run, dict[str, str]()
+        for subject in await bus.stored_subjects(LEDGER, [subjects.past(run, "*")]):
+            trainer = subject.rsplit(".", 1)[-1]
+            past, _, _ = await newest(bus, LEDGER, subject, PastRecord, lambda one: one.run == run)
+            reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
+            report, _, _ = await newest(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
+            trained = report.next_batch if report else 0
+            if past is not None and trained < past.batches:
+                found[past.revision] = (
+                    f"trainer {trainer}, which has trained on {trained} of its {past.batches} batches"
+                )
+        return found
 
     # -- a whole run
 

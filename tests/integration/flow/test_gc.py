@@ -18,9 +18,10 @@ from lachesis.pipeline.flow.collect import Collector, Limits
 from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
+from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
 
 pytestmark = pytest.mark.timeout(180)
@@ -169,6 +170,44 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
             await collector.collect(found)
     await collector.collect(found)
     assert (await world.bus.usage(REPLAY)).messages == 0
+
+
+async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_it(world: World) -> None:
+    await world.store(a_group(1))
+    await world.json("replay", "--revision", "short")
+    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    old = Limits(older_than_s=0.0, keep_bytes=0)
+    found = await collector.find(old)
+    assert [one.name for one in found.going] == ["short"]
+    async with holding(world.bus, RUN, "export", {}, about="export of short to out file.jsonl"):
+        assert (await collector.find(old)).revisions[0].held == "export of short to out file.jsonl"
+        with pytest.raises(ConfigError, match="is kept for export of short"):
+            await collector.collect(found)
+
+    record = PastRecord(
+        run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
+        max_step=None, batch_size=8, token_budget=None, mix={}, std_floor=0.0, entries=4, batches=2, groups=2,
+        chain="", manifest="", created_ns=1,
+    )  # fmt: skip
+    await world.bus.publish(subjects.past(RUN, "again"), encode(record), msg_id="past")
+    for trained in (None, 1):
+        if trained is not None:
+            await world.bus.publish(*_trained(trained), msg_id=f"trained {trained}")
+        with pytest.raises(ConfigError, match=f"trainer again, which has trained on {trained or 0} of its 2 batches"):
+            await collector.collect(found)
+        assert (await collector.find(old)).going == []
+    await world.bus.publish(*_trained(2), msg_id="trained 2")
+    await collector.collect(await collector.find(old))
+    assert (await world.bus.usage(REPLAY)).messages == 0
+
+
+def _trained(batches: int) -> tuple[str, bytes]:
+    """Return the report of a trainer that has trained on so many batches, and where it goes."""
+    report = TrainReport(
+        run=RUN, trainer="again", lineage="", term="t", step=batches, ledger_index=batches - 1, chain="",
+        next_batch=batches, policy_version="", checkpoint="",
+    )  # fmt: skip
+    return subjects.state(RUN, "trainer", subjects.LIVE, "again"), encode(report)
 
 
 async def test_what_is_held_since_it_was_found_stays(world: World) -> None:
