@@ -20,6 +20,7 @@ from lachesis.pipeline.replay.revisions import definition
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.shaping.config import FormatMarker, RewardConfig
+from lachesis.pipeline.shaping.logic import fade
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
@@ -202,7 +203,8 @@ async def test_missing_logprobs_are_refused(lab):
     ("else", False, f"group {41:032x} at sequence 41 of ROLLOUTS was made with tokenizer else, the model has tok"),
     ("tok", True, f"1 of 41 groups have no logprobs, group {41:032x} of sums at sequence 41"),
 ])  # fmt: skip
-async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, tokenizer, bare, text):
+async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, monkeypatch, tokenizer, bare, text):
+    monkeypatch.setattr(fade, "FEWEST", 16)
     for n in range(1, 41):  # successes are rare, so that bonuses are in force
         said = [[Message(role="assistant", content=words)] for words in ("no", "no", "no", "no" if n % 4 else "yes")]
         await lab.store(lab.group(n, samples=4, messages=said, task={"answer": "yes"}))
