@@ -170,11 +170,13 @@ class Collector:
                     readers.entry(entry)
             readers.entry(last)
         facts = await readers.facts()
-        resumes_at = await self._entry_before(run, trainer, position)
-        return [
-            *floor.claims(facts, run, config.revision, config.environments),
-            *ledger_claims(facts, subjects.ledger(run, trainer), resumes_at),
-        ]
+        on_ledger = ledger_claims(
+            facts, subjects.ledger(run, trainer), await self._entry_before(run, trainer, position)
+        )
+        if await bus.last(LEDGER, subjects.past(run, trainer)) is not None:  # no batcher writes it
+            batches = f"trainer {trainer}, for its batches"
+            return [*on_ledger, *(Claim(stream, ">", seq, batches) for stream, seq in facts.batched.items())]
+        return [*floor.claims(facts, run, config.revision, config.environments), *on_ledger]
 
     async def _entry_before(self, run: str, trainer: str, position: int) -> int:
         """Return the sequence of the last entry that a trainer at `position` knows; 1 where it knows none."""

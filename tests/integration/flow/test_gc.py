@@ -20,11 +20,17 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
 
 pytestmark = pytest.mark.timeout(180)
+
+PAST = PastRecord(
+    run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
+    max_step=None, batch_size=8, token_budget=None, mix={}, std_floor=0.0, entries=4, batches=2, groups=2,
+    chain="", manifest="", created_ns=1,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -184,12 +190,7 @@ async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_
         with pytest.raises(ConfigError, match="is kept for export of short"):
             await collector.collect(found)
 
-    record = PastRecord(
-        run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
-        max_step=None, batch_size=8, token_budget=None, mix={}, std_floor=0.0, entries=4, batches=2, groups=2,
-        chain="", manifest="", created_ns=1,
-    )  # fmt: skip
-    await world.bus.publish(subjects.past(RUN, "again"), encode(record), msg_id="past")
+    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
     for trained in (None, 1):
         if trained is not None:
             await world.bus.publish(*_trained(trained), msg_id=f"trained {trained}")
@@ -199,6 +200,26 @@ async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_
     await world.bus.publish(*_trained(2), msg_id="trained 2")
     await collector.collect(await collector.find(old))
     assert (await world.bus.usage(REPLAY)).messages == 0
+
+
+async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: World) -> None:
+    made = {n: a_group(n) for n in range(1, 9)}
+    for one in made.values():
+        await world.store(one)
+    await world.judge({n: made[n] for n in (1, 2, 3)})
+    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
+    ref = GroupRef(group=made[5].id, seq=5, env="sums", sequences=4, tokens=32, policy_step=0, advantages=[9.0] * 4)
+    entry = LedgerEntry(
+        run=RUN, trainer="again", index=0, previous="0" * 64, watermark=0, resolved=b"", events_cursor=0,
+        batch=Batch(number=0, groups=[ref], sequences=4, tokens=32), next_batch=1, outcomes=[],
+    )  # fmt: skip
+    await world.bus.publish(subjects.ledger(RUN, "again"), encode(entry), msg_id="past entry")
+    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    claims = [one for one in await collector._service_claims() if one.stream == ROLLOUTS]
+    assert {one.needs for one in claims if one.holder.startswith("batcher")} == {3}, "the live ledger resolved two"
+    assert [one.needs for one in claims if one.holder == "trainer again, for its batches"] == [5]
+    await world.bus.publish(*_trained(1), msg_id="trained 1")
+    assert not any("again" in one.holder for one in await collector._service_claims())
 
 
 def _trained(batches: int) -> tuple[str, bytes]:
