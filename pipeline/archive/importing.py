@@ -29,16 +29,18 @@ from lachesis.pipeline.archive.reading import Placed, read_groups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.flow.budget import Budget, Room
+from lachesis.pipeline.flow.sharing import Share, share_of
 from lachesis.pipeline.replay.history import Found, selected
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import encode
+from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseRequest
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
+from lachesis.schemas.retention import Reservations
 from lachesis.schemas.rollout import RolloutGroup
-from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, RESERVATIONS, ROLLOUTS, TEACHER
 
 __all__ = ["Imported", "Importer", "Request"]
 
@@ -211,8 +213,14 @@ class Importer:
     async def _measure(self) -> None:
         now_s = time.monotonic()
         if now_s - self._measured_s >= _USAGE_S:
+            entry = await self._bus.value(BUCKETS["retention"], RESERVATIONS)  # before the usage, as a governor does
+            reserved = decode(Reservations, entry.value) if entry else Reservations()
+            now_ns = await self._bus.server_time_ns()
+            valid = {run: one for run, one in reserved.runs.items() if one.expires_ns > now_ns}
             usage = {name: await self._bus.usage(name) for name in (ROLLOUTS, EVENTS, TEACHER, LEDGER)}
-            self._budget.read(now_s, usage)
+            share = share_of(reserved.replace(runs=valid), self._config.run)
+            own = {name: figures.max_bytes for name, figures in usage.items()}
+            self._budget.read(now_s, usage, Share(own, share.others, share.names))
             self._measured_s = now_s
 
     async def _publish(self, group: RolloutGroup) -> int:
