@@ -254,7 +254,7 @@ class Governor:
         if reason is None:
             free = self.capacity - self.outstanding
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)
-        self._wanting = reason is not None
+        self._wanting = reason is not None and not self.budget.lacks  # that the next figures may change
         return reason
 
     def _wait_s(self, now_s: float) -> float:
