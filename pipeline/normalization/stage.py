@@ -96,9 +96,8 @@ class _EnvWriter:
             {first: writer._promoted(one) for first, one in writer._promotions.items()},
         )
         writer.cursors.update(restored.cursors)
-        if writer.normalizer.switched:  # what came last may be another revision's first
-            writer.cursors[subjects.ROLLOUTS] = min(writer.cursors[subjects.ROLLOUTS], writer.normalizer.watermark)
-        elif writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
+        # where there is a promotion, a revision's first may have been folded by another, before it was known here
+        if not writer.normalizer.switched and writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
             raise LedgerError(
                 f"normalizer of {env}: its state reaches to rollout {writer.normalizer.watermark}, its last commit to "
                 f"{writer.cursors[subjects.ROLLOUTS]}: they are not of one history; start another revision"
@@ -185,7 +184,7 @@ class _EnvWriter:
         start_ns = self.service.now_ns()
         needed = (self.normalizer.oldest_source(), self.lost.oldest_source(), self._events_read + 1)
         self.cursors = {
-            subjects.ROLLOUTS: self.normalizer.watermark,
+            subjects.ROLLOUTS: max(self.cursors[subjects.ROLLOUTS], self.normalizer.watermark),
             subjects.EVENTS: min(source for source in needed if source is not None),
         }
         rule = step.generation.rule

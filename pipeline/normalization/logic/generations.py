@@ -117,7 +117,11 @@ class Generations:
         self._read = max(self._read, seq)
         self._end_older()
         mine = self._of(seq)
-        if mine is None or any(one.first < mine.first and one.normalizer.has_folded(seq, group) for one in self._live):
+        if mine is None or any(
+            older.normalizer.has_folded(seq, group, first=newer.first)
+            for older, newer in itertools.pairwise(self._live)
+            if newer.first <= mine.first
+        ):
             return  # an older one has folded it: it ended without scores before its revision was known here
         mine.normalizer.member(seq, group)
 

@@ -195,11 +195,13 @@ class EnvNormalizer:
         for group, copies in self._early.items():
             moved += [Moved(group, at, False, source) for (at, scored), (_, source) in copies.items() if not scored]
         self._early.clear()
-        self._last = max(self._last, (self._window(first - 1) + 1) * self.config.window + 1)
+        self._last = (self._window(first - 1) + 1) * self.config.window + 1
         return sorted(moved, key=lambda one: one.seq)
 
-    def has_folded(self, seq: int, group: str) -> bool:
-        """Whether `group`, stored at `seq`, is in one of the last `DUPLICATE_WINDOWS` windows that are folded."""
+    def has_folded(self, seq: int, group: str, *, first: int) -> bool:
+        """Whether `group`, stored at `seq`, was folded here, although what is stored from `first` on is another's."""
+        if self._base > self._window(first - 1) + 1:  # further than `end` lets it go: from before that
+            return self._window(seq) < self._base
         return self._folded.get(group) == seq
 
     # -- output

@@ -5,7 +5,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
@@ -41,8 +41,7 @@ class Log:
             [msgspec.msgpack.decode(delta) for delta in self.deltas],
             {first: terms(config) for first, config in self.learned.items()},
         )
-        self.rollouts = min(self.rollouts, self.now.watermark) if self.learned else self.rollouts
-        assert self.rollouts == self.now.watermark
+        assert self.learned or self.rollouts == self.now.watermark
         self.next = {"rollouts": self.rollouts, "events": self.events}
 
     def learn(self, first: int) -> None:
@@ -59,7 +58,7 @@ class Log:
                 self.out[item.seq] = (change.generation.promoted, list(values), item.snapshot.id)
             self.deltas.append(change.delta)
             oldest = self.now.oldest_source()
-            self.rollouts = self.now.watermark
+            self.rollouts = max(self.rollouts, self.now.watermark)
             self.events = self.next["events"] if oldest is None else oldest
             self.now.forget_done()
             if snapshot:
@@ -79,13 +78,21 @@ def alone(first: int, last: int, config: NormalizationConfig, scores: dict[int, 
     return out
 
 
-@given(st.integers(0, 1 << 32))
-def test_each_is_a_replay_of_its_own_rollouts(seed):
-    draw, count = random.Random(seed), 30
-    firsts = sorted(draw.sample(range(2, count + 1), draw.choice([1, 2])))
+@given(st.integers(0, 1 << 32), st.booleans())
+@example(416, True)
+@example(705, True)
+def test_each_is_a_replay_of_its_own_rollouts(seed, long):
+    """`long`: with a stretch of dead rollouts behind a switch, longer than windows are remembered, and restarts that
+    find promotions before any score tells of them."""
+    draw, count = random.Random(seed), 150 if long else 30
+    firsts = sorted(draw.sample(range(2, 60 if long else count + 1), draw.choice([1, 2])))
     promotions = dict(zip(firsts, (NEW, NEWER), strict=False))
+    dead_from = draw.choice(firsts)
+    dead_to = dead_from + (draw.choice([0, 20, 90]) if long else 0)
     scores = {
-        seq: [float(draw.randrange(4)), draw.uniform(-5, 5)] if draw.random() < 0.8 else None
+        seq: [float(draw.randrange(4)), draw.uniform(-5, 5)]
+        if draw.random() < 0.8 and not dead_from <= seq < dead_to
+        else None
         for seq in range(1, count + 1)
     }
     bounds = [1, *firsts, count + 1]
@@ -95,12 +102,17 @@ def test_each_is_a_replay_of_its_own_rollouts(seed):
 
     late = draw.choice([1, 3, count])
     order = sorted(range(1, count + 1), key=lambda seq: seq + draw.uniform(0, late))
+    if long and draw.random() < 0.5:  # the one before the first switch holds up what is behind it
+        order.sort(key=lambda seq: seq == firsts[0] - 1)
     log = Log(promotions)
     while log.next["rollouts"] <= count or log.next["events"] <= count:
-        what = draw.choices(["rollouts", "events", "commit", "snapshot", "kill"], [8, 8, 3, 1, 1])[0]
+        kills = 0.05 if long else 1
+        what = draw.choices(["rollouts", "events", "commit", "snapshot", "kill"], [8, 8, 3, 1, kills])[0]
         if what in ("commit", "snapshot"):
             log.commit(snapshot=what == "snapshot")
         elif what == "kill":
+            if long and log.next["rollouts"] > firsts[-1] + 3:
+                log.learned = dict(promotions)
             log.start()
         elif log.next[what] <= count:
             at = log.next[what]

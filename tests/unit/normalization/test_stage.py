@@ -11,10 +11,12 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.promotion.record import promotion, write
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import FencedError, StreamFullError
+from lachesis.schemas.promotion import Promotions
 
 CONFIG = RunConfig(
     run="r",
@@ -36,8 +38,8 @@ def a_score(lab, n, seq, *, value=None, **changes):
     return GroupScore(**fields | {"lengths": [3, 3], "index": n} | changes)
 
 
-async def publish_scores(lab, scores, msg_id):
-    event = ScoreEvent(run="r", env="sums", revision="live", ensemble="e", raters={}, groups=scores)
+async def publish_scores(lab, scores, msg_id, promoted=None):
+    event = ScoreEvent(run="r", env="sums", revision="live", ensemble="e", raters={}, groups=scores, promoted=promoted)
     await lab.bus.publish(subjects.event("score", "r", "live", "sums"), encode(event), msg_id=msg_id)
 
 
@@ -287,6 +289,37 @@ async def test_a_score_that_names_no_member_does_not_lend_its_numbers(lab):
     for item in await rewards(lab):
         assert item.scores == a_score(lab, int(item.group, 16), item.seq).scores
         assert item.item != "not mine"
+
+
+async def promote(lab, first):
+    one = msgspec.structs.replace(promotion(CONFIG, "new", by="me", asked_ns=1), first=first)
+    await write(lab.bus, Promotions(run="r", promotions=[one]), "live", expected=0)
+
+
+async def test_a_rollout_that_died_before_its_revision_was_known_here_is_never_waited_for(lab):
+    """It was folded by the own normalizer, which forgot it, and the letter lies below the cursor: a restart that finds
+    the promotion must not read it again."""
+    async with lab.running(normalizer, "normalizer") as service:
+        await publish_scores(lab, [a_score(lab, n, await lab.store(lab.group(n))) for n in range(9)], "before")
+        await publish_letter(lab, 9, await lab.store(lab.group(9)))
+        await promote(lab, 10)
+        for n in range(10, 100):
+            await lab.store(lab.group(n, env="other"))
+        last = [(n, await lab.store(lab.group(n))) for n in (100, 101)]
+        await lab.until(committed_up_to(lab, 101))
+        service.kill()
+    async with lab.running(normalizer, "normalizer"):
+        await publish_scores(lab, [a_score(lab, n, seq) for n, seq in last], "after", promoted=10)
+        await lab.until(rewarded(lab, 11))
+        assert await committed_up_to(lab, 101)()
+
+
+def committed_up_to(lab, seq):
+    async def condition():
+        events = await lab.events("reward", RewardEvent)
+        return bool(events) and events[-1].commit.cursors[subjects.ROLLOUTS] >= seq
+
+    return condition
 
 
 async def test_a_full_stream_is_waited_for(lab, monkeypatch):
