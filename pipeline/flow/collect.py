@@ -321,12 +321,12 @@ class Collector:
         ]
         for durable in durables:
             await self._bus.forget(ROLLOUTS, durable)
-        for stream, filters in everything(run).items():
-            await self._bus.erase(stream, filters)
-        for bucket in BUCKETS.values():
+        for bucket in BUCKETS.values():  # before the events and the ledger, which tell the durables and the run
             keys = [run, f"{run}.>"] if bucket != BUCKETS["attempts"] else [f"{durable}.*" for durable in durables]
             if bucket != BUCKETS["retention"]:
                 await self._bus.erase(bucket_stream(bucket), [value_subject(bucket, key) for key in keys])
+        for stream, filters in everything(run).items():
+            await self._bus.erase(stream, filters)
         await self._bus.delete(BUCKETS["retention"], run)
 
     async def _revisions_of_events(self) -> set[str]:

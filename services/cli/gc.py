@@ -23,6 +23,7 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(k|m|g|t)(i?)b?|b?)", re.IGNORECASE)
 _MOST_HOLDERS = 3
+_RECONNECT_S = 2.0
 
 
 def limits(older_than: str | None, keep_bytes: str | None, revisions: list[str], *, ledger: bool) -> Limits:
@@ -109,10 +110,9 @@ async def _erase(config: RunConfig, yes: bool) -> dict[str, tuple[int, int]]:
 
 
 async def _check_over(history: History, config: RunConfig) -> None:
-    """Raise `ConfigError` where a service of the run is there."""
-    if history.ended:
-        return
-    with anyio.move_on_after(HEARTBEATS_S):
+    """Raise `ConfigError` where a service of the run is there. Those that a killed supervisor left connect to whatever
+    server is started on the run's folder."""
+    with anyio.move_on_after(_RECONNECT_S + HEARTBEATS_S if history.ended else HEARTBEATS_S):
         async with history.bus.listen(subjects.heartbeat(config.run)) as beats:
             beat = await anext(aiter(beats))
             raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")

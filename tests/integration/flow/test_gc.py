@@ -3,6 +3,7 @@
 import random
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from integration.archive.world import RUN, World, a_group, a_world
 from integration.flow import test_history as history
 from integration.flow.test_history import start, trains_from_its_checkpoint  # noqa: F401 - a fixture
 
+from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.collect import Collector, Limits
@@ -19,7 +23,7 @@ from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
@@ -162,8 +166,58 @@ async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World)
 
 async def _beat(service: Service) -> None:
     while True:
-        await service.heartbeat()
+        with suppress(InfrastructureError):  # its server is away
+            await service.heartbeat()
         await anyio.sleep(0.2)
+
+
+class _KilledAfter:
+    """The bus of somebody who is killed right after having erased his `stream`."""
+
+    def __init__(self, bus: Any, stream: str) -> None:
+        self._bus, self._stream = bus, stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def erase(self, stream: str, filters: list[str]) -> None:
+        await self._bus.erase(stream, filters)
+        if stream == self._stream:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stream", [EVENTS, LEDGER])
+async def test_once_nothing_tells_what_is_left_of_a_run_little_is(world: World, stream: str) -> None:
+    bus, config = world.bus, load(RunConfig, file=world.folder / "run.toml").config
+    await world.judge({await world.store(one): one for one in (a_group(n) for n in (1, 2, 3))})
+    await bus.publish(subjects.event("score", RUN, "earlier", "sums"), b"x", msg_id="earlier")
+    attempts = f"{subjects.durable('scorer', RUN, 'earlier')}.7"
+    keys = [("policy", RUN), ("resume", f"{RUN}.sums"), ("attempts", attempts)]
+    for bucket, key in keys:
+        await bus.put(BUCKETS[bucket], key, b"x")
+    with pytest.raises(KeyboardInterrupt):
+        await Collector(_KilledAfter(bus, stream), config).erase()  # type: ignore[arg-type]
+    assert [await bus.value(BUCKETS[bucket], key) for bucket, key in keys] == [None] * 3
+
+
+async def test_a_run_whose_services_outlived_its_supervisor_is_not_over(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    store = folder / "runs" / RUN / "nats"
+    async with (
+        EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,
+        await connect(server.url, name="orphan", token=server.token) as bus,
+    ):
+        await bus.ensure_streams(StreamsConfig())
+        world = World(folder, bus)
+        await world.store(a_group(1))
+        endpoint = (store / "endpoint.json").read_bytes()
+        await server.stop()
+        (store / "endpoint.json").write_bytes(endpoint)  # as a kill leaves it
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_beat, Service(bus, "scorer", RUN))
+            assert "its scorer is there" in await world.refusal("gc", "--whole-run", "--yes")
+            tasks.cancel_scope.cancel()
 
 
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
