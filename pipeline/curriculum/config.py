@@ -32,27 +32,36 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """sec: weight of a new observation in an arm's value. Default 0.5."""
     temperature: float = 0.2
     """sec: of the softmax over arm values, which lie in [0, 1]. Default 0.2."""
-    item_rate: float = 12.0
-    """irt: step of an item's difficulty after its first result, in logits; falls with 1/sqrt(results). Default 12."""
-    item_rate_floor: float = 0.6
-    """irt: smallest step of an item's difficulty, in logits. Default 0.6."""
+    deviation: float = 5.0
+    """irt: standard error of an item's difficulty before its first result, in logits. Default 5."""
+    prior_deviation: float = 2.0
+    """irt: the same for items with a prior, whose standard deviation over the items is scaled to as much. Default 2."""
+    wander: float = 0.15
+    """irt: how far an item's difficulty may move from one of its results to the next, in logits. Default 0.15."""
     ability_rate: float = 0.1
     """irt: step of a skill's ability, in logits. Default 0.1."""
     sharpness: float = 4.0
-    """irt: exponent of p(1-p) in an item's weight. Default 4."""
-    fade: float = 4.0
-    """irt: how fast items fade that got harder by d logits: their weight is divided by (1 + d^2)^fade; 0 turns it off.
-    Default 4."""
+    """irt: exponent of q(1-q) in an item's weight, q its expected success. Default 4."""
+    fade: float = 3.0
+    """irt: how fast items fade that got harder by d logits more than the error of the estimate explains: their weight
+    is divided by (1 + d^2)^fade; 0 turns it off. Default 3."""
 
     def __post_init__(self) -> None:
         for name in ("max_age", "remembered", "total_steps", "bins"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("age_half_life", "temperature", "item_rate", "item_rate_floor", "ability_rate", "sharpness"):
+        for name in ("age_half_life", "temperature", "ability_rate", "sharpness"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must be positive and finite.")
+        for name in ("deviation", "prior_deviation"):
+            if not 0 < getattr(self, name) <= 100:
+                raise ConfigError(
+                    f"curriculum.{name} is {getattr(self, name)} logits; it must be positive, at most 100."
+                )
+        if not 0 <= self.wander <= 100:
+            raise ConfigError(f"curriculum.wander is {self.wander} logits; it must be at least 0, at most 100.")
         if not 0 <= self.fade < float("inf"):
-            raise ConfigError(f"curriculum.fade is {self.fade}; it cannot be negative.")
+            raise ConfigError(f"curriculum.fade is {self.fade}; it must be finite and not negative.")
         for name in ("explore", "env_floor", "initial_competence", "learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must lie between 0 and 1.")

@@ -1,6 +1,6 @@
 """Steps until a simulated learner passes 70 % of the sound items, for every curriculum strategy.
 
-    python tests/benchmarks/curriculum_simulator.py [--seeds 20] [--prior 1.0] [--draws]
+    python tests/benchmarks/curriculum_simulator.py [--seeds 20] [--prior 1.0] [--pool] [--draws]
 
 3000 items in 6 skills, of which 8 % always fail and 7 % are coin flips, whatever the ability; 32 groups of 8 a step;
 feedback 16 steps late. A group moves the ability of its skill, in logits, by its success variance y(1-y) ("r - mu",
@@ -14,6 +14,11 @@ strategy, and none is the model that a strategy holds of it:
   of the items are told under the wrong skill.
 
 "oracle" draws by the true success and knows the unsound items; no strategy can. `--draws` times a draw at 1e6 items.
+
+These learners learn by skill, so which items teach them does not matter, and a strategy may draw ever the same few.
+`--pool` looks at that alone: 256 items met many times, N(0, 2), in one skill whose ability moves by itself, whatever is
+drawn; 250 steps of 16 groups of 8. "starved" is the share of the sound items with a true success in [.3, .7] that have
+less than a tenth of an even share of the weight: on average from step 50 on, and in the end.
 """
 
 import argparse
@@ -134,6 +139,52 @@ def run(make, strategy, seed, *, std, delay, prior_noise):
     return step, flat / drawn, unsound / drawn
 
 
+ABILITIES = {
+    "rises from -1 to 1": lambda t: 2 * t - 1,
+    "from -2 to 2, slumps by 1.5 halfway": lambda t: 4 * t - 2 - 1.5 * (0.5 < t < 0.7),
+    "falls from 1 to -1": lambda t: 1 - 2 * t,
+}
+
+
+def run_pool(ability, strategy, seed, *, items=256, steps=250, groups=16, begin=50):
+    """Return the share of starved items on average and in the end, the effective number of items, and the shares of
+    zero-variance groups and of unsound items; `ability` is a function of the share of steps taken.
+    """
+    rng = np.random.default_rng(seed)
+    difficulty, kind = rng.normal(0.0, 2.0, items), rng.choice(3, items, p=[0.85, 0.08, 0.07])
+    curriculum = load_strategy(Items(items), CurriculumConfig(strategy=strategy, total_steps=steps))
+    starved, effective, flat, unsound = [], [], 0, 0
+    for step in range(steps):
+        p = 1 / (1 + np.exp(difficulty - ability(step / steps)))
+        drawn = np.array([draw.item for draw in curriculum.sample(groups, rng)])
+        y = rng.binomial(SAMPLES, np.choose(kind, [p, 0.0, 0.5])[drawn]) / SAMPLES
+        for n, (item, success) in enumerate(zip(drawn.tolist(), y.tolist(), strict=True)):
+            curriculum.observe(
+                Feedback(id=f"{step}-{n}", env="e", item=item, skill=None, n=SAMPLES, success=success, policy_step=step)
+            )
+        if step < begin:
+            continue
+        weights = curriculum.weights()
+        useful = (kind == SOUND) & (p >= 0.3) & (p <= 0.7)
+        starved.append((weights[useful] < 0.1 * weights.mean()).mean())
+        effective.append(weights.sum() ** 2 / (weights**2).sum())
+        flat += int(((y == 0) | (y == 1)).sum())
+        unsound += int((kind[drawn] != SOUND).sum())
+    all_drawn = (steps - begin) * groups
+    return np.mean(starved), starved[-1], np.mean(effective), flat / all_drawn, unsound / all_drawn
+
+
+def print_pools(strategies, seeds):
+    """Print what every strategy does to a small pool."""
+    for name, ability in ABILITIES.items():
+        print(f"{name}\n{'':13} {'starved':>8} {'in the end':>11} {'effective':>10} {'zero var.':>10} {'unsound':>8}")
+        for strategy in strategies:
+            starved, end, effective, flat, unsound = np.mean([run_pool(ability, strategy, s) for s in seeds], axis=0)
+            print(
+                f"  {strategy:11} {starved:8.3f} {end:11.3f} {effective:10.0f} {flat:10.3f} {unsound:8.3f}", flush=True
+            )
+
+
 def time_draws(items=1_000_000, draws=2000):
     """Print what a draw costs, and a snapshot: building one, and getting ready to draw by it."""
     strategy = load_strategy(Items(items), CurriculumConfig())
@@ -161,11 +212,15 @@ def main():
     parser.add_argument("--learners", nargs="+", choices=LEARNERS, default=list(LEARNERS))
     parser.add_argument("--strategies", nargs="+", default=[*STRATEGIES, "oracle"])
     parser.add_argument("--draws", action="store_true", help="time draws at 1e6 items instead")
+    parser.add_argument("--pool", action="store_true", help="what becomes of the items of a small pool instead")
     options = parser.parse_args()
     if options.draws:
         time_draws()
         return
     seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if options.pool:
+        print_pools([name for name in options.strategies if name != "oracle"], seeds)
+        return
     for name in options.learners:
         print(f"{name:13} {'r - mu':>13} {'x':>6} {'with std':>13} {'x':>6} {'zero var.':>10} {'unsound':>8}")
         base = {}

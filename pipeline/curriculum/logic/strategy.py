@@ -27,7 +27,7 @@ from lachesis.schemas.values import Count, shaped
 __all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
-STATE_VERSION = 1
+STATE_VERSION = 2
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
@@ -148,12 +148,14 @@ class Strategy:
     def observe(self, feedback: Feedback) -> bool:
         """Take in the outcome of a group; say whether it taught something.
 
-        Raises DataError (state untouched) on an item that does not exist or a success outside [0, 1].
+        Raises DataError (state untouched) on an item that does not exist, or a success outside [0, 1] or of no samples.
         """
         if not 0 <= feedback.item < self.items.count:
             raise DataError(f"feedback {feedback.id}: item {feedback.item} is not one of {self.items.count}.")
         if feedback.success is not None and not 0 <= feedback.success <= 1:
             raise DataError(f"feedback {feedback.id}: success {feedback.success} lies outside [0, 1].")
+        if feedback.success is not None and feedback.n < 1:
+            raise DataError(f"feedback {feedback.id}: a success of {feedback.n} samples; needs at least 1.")
         if feedback.id in self._ids:
             self._counts.repeated += 1
             return False

@@ -25,8 +25,8 @@ def make(strategy, items=ITEMS, **config):
     return load_strategy(items, CurriculumConfig(strategy=strategy, **config))
 
 
-def result(i, item, success, step=0, **fields):
-    return Feedback(id=f"g{i}", env="e", item=item, skill=None, n=8, success=success, policy_step=step, **fields)
+def result(i, item, success, step=0, n=8, **fields):
+    return Feedback(id=f"g{i}", env="e", item=item, skill=None, n=n, success=success, policy_step=step, **fields)
 
 
 def history(n=300, seed=0):
@@ -82,27 +82,29 @@ def test_repeats_and_uninformative_feedback_change_no_state(name):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"item": 60}, {"item": -1}, {"success": 1.1}, {"success": math.nan}, {"success": -0.1}]
+    "bad", [{"item": 60}, {"item": -1}, {"success": 1.1}, {"success": math.nan}, {"success": -0.1}, {"n": 0}, {"n": -8}]
 )
 @pytest.mark.parametrize("name", ALL)
 def test_bad_feedback_is_refused_and_leaves_the_state_untouched(name, bad):
     strategy = make(name)
     before = strategy.state_dict()
     with pytest.raises(DataError, match="feedback g0"):
-        strategy.observe(result(0, bad.get("item", 1), bad.get("success", 0.5)))
+        strategy.observe(result(0, bad.get("item", 1), bad.get("success", 0.5), n=bad.get("n", 8)))
     assert strategy.state_dict() == before
 
 
 def test_late_feedback_counts_less_and_then_not_at_all():
-    def moved(age):
-        strategy = make("irt")
-        strategy.observe(result(0, 1, None, step=100, status="infrastructure"))
-        taught = strategy.observe(result(1, 0, 1.0, step=100 - age))
-        return taught, strategy.arrays()["difficulty"][0] - make("irt").arrays()["difficulty"][0]
+    def moved(age, n=8):
+        strategy = make("irt", Items(1))
+        strategy.observe(result(0, 0, None, step=100, status="infrastructure"))
+        taught = strategy.observe(result(1, 0, 1.0, step=100 - age, n=n))
+        return taught, strategy.arrays()["difficulty"][0], strategy.arrays()["ability"][0]
 
     fresh, half, gone = moved(0), moved(8), moved(33)
-    assert half[1] == pytest.approx(fresh[1] / 2)
-    assert gone == (False, 0.0)
+    assert fresh[1] < half[1] < 0
+    assert half[1] == moved(0, n=4)[1], "it counts as half as many samples"
+    assert half[2] == pytest.approx(fresh[2] / 2)
+    assert gone == (False, 0.0, 0.0)
 
 
 def test_memory_of_ids_is_bounded():
@@ -158,27 +160,72 @@ def test_irt_by_hand():
     strategy = make("irt", Items(2))
     strategy.observe(result(0, 0, 1.0))
     arrays = strategy.arrays()
-    assert arrays["difficulty"].tolist() == [-12.0 * 0.5, 0.0]
+    difficulty = arrays["difficulty"][0]
+    p = 1 / (1 + math.exp(difficulty))
+    assert difficulty / 25 + 8 * (1.0 - p) == pytest.approx(0.0), "the most likely difficulty after 8 of 8"
+    assert difficulty == pytest.approx(-3.914, abs=1e-3)
+    variance = 1 / (1 / 25 + 8 * p * (1 - p)) + 0.15**2
+    assert arrays["variance"] == pytest.approx([variance, 25.0])
+    assert arrays["reference"].tolist() == [math.inf, math.inf], "8 of 8 say too little of how easy it is"
     assert arrays["ability"].tolist() == [0.05]
-    assert arrays["reference"][0] == -6.0
-    p = 1 / (1 + math.exp(-(0.05 + 6.0)))
-    q = 1 / (1 + math.exp(-0.05))
-    weight = np.array([(4 * p * (1 - p)) ** 4, (4 * q * (1 - q)) ** 4])
+    q = 1 / (1 + np.exp(-(0.05 - arrays["difficulty"]) / np.sqrt(1 + math.pi / 8 * arrays["variance"])))
+    weight = (4 * q * (1 - q)) ** 4
     unseen = np.array([1.0, 2.0])
     assert strategy.weights() == pytest.approx(0.97 * weight / weight.sum() + 0.03 * unseen / 3)
+    strategy.observe(result(1, 0, 0.75))
+    assert arrays["reference"][0] == arrays["difficulty"][0] + 0.5 * math.sqrt(arrays["variance"][0])
 
 
-def test_irt_lets_items_fade_that_got_harder_than_they_ever_were():
+def test_irt_lets_items_fade_that_got_harder_than_their_error_explains():
     strategy = make("irt", Items(2), explore=0.0)
     arrays = strategy.arrays()
-    arrays["difficulty"][:], arrays["reference"][:] = [0.5, 0.5], [0.5, -1.0]
+    arrays["difficulty"][:], arrays["variance"][:], arrays["reference"][:] = 0.5, 0.04, [0.4, -1.1]
     there, faded = strategy.weights()
-    assert faded / there == pytest.approx(1 / (1 + 1.5**2) ** 4)
-    strategy.observe(result(0, 1, 1.0))
-    assert arrays["reference"][1] == arrays["difficulty"][1] < -1.0, "a better result than ever lifts that"
+    assert faded / there == pytest.approx(1 / (1 + 1.5**2) ** 3)
+    for i in range(20):
+        strategy.observe(result(i, 1, 1.0))
+    assert arrays["reference"][1] < -1.1, "better results than ever lift that"
     off = make("irt", Items(2), explore=0.0, fade=0.0)
     off.arrays()["reference"][:] = [0.0, -9.0]
     assert off.weights() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_irt_does_not_starve_a_sound_item_after_one_lucky_or_unlucky_group(first):
+    strategy = make("irt", Items(100), explore=0.0)
+    for i in range(1, 100):  # all others do as a coin would
+        strategy.observe(result(f"other{i}", i, 0.5))
+    strategy.observe(result(0, 0, first / 8))
+    seldom = {0: 0.1, 1: 0.4}.get(min(first, 8 - first), 1.0)  # of 128 such groups one has 0 or 8 of 8, 8 have 1 or 7
+    assert strategy.weights()[0] * 100 > 0.1 * seldom
+    strategy.observe(result(1, 0, 0.5))
+    assert strategy.weights()[0] * 100 > 0.5, "the second group is what it should be"
+
+
+def test_irt_draws_all_sound_items_of_a_small_pool_for_epochs():
+    rng = np.random.default_rng(0)
+    difficulty, coin = rng.normal(0.0, 2.0, 128), np.arange(128) % 12 == 0
+    strategy = make("irt", Items(128))
+    for step in range(150):
+        p = np.where(coin, 0.5, 1 / (1 + np.exp(difficulty + 1.0 - step / 75)))
+        for n, item in enumerate(draw.item for draw in strategy.sample(16, rng)):
+            strategy.observe(result(f"{step}-{n}", item, rng.binomial(8, p[item]) / 8, step=step))
+    weights = strategy.weights()
+    useful = ~coin & (p > 0.3) & (p < 0.7)
+    assert useful.sum() > 20
+    assert (weights[useful] < 0.1 / 128).mean() <= 0.05
+    assert strategy.metrics()["curriculum/effective_items"] > 32
+    assert weights[coin].sum() < coin.mean(), "coins are drawn less than evenly, for all their even odds"
+
+
+def test_irt_starts_from_a_prior():
+    spread = np.array([-3.0, 0.0, 3.0])
+    told, untold, even = make("irt", Items(3, spread)), make("irt", Items(3)), make("irt", Items(3, np.ones(3)))
+    assert np.std(told.arrays()["difficulty"]) == pytest.approx(2.0)
+    assert told.arrays()["variance"].tolist() == [4.0] * 3
+    for strategy in (untold, even):
+        assert strategy.arrays()["difficulty"].tolist() == [0.0] * 3
+        assert strategy.arrays()["variance"].tolist() == [25.0] * 3
 
 
 def test_irt_draws_what_is_neither_solved_nor_hopeless_and_lets_impossible_items_fade():
@@ -304,7 +351,18 @@ def test_state_of_another_strategy_or_environment_is_refused():
         make("irt", Items(3)).load_state_dict(state)
 
 
-@pytest.mark.parametrize("setting", [{"max_age": 0}, {"temperature": 0.0}, {"explore": 1.5}, {"bins": 0}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"max_age": 0},
+        {"temperature": 0.0},
+        {"explore": 1.5},
+        {"bins": 0},
+        {"fade": -1.0},
+        {"wander": 101.0},
+        {"deviation": 101.0},
+    ],
+)
 def test_wrong_settings_name_themselves(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         CurriculumConfig(**setting)
