@@ -2,7 +2,8 @@
 
 A trainer or an inference server that dies is away for as long as its next life imports torch: seconds, most of its
 recovery. A spare has that behind it. It is told what to be, and where to log, by one line of JSON on its standard
-input, which from then on is what it is for every supervised process: once it ends, the supervisor is gone.
+input, which from then on is what it is for every supervised process: once it ends, the supervisor is gone. What it has
+imported is as old as it is: the supervisor renews the spares once a process was drained to take up another build.
 """
 
 import logging
@@ -68,6 +69,7 @@ def _read_line(descriptor: int) -> bytes | None:
 @dataclass(eq=False)
 class _Spare:
     process: anyio.abc.Process
+    is_old: bool = False
     taken: anyio.Event = field(default_factory=anyio.Event)
 
 
@@ -95,10 +97,19 @@ class Spares:
             try:
                 with anyio.CancelScope(shield=True):  # taken, it is the caller's, whatever happens
                     await told_by.send(msgspec.json.encode(told) + b"\n")
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                continue  # it has just died
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+                await _end(spare.process)  # it has just died
+                continue
             return spare.process
         return None
+
+    def renew(self) -> None:
+        """End the spares that wait now; others, which import everything anew, take their place."""
+        for spare in self._idle:
+            spare.is_old = True
+            if spare.process.returncode is None:
+                spare.process.kill()
+        self._idle.clear()
 
     async def _keep_one(self) -> None:
         while True:
@@ -109,10 +120,11 @@ class Spares:
                     await spare.taken.wait()
                     tasks.cancel_scope.cancel()
             finally:
-                if spare in self._idle:
-                    self._idle.remove(spare)
+                if not spare.taken.is_set():
+                    if not spare.is_old:
+                        self._idle.remove(spare)
                     await _end(spare.process)
-            if not spare.taken.is_set():
+            if not (spare.taken.is_set() or spare.is_old):
                 log.warning("a spare ended with code %s; see %s", spare.process.returncode, self._logs / "spare.log")
                 await anyio.sleep(_AGAIN_S)
 

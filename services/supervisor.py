@@ -33,7 +33,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
-from lachesis.services.process import REFUSED
+from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.spare import PRELOADED, Spares, Told
@@ -215,6 +215,8 @@ class Supervisor:
             life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
+            if code in {DRAINED, DRAIN_TIMEOUT}:
+                self._spares.renew()  # somebody starts it anew, perhaps to take up another build
             pause = history.ended(life)
             if pause is None:
                 raise StartupError(

@@ -64,6 +64,42 @@ async def test_a_spare_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest
         await taken.wait()
 
 
+async def test_what_waits_when_they_are_renewed_is_never_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with keeping(tmp_path) as spares:
+        await until(lambda: len(waiting()) == 1)
+        first = waiting()[0]
+        spares.renew()
+        told = Told(service="trainer", part="", replica=1, log=str(tmp_path / "log"))
+        assert await spares.take(told) is None, "there is none before another was started"
+        await until(lambda: bool(spares._idle))
+        assert not first.is_running()
+        taken = await spares.take(told)
+        assert taken is not None
+        assert taken.pid != first.pid
+        taken.kill()
+        await taken.wait()
+    assert "a spare ended" not in caplog.text
+
+
+async def test_a_spare_whose_pipe_is_closed_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with keeping(tmp_path) as spares:
+        await until(lambda: bool(spares._idle))
+
+        async def send(_: bytes) -> None:
+            raise ConnectionResetError("Connection lost")
+
+        broken = spares._idle[0].process
+        monkeypatch.setattr(broken.stdin, "send", send)
+        taken = await spares.take(Told(service="trainer", part="", replica=1, log=str(tmp_path / "log")))
+        assert broken.returncode is not None
+        if taken is not None:  # the one that was started in its place
+            assert taken.pid != broken.pid
+            taken.kill()
+            await taken.wait()
+
+
 async def test_a_spare_ends_with_its_supervisor(tmp_path: Path) -> None:
     async with keeping(tmp_path) as spares:
         await until(lambda: bool(spares._idle))
