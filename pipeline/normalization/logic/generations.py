@@ -18,6 +18,7 @@ from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import Columns, EnvNormalizer, Ready, Step
 from lachesis.pipeline.normalization.logic.reward import RewardRule
 from lachesis.pipeline.normalization.logic.snapshot import Snapshot
+from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import Seq, shaped
 
 __all__ = ["Change", "Generation", "Generations", "Terms"]
@@ -128,12 +129,20 @@ class Generations:
     def outcome(
         self, group: str, seq: int, values: Columns | None, *, source: int, promoted: int | None = None
     ) -> None:
-        """Record a group's scores by a promotion that is known, or that it ended without. Raises `DataError`."""
+        """Record a group's scores by a promotion that is known, or that it ended without.
+
+        Raises `DataError` as `EnvNormalizer`, and where another revision judged a group that waits: it would for ever.
+        """
         mine = self._of(seq)
         if mine is None:
             return
         if values is not None and mine.promoted != promoted:
-            mine.normalizer.unknown += 1  # of another revision than the one that judges it
+            if mine.normalizer.awaits(seq, group):
+                judge, other = (
+                    f"revision promoted at {one}" if one else "run's own" for one in (mine.promoted, promoted)
+                )
+                raise DataError(f"group {group}: judged by the {other}, where the {judge} judges; requeue it")
+            mine.normalizer.unknown += 1
             return
         mine.normalizer.outcome(group, seq, values, source=source)
 

@@ -204,6 +204,14 @@ class EnvNormalizer:
             return self._window(seq) < self._base
         return self._folded.get(group) == seq
 
+    def awaits(self, seq: int, group: str) -> bool:
+        """Whether `group`, stored at `seq`, has no outcome yet, as far as is known here."""
+        window = self._window(seq)
+        member = self._open[window].members.get(seq) if window in self._open else None
+        if member is not None:
+            return member.group == group and not member.resolved
+        return window >= self._base and seq > self._last and not self._early.get(group)
+
     # -- output
 
     def step(self) -> Step:

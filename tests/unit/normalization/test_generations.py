@@ -14,6 +14,7 @@ from lachesis.pipeline.normalization.logic.generations import Generations, Terms
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.normalization.logic.reward import RewardRule
 from lachesis.pipeline.shaping.config import RewardConfig
+from lachesis.schemas.errors import DataError
 
 OWN = NormalizationConfig(window=4, warmup_groups=1, warmup_samples=2)
 NEW = NormalizationConfig(window=3, warmup_groups=2, warmup_samples=2, mode="zscore")
@@ -147,12 +148,23 @@ def test_a_run_that_was_never_switched_keeps_its_form():
 
 
 @pytest.mark.parametrize("by", [None, 3])
-def test_scores_of_a_revision_that_does_not_judge_a_rollout_count_for_nothing(by):
+def test_scores_of_a_revision_that_does_not_judge_a_rollout_are_refused_while_it_waits(by):
     now = Generations("e", terms(OWN))
     now.promote(3, terms(NEW))
     for seq in (1, 2, 3, 4):
         now.member(seq, f"g{seq}")
-        now.outcome(f"g{seq}", seq, {"score": [1.0, 2.0]}, source=seq, promoted=by)
+        judge = None if seq < 3 else 3
+        scores = {"score": [1.0, 2.0]}
+        if by == judge:
+            now.outcome(f"g{seq}", seq, scores, source=seq, promoted=by)
+            now.outcome(f"g{seq}", seq, scores, source=9, promoted=None if by else 3)  # too late to count
+        else:
+            with pytest.raises(DataError, match=f"group g{seq}: judged by the"):
+                now.outcome(f"g{seq}", seq, scores, source=seq, promoted=by)
+    with pytest.raises(DataError):  # before its membership is read
+        now.outcome("g9", 9, {"score": [1.0]}, source=9)
+    now.outcome("g8", 8, {"score": [1.0]}, source=10, promoted=3)
+    now.outcome("g8", 8, {"score": [1.0]}, source=11)
     handed = []
     while (change := now.step()) is not None:
         handed += [item.seq for item in change.ready]
