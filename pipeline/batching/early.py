@@ -16,12 +16,16 @@ _MOST = 4096
 
 
 class Early(NamedTuple):
-    """An annotation as stored at `event_seq` of EVENTS, which names the rollout at `rollout_seq` of ROLLOUTS."""
+    """An annotation as stored at `event_seq` of EVENTS, which names the rollout at `rollout_seq` of ROLLOUTS.
+
+    It counts for rollouts from sequence `first` on.
+    """
 
     event_seq: int
     stored_ns: int
     rollout_seq: int
     item: Annotation
+    first: int = 1
 
 
 class EarlyAnnotations:

@@ -139,7 +139,8 @@ class Joiner:
             self._by_key[key] = self._by_group[plan.group] = member
             self._weigh(member, plan)
         for early in self._early.take(plan.group, str(seq)):
-            self._apply(member, early)
+            if seq >= early.first:
+                self._apply(member, early)
         self._early.drop_up_to(self.frontier)
 
     def unreadable(self, seq: int, env: str, reason: str) -> None:
@@ -196,7 +197,7 @@ class Joiner:
         if member is not None and member.seq < first:
             self._event = max(self._event, event_seq)
             return True
-        return self._annotate(member, item.group, Early(event_seq, stored_ns, item.seq, item))
+        return self._annotate(member, item.group, Early(event_seq, stored_ns, item.seq, item, first))
 
     def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
         """Take in a pointer to the teacher's logprobs, as `reward`."""

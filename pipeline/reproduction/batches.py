@@ -8,6 +8,7 @@ never taken for equal.
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger, newest_entry
@@ -62,6 +63,13 @@ class Facts:
         return {void.batch for report in self.reports for void in report.voids}
 
 
+class _Rewarded(NamedTuple):
+    """A reward, which counts for copies of its group from sequence `first` on: another revision judges those below."""
+
+    first: int
+    reward: GroupReward
+
+
 async def verify_batches(
     bus: Bus,
     config: RunConfig,
@@ -110,7 +118,7 @@ class _Check:
         self._trainer = trainer
         self._past = past
         self._progress = progress
-        self._rewards: dict[str, GroupReward] | None = None
+        self._rewards: dict[str, list[_Rewarded]] | None = None
         self._digests: list[str] = []
         self._contents: list[str] = []
         self._equal = self._trimmed = 0
@@ -166,13 +174,15 @@ class _Check:
                 return False
             if digest != self._past.digest:
                 self.fail("order", f"revision {self._past.revision} is {digest}, and was {self._past.digest}")
-            self._rewards = {one.group: one.reward for one in reversed(self._judged) if one.reward is not None}
+            self._rewards = {
+                one.group: [_Rewarded(1, one.reward)] for one in reversed(self._judged) if one.reward is not None
+            }
             return True
         self._rewards = await self._live_rewards()
         return True
 
-    async def _live_rewards(self) -> dict[str, GroupReward]:
-        found: dict[str, GroupReward] = {}
+    async def _live_rewards(self) -> dict[str, list[_Rewarded]]:
+        found: dict[str, list[_Rewarded]] = {}
         subject = subjects.event("reward", self._config.run, self._config.revision)
         async with self._bus.read(EVENTS, [subject], follow=False) as messages:
             async for message in messages:
@@ -182,9 +192,11 @@ class _Check:
                     raise
                 except SchemaError:
                     continue  # it was dead-lettered
+                first = event.promoted or 1
                 for reward in event.groups:
-                    if reward.seq >= (event.promoted or 1):  # a promoted revision judges a copy of what another judges
-                        found.setdefault(reward.group, reward)
+                    known = found.setdefault(reward.group, [])
+                    if all(first < one.first for one in known):  # or it never counts
+                        known.append(_Rewarded(first, reward))
         return found
 
     async def walk(self, saved: Mapping[str, Position]) -> None:
@@ -254,7 +266,8 @@ class _Check:
     async def _ingredients(self, batch: Batch) -> list[Ingredient] | None:
         found = []
         for ref, group, _ in await fetch_batch(self._bus, batch):
-            reward = self._rewards.pop(ref.group, None) if self._rewards is not None else None
+            stored = self._rewards.pop(ref.group, []) if self._rewards is not None else []
+            reward = next((one.reward for one in stored if one.first <= ref.seq), None)
             if reward is None:
                 if self._past is None and await self._rewards_trimmed():
                     self._trimmed += 1

@@ -372,6 +372,16 @@ def test_a_reward_that_names_a_settled_repeat_still_reaches_the_first_after_a_re
     assert outcomes(joiner) == {}
 
 
+def test_an_early_reward_of_a_promoted_revision_does_not_count_for_the_copy_below_its_first() -> None:
+    """A group is stored at 10 and again at 30, the run switched at 20, and after a restart rewards are read first."""
+    joiner = Joiner(BatchingConfig(batch_size=4))
+    assert joiner.reward(1, 0, make_reward(1, 30), 20)
+    joiner.member(10, "e", make_plan(1), 0, 0)
+    assert not joiner.ready
+    joiner.reward(2, 0, make_reward(1, 10))
+    assert list(joiner.ready) == [10]
+
+
 def test_deadlines() -> None:
     config = BatchingConfig(batch_size=8, score_deadline_s=10.0, teacher="optional", teacher_deadline_s=5.0)
     joiner = Joiner(config)

@@ -70,6 +70,13 @@ async def test_a_promoted_revision_counts_from_its_first_rollout_on(lab):
     assert (await verified(lab))[0] == "ok"
 
 
+async def test_a_copys_reward_by_the_promoted_revision_is_not_the_firsts(lab):
+    refs = await ledger(lab)
+    await publish(lab, [reward(ref, seq=9, advantages=[9.0, 9.0]) for ref in refs[:2]], promoted=5)
+    await publish(lab, [reward(ref) for ref in refs])
+    assert (await verified(lab))[0] == "ok"
+
+
 @pytest.mark.parametrize("stream", [subjects.EVENTS, subjects.ROLLOUTS])
 async def test_what_was_trimmed_is_counted_and_never_taken_for_equal(lab, stream):
     refs = await ledger(lab)
