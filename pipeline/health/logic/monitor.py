@@ -61,7 +61,8 @@ def _checks(config: HealthConfig) -> list[Check]:
     ]
 
 
-CHECKS = (*(check.name for check in _checks(HealthConfig())), Staleness.name, RolloutTraining.name)
+_OF_BATCHES = (Staleness.name, RolloutTraining.name)
+CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
 """The names of all checks."""
 
 
@@ -80,38 +81,44 @@ class Monitor:
         self._begin()
 
     def _begin(self) -> None:
-        self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
         self._staleness = Staleness()
         self._mismatch = RolloutTraining()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
-        self._before: deque[list[float]] = deque(maxlen=_BEFORE)
-        self._seen: deque[int] = deque(maxlen=_SEEN)
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
+        self.windows = {"groups": 0, "batches": 0}
+        self.standing = Standing()
+        self._begin_groups()
+
+    def _begin_groups(self) -> None:
+        self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
+        self._before: deque[list[float]] = deque(maxlen=_BEFORE)
+        self._seen: deque[int] = deque(maxlen=_SEEN)
         self._open = Window()
         self._scored: set[int] = set()
         self.groups = 0
-        self.windows = {"groups": 0, "batches": 0}
-        self.standing = Standing()
 
     # what comes in
 
     def score(self, score: GroupScore) -> None:
         """Take in a group's score; of several the first stored counts."""
-        if score.seq > self._after and score.seq not in self._seen and score.seq not in self._scored:
+        if self._counts(score.seq) and score.seq not in self._seen and score.seq not in self._scored:
             self._scored.add(score.seq)
             self._open.scores.append(score)
 
     def reward(self, reward: GroupReward, estimator: str) -> None:
         """Take in a group's reward."""
-        if reward.seq > self._after:
+        if self._counts(reward.seq):
             self._open.rewards.append(reward)
             self._open.estimator = estimator
 
     def dead(self, letter: DeadLetter) -> None:
         """Take in a dead letter: it counts when a group ends by it for what it holds."""
-        if letter.ends_rollout and letter.kind != "deadline" and letter.seq > self._after:
+        if letter.ends_rollout and letter.kind != "deadline" and self._counts(letter.seq):
             self._open.dead.append(letter.group or f"at sequence {letter.seq}")
+
+    def _counts(self, seq: int) -> bool:
+        return seq > self._after and seq >= self.promoted
 
     def batch(self, number: int, refs: Sequence[GroupRef]) -> None:
         """Take in the environment's part of batch `number`."""
@@ -176,11 +183,12 @@ class Monitor:
 
     def promote(self, first: int) -> None:
         """Begin anew with the rollouts from sequence `first` on, which another revision judges: what was usual before
-        says nothing of them. The standing stays."""
-        standing = self.standing
-        self.promoted, self._after = first, max(self._after, first - 1)
-        self._begin()
-        self.standing = standing
+        says nothing of them. The standing stays, and so does what is known of batches: how old they are and how the
+        trainer finds them has nothing to do with who judged them, and they come from another stream."""
+        self.promoted = first
+        self._streaks = {name: streak for name, streak in self._streaks.items() if name in _OF_BATCHES}
+        self.windows["groups"] = 0
+        self._begin_groups()
 
     def _result(self, name: str, finding: Finding) -> Alert:
         severity = finding.severity

@@ -9,6 +9,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
 from lachesis.schemas.alerts import Span
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.ledger import GroupRef
 
 ALL_HALT = HealthConfig(halts=CHECKS)
 
@@ -184,3 +185,24 @@ def test_a_promoted_revision_is_judged_by_itself(groups, monitor):
     for results in groups.windows(monitor, 6, lambda _: groups.score(level=0.1)):
         assert all(result.severity in ("ok", "idle") for result in results.values()), results
     assert monitor.standing.quarantined_from is None
+
+
+@pytest.mark.parametrize("promoted_after", range(5))
+def test_verdicts_on_batches_do_not_depend_on_when_a_promotion_is_heard_of(groups, promoted_after):
+    """Batches come from LEDGER, promotions from EVENTS: which is read first is chance."""
+    verdicts, monitors = [], (Monitor(HealthConfig()), Monitor(HealthConfig()))
+    for monitor in monitors:
+        found = []
+        for number in range(32):
+            if monitor is monitors[1] and number == 6 * promoted_after:
+                monitor.promote(20)
+            ref = GroupRef(
+                group=f"{number:032x}", seq=number + 1, env="e", sequences=1, tokens=1,
+                policy_step=max(0, number - 9), advantages=[1.0], teacher=None,
+            )  # fmt: skip
+            monitor.batch(number, [ref])
+            if monitor.batches_full:
+                found.append((number, [(one.check, one.value, one.windows) for one in monitor.judge_batches()]))
+        verdicts.append(found)
+    assert verdicts[0] == verdicts[1]
+    assert len(verdicts[0]) == 4
