@@ -21,6 +21,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import msgspec
+import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -31,7 +32,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
@@ -145,15 +146,19 @@ class Supervisor:
         with _only_one(self.config.path):
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
-                await self._tell_promoted(bus)
                 async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._tell_promoted, bus)
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
                     tasks.cancel_scope.cancel()
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
-        promotions, _ = await read(bus, self.config.run, self.config.revision)
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(InfrastructureError), wait=tenacity.wait_exponential(max=5)
+        ):
+            with attempt:
+                promotions, _ = await read(bus, self.config.run, self.config.revision)
         for one in promotions[-1:]:
             since = "as soon as it is decided" if one.first is None else f"from sequence {one.first} on"
             log.warning("revision %s judges rollouts %s, whatever the configuration says of raters, normalization and "

@@ -8,16 +8,16 @@ import msgspec
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.promotion.logic import in_force, settings_digest, undecided
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.promotion import Judging, Promotion, Promotions
-from lachesis.schemas.subjects import LEDGER, ROLLOUTS
+from lachesis.schemas.subjects import LEDGER
 
 __all__ = ["InForce", "promotion", "read", "subject", "under", "write"]
 
@@ -56,21 +56,27 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int) -> Pr
 def under(one: Promotion, config: RunConfig) -> RunConfig:
     """Return `config` as it is under a promotion; an environment that this says nothing of stays as it is.
 
-    Raises `ConfigError` where the two do not go together.
+    Raises `ConfigError` where the two do not go together, or this build does not know what the promotion sets.
     """
     environments = dict(config.environments)
     for env in environments.keys() & one.environments.keys():
-        judging = one.environments[env]
-        environments[env] = msgspec.structs.replace(
-            environments[env],
-            scoring=msgspec.convert(judging.scoring, ScoringConfig),
-            normalization=msgspec.convert(judging.normalization, NormalizationConfig),
-            reward_config=msgspec.convert(judging.reward_config, RewardConfig),
-            advantage=msgspec.convert(judging.advantage, AdvantageConfig),
-            success_rater=judging.success_rater,
-            success_threshold=judging.success_threshold,
-        )
+        try:
+            environments[env] = _judged(environments[env], one.environments[env])
+        except msgspec.ValidationError as error:  # a newer build's settings, or such as it alone allows
+            raise ConfigError(f"revision {one.revision}, environment {env}: {error}; upgrade this service") from error
     return msgspec.structs.replace(config, environments=environments)
+
+
+def _judged(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
+    return msgspec.structs.replace(
+        settings,
+        scoring=msgspec.convert(judging.scoring, ScoringConfig),
+        normalization=msgspec.convert(judging.normalization, NormalizationConfig),
+        reward_config=msgspec.convert(judging.reward_config, RewardConfig),
+        advantage=msgspec.convert(judging.advantage, AdvantageConfig),
+        success_rater=judging.success_rater,
+        success_threshold=judging.success_threshold,
+    )
 
 
 async def read(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
@@ -98,6 +104,7 @@ class InForce:
     def __init__(self, bus: Bus, run: str, revision: str) -> None:
         self._bus, self._run, self._revision = bus, run, revision
         self._promotions: list[Promotion] = []
+        self._stored_to = 0  # by what was asked: a delivered rollout is stored, and all below are
         self._known_to = 0
         self._looking = anyio.Lock()
 
@@ -106,6 +113,7 @@ class InForce:
 
         Raises `InfrastructureError` while that cannot be told.
         """
+        self._stored_to = max(self._stored_to, seq)
         if seq > self._known_to:
             async with self._looking:
                 if seq > self._known_to:  # whoever looked meanwhile began before this rollout was known to be there
@@ -113,7 +121,7 @@ class InForce:
         return in_force(self._promotions, seq)
 
     async def _look(self) -> None:
-        last = (await self._bus.usage(ROLLOUTS)).last
+        last = self._stored_to
         promotions, _ = await read(self._bus, self._run, self._revision)
         if undecided(promotions) is not None:
             await anyio.sleep(_LOOK_AGAIN_S)
