@@ -20,7 +20,8 @@ def install() -> None:
 
     def newer(value: Any) -> Any:
         if isinstance(value, msgspec.Struct):
-            fields = {name: newer(getattr(value, name)) for name in value.__struct_fields__}
+            there = {name: getattr(value, name) for name in value.__struct_fields__}
+            fields = {name: newer(found) for name, found in there.items() if found is not msgspec.UNSET}
             if value.__struct_config__.array_like:
                 return [*fields.values(), FIELD]
             return {FIELD: [1, {"deep": None}], **fields}
