@@ -71,7 +71,9 @@ async def test_no_replica_holds_more_than_it_may(tmp_path: Path, streams_config:
             for attempt in range(6):
                 held = []
                 async with bus.consume(ROLLOUTS, f"s{attempt}", [subjects.rollout("run")], max_messages=3) as messages:
+                    deliveries = aiter(messages)
+                    with anyio.fail_after(20):
+                        held += [await anext(deliveries) for _ in range(3)]
                     with anyio.move_on_after(0.3):
-                        async for delivery in messages:
-                            held.append(delivery)  # noqa: PERF401
+                        held.append(await anext(deliveries))
                 assert len(held) == 3
