@@ -182,9 +182,10 @@ def alive(pid: int) -> bool:
     """Return whether the process runs; one that ended and waits for its parent does not."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
         return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
+    return "Z" not in stat.rpartition(")")[2][:3]
 
 
 async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
