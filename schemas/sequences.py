@@ -5,6 +5,7 @@ over all sequences one after the other; `offsets` cuts them.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, NamedTuple, Self
 
 import msgspec
@@ -15,7 +16,7 @@ from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.packing import join_tokens, split_tokens
 
-__all__ = ["FinishReason", "Sequence", "Sequences", "VersionSpan"]
+__all__ = ["FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -40,6 +41,27 @@ class Sequence(NamedTuple):
     logprobs: NDArray[np.float32]
     token_advantages: NDArray[np.float32] | None
     finish_reason: str
+
+
+class Generated(NamedTuple):
+    """The tokens that the loss mask lets in, int32 [G], and their logprobs float32 [G], sample after sample.
+
+    Sample i has those from `cuts[i]` to `cuts[i + 1]`.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    cuts: list[int]
+
+    @property
+    def samples(self) -> list[slice]:
+        """Where each sample's lie."""
+        return [slice(start, end) for start, end in pairwise(self.cuts)]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many each sample has."""
+        return [end - start for start, end in pairwise(self.cuts)]
 
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -82,10 +104,17 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the offsets int32 [n+1]."""
         return view(self.offsets, "int32", len(self) + 1, "offsets")
 
-    def generated(self) -> NDArray[np.int64]:
-        """Return how many tokens of each sequence the loss mask lets in, int64 [n], of columns that were checked."""
+    def generated(self) -> Generated:
+        """Return what was generated, of columns that were checked."""
         mask = unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
-        return np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
+        tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
+        logprobs = view(self.logprobs, "float32", len(mask), "logprobs")[mask]
+        counts = np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
+        if self.sample_index is not None:
+            order = np.argsort(np.repeat(self.sample_index, counts), kind="stable")
+            tokens, logprobs = tokens[order], logprobs[order]
+            counts = np.bincount(self.sample_index, weights=counts).astype(np.int64)
+        return Generated(tokens, logprobs, [0, *np.cumsum(counts).tolist()])
 
     def __iter__(self) -> Iterator[Sequence]:
         total = self.n_tokens

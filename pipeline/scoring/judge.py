@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -27,6 +26,7 @@ from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.sequences import Generated
 
 __all__ = ["EnvironmentScorer", "samples_of"]
 
@@ -73,6 +73,8 @@ class EnvironmentScorer:
 
         Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
         """
+        generated = group.sequences.generated()
+        samples: list[Sample] | None = None
         if self._judges is not None:
             samples = samples_of(group)
             ratings = await self._judges.runner.rate_group(samples)
@@ -88,14 +90,14 @@ class EnvironmentScorer:
             policy_step=Plan.of(group).policy_step,
             scores=scores.scores,
             ratings=scores.ratings,
-            lengths=_lengths(group),
+            lengths=generated.lengths,
             index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
             statuses=scores.statuses,
             disagreement=scores.disagreement,
             success=self._success(scores),
-            signals=signals_of(group.sequences),
-            shaping=self._shape(group, scores),
+            signals=signals_of(group.sequences, generated),
+            shaping=self._shape(group, scores, generated, samples),
         )
 
     @property
@@ -103,20 +105,22 @@ class EnvironmentScorer:
         given = self._shaping.min_success if self._shaping else None
         return self._success_threshold if given is None else given
 
-    def _shape(self, group: RolloutGroup, scores: Scores) -> GroupShaping | None:
+    def _shape(
+        self, group: RolloutGroup, scores: Scores, generated: Generated, samples: Sequence[Sample] | None
+    ) -> GroupShaping | None:
         if self._shaping is None:
             return None
         completions = [""] * group.sequences.n_samples
         if self._shaping.format_markers:
-            completions = [sample.completion for sample in samples_of(group)]
+            completions = [sample.completion for sample in samples or samples_of(group)]
         reasons = _finish_reasons(group)
-        samples = [
-            Shapeable(completions[i], tokens, reasons[i], score, succeeded)
-            for i, (tokens, score, succeeded) in enumerate(
-                zip(_generated(group), scores.scores, self._succeeded(scores), strict=True)
+        shapeable = [
+            Shapeable(completions[i], generated.tokens[part], reasons[i], score, succeeded)
+            for i, (part, score, succeeded) in enumerate(
+                zip(generated.samples, scores.scores, self._succeeded(scores), strict=True)
             )
         ]
-        return shape(samples, self._shaping, self._min_success)
+        return shape(shapeable, self._shaping, self._min_success)
 
     def _wait_for_the_unavailable(self, ratings: Mapping[str, list[Rating]], unscorable: Sequence[int]) -> None:
         """Raise `InfrastructureError` where samples are unscorable because a rater is away: no outcome of theirs.
@@ -156,7 +160,7 @@ class EnvironmentScorer:
 
 def samples_of(group: RolloutGroup) -> list[Sample]:
     """Return what raters see of each sample: the last assistant message as completion, all before it as prompt."""
-    lengths, reasons = _lengths(group), _finish_reasons(group)
+    lengths, reasons = group.sequences.generated().lengths, _finish_reasons(group)
     samples = []
     for i, conversation in enumerate(group.messages):
         last = max((k for k, message in enumerate(conversation) if message.role == "assistant"), default=None)
@@ -179,29 +183,10 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     return samples
 
 
-def _lengths(group: RolloutGroup) -> list[int]:
-    """Generated tokens by sample."""
-    totals = [0] * group.sequences.n_samples
-    for count, sample in zip(group.sequences.generated().tolist(), _sample_index(group), strict=True):
-        totals[sample] += count
-    return totals
-
-
-def _generated(group: RolloutGroup) -> list[NDArray[np.int32]]:
-    """Generated tokens by sample, int32 [T]."""
-    tokens: list[list[NDArray[np.int32]]] = [[] for _ in range(group.sequences.n_samples)]
-    for sequence, sample in zip(group.sequences, _sample_index(group), strict=True):
-        tokens[sample].append(sequence.tokens[sequence.loss_mask])
-    return [np.concatenate(parts) for parts in tokens]
-
-
 def _finish_reasons(group: RolloutGroup) -> dict[int, str]:
     """Why each sample's last sequence ended."""
-    return dict(zip(_sample_index(group), group.sequences.finish_reasons, strict=True))
-
-
-def _sample_index(group: RolloutGroup) -> list[int]:
-    return group.sequences.sample_index or list(range(len(group.sequences)))
+    sequences = group.sequences
+    return dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
 
 
 def _own_rewards(group: RolloutGroup) -> Scores:

@@ -6,14 +6,12 @@ that is scored again gives the same. A sample of several sequences is judged ove
 
 import math
 import zlib
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupSignals
-from lachesis.schemas.columns import unpack_mask, view
-from lachesis.schemas.sequences import Sequences
+from lachesis.schemas.sequences import Generated, Sequences
 
 __all__ = ["distinct_share", "signals_of"]
 
@@ -28,10 +26,10 @@ _RARE_ID = 100_000
 """Byte-pair vocabularies end in their rarest tokens, which fluent text hardly ever holds."""
 
 
-def signals_of(sequences: Sequences) -> GroupSignals:
-    """Return the signals of a group whose columns have been checked."""
-    ids, lps, cuts = _generated(sequences)
-    samples = [slice(start, end) for start, end in pairwise(cuts)]
+def signals_of(sequences: Sequences, generated: Generated) -> GroupSignals:
+    """Return the signals of a group whose columns have been checked, and of what was generated in it."""
+    ids, lps, cuts = generated
+    samples = generated.samples
     last = dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
     return GroupSignals(
         logprobs=[float(np.add.reduce(lps[s], dtype=np.float64)) / (s.stop - s.start) if s.stop > s.start else None
@@ -43,19 +41,6 @@ def signals_of(sequences: Sequences) -> GroupSignals:
         sure_run=longest_run(np.insert(lps > _SURE, cuts[1:-1], False)),  # a run ends with its sample
         distinct=_mean([distinct_share(ids[s][-_TAIL:]) for s in samples if s.stop - s.start >= _LONG]),
     )  # fmt: skip
-
-
-def _generated(sequences: Sequences) -> tuple[NDArray[np.int32], NDArray[np.float32], list[int]]:
-    """Return the generated tokens int32 [G] and their logprobs float32 [G], sample after sample, and their cuts."""
-    mask = unpack_mask(sequences.loss_mask, sequences.n_tokens, "loss_mask")
-    ids = view(sequences.tokens, "int32", len(mask), "tokens")[mask]
-    lps = view(sequences.logprobs, "float32", len(mask), "logprobs")[mask]
-    counts = sequences.generated()
-    if sequences.sample_index is not None:
-        order = np.argsort(np.repeat(sequences.sample_index, counts), kind="stable")
-        ids, lps = ids[order], lps[order]
-        counts = np.bincount(sequences.sample_index, weights=counts).astype(np.int64)
-    return ids, lps, [0, *np.cumsum(counts).tolist()]
 
 
 def distinct_share(ids: NDArray[np.int32]) -> float:

@@ -24,9 +24,13 @@ def sequences(rows, **changes):
     return Sequences(**fields | changes)
 
 
+def signals(group):
+    return signals_of(group, group.generated())
+
+
 def test_only_generated_tokens_count():
     rows = [[(7, None), (1, -1.0), (2, -3.0)], [(7, None), (1, 0.0), (2, -0.001)], [(8, None), (1, -1.0), (2, -1.0)]]
-    found = signals_of(sequences(rows, finish_reasons=["stop", "length", "stop"]))
+    found = signals(sequences(rows, finish_reasons=["stop", "length", "stop"]))
     assert found.logprobs == pytest.approx([-2.0, -0.0005, -1.0])
     assert found.texts[0] == found.texts[1] == found.texts[2]  # prompts differ, answers do not
     assert (found.truncated, found.zeros, found.sure_run, found.unlikely) == (1, 1, 2, [])
@@ -34,14 +38,14 @@ def test_only_generated_tokens_count():
 
 def test_a_sample_of_several_sequences_is_one():
     rows = [[(7, None), (1, -1.0)], [(7, None), (2, -3.0)], [(7, None), (1, -2.0)]]
-    found = signals_of(sequences(rows, sample_index=[0, 0, 1], finish_reasons=["length", "stop", "length"]))
+    found = signals(sequences(rows, sample_index=[0, 0, 1], finish_reasons=["length", "stop", "length"]))
     assert found.logprobs == pytest.approx([-2.0, -2.0])
     assert found.truncated == 1  # how a sample's last sequence ended
     assert len(set(found.texts)) == 2
 
 
 def test_a_sample_without_generated_tokens_has_no_logprob():
-    assert signals_of(sequences([[(1, None), (2, None)], [(1, None), (2, -1.0)]])).logprobs == [None, -1.0]
+    assert signals(sequences([[(1, None), (2, None)], [(1, None), (2, -1.0)]])).logprobs == [None, -1.0]
 
 
 def test_rare_tokens_against_the_odds():
@@ -49,8 +53,8 @@ def test_rare_tokens_against_the_odds():
         [(1, None), (120_000, -20.0), (120_001, -20.0), (5, -20.0)],  # two: the third is no rare one
         [(1, None), (120_000, -1.0), (5, -1.0)],  # rare, but likely here
     ]
-    assert signals_of(sequences(rows)).unlikely == [2, 0]
-    assert signals_of(sequences(rows[1:])).unlikely == []
+    assert signals(sequences(rows)).unlikely == [2, 0]
+    assert signals(sequences(rows[1:])).unlikely == []
 
 
 @given(st.lists(st.booleans(), max_size=40))
