@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -202,9 +202,16 @@ def _point(folder: Path, name: str) -> None:
 
 
 def _prune(folder: Path, keep: int, newest: str) -> None:
+    _remove(folder.glob(f"{PARTIAL}*"))
     complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
     older = [path for path in complete if path.name != newest]
-    for path in [*older[: max(0, len(older) - (keep - 1))], *folder.glob(f"{PARTIAL}*")]:
+    for path in older[: max(0, len(older) - (keep - 1))]:
+        path.rename(folder / f"{PARTIAL}{path.name}")  # what is half deleted must not pass for a checkpoint
+    _remove(folder.glob(f"{PARTIAL}*"))
+
+
+def _remove(leftovers: Iterable[Path]) -> None:
+    for path in leftovers:
         if path.is_dir():
             shutil.rmtree(path)
         else:

@@ -35,8 +35,9 @@ def pids(folder: Path) -> dict[str, int]:
 
 def step(folder: Path) -> int:
     file = folder / "metrics.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    return int(json.loads(lines[-1])["train/step"]) if lines else 0
+    written = file.read_bytes() if file.exists() else b""
+    whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
+    return int(json.loads(whole[-1])["train/step"]) if whole else 0
 
 
 def wait_for_step(folder: Path, demo: "subprocess.Popen[bytes]", wanted: int) -> None:

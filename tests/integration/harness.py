@@ -134,8 +134,9 @@ class Run:
     def step(self) -> int:
         """Steps trained so far, by the trainer's own log."""
         file = self.folder / "metrics.jsonl"
-        lines = file.read_bytes().splitlines() if file.exists() else []
-        return int(json.loads(lines[-1])["train/step"]) if lines else 0
+        written = file.read_bytes() if file.exists() else b""
+        whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
+        return int(json.loads(whole[-1])["train/step"]) if whole else 0
 
     async def wait_for_step(self, step: int, deadline_s: float = 120.0) -> None:
         """Wait until `step` is trained; fail when the run ends before or takes too long."""

@@ -26,6 +26,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
+from lachesis.pipeline.training.state import known_checkpoints
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
@@ -205,8 +206,8 @@ async def test_trained_killed_and_rebuilt(world: World, tmp_path: Path) -> None:
     every = {"chain", "reports", "batches", "order", "weights"}
     expected = dict.fromkeys(every, "ok")
     assert await world.verdicts(RUN, "--trainer", "again") == expected, "a run that has ended, from its folder"
-    kept = (world.folder / "runs" / RUN / "trainers" / "again" / "checkpoints").glob("step-*")  # the newest ones
-    oldest = min(int(checkpoint.name.rpartition("-")[2]) for checkpoint in kept)
+    kept = known_checkpoints(world.folder / "runs" / RUN / "trainers" / "again" / "checkpoints")  # the newest ones
+    oldest = kept[-1][1].step
     assert await world.verdicts(RUN, "--trainer", "again", "--from", str(oldest)) == expected
 
     rescored = subjects.replay("rescore", RUN, "again", "sums")

@@ -8,7 +8,7 @@ from lachesis.pipeline.training import checkpoint as module
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.state import latest_checkpoint
+from lachesis.pipeline.training.state import known_checkpoints, latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
@@ -119,6 +119,27 @@ def test_the_newest_k_stay(tmp_path, small_policy):
         save(tmp_path, policy, learner, keep=2)
         assert latest_checkpoint(tmp_path).name == f"step-{step:08d}"
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+
+
+def test_one_killed_while_it_is_removed_does_not_pass_for_a_checkpoint(tmp_path, small_policy, monkeypatch):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    save(tmp_path, policy, learner, keep=1)
+
+    def killed(path, **_):
+        if path.exists():
+            (path / "model.safetensors").unlink()
+            raise KeyboardInterrupt
+
+    learner.steps = 1
+    with monkeypatch.context() as patched:
+        patched.setattr("lachesis.pipeline.training.checkpoint.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, policy, learner, keep=1)
+    assert [path.name for path, _ in known_checkpoints(tmp_path)] == ["step-00000001"]
+    learner.steps = 2
+    save(tmp_path, policy, learner, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
 @pytest.mark.parametrize("saves", [1, 2, 3, 4])
