@@ -37,6 +37,10 @@ class Retention(Event, frozen=True, kw_only=True):
     trimmed: dict[str, int] = {}
     holds: dict[str, Hold] = {}
 
+    def standing(self, now_ns: int) -> dict[str, Hold]:
+        """Return the holds that have not lapsed at `now_ns`, the server's time."""
+        return {name: hold for name, hold in self.holds.items() if hold.expires_ns > now_ns}
+
     def check(self) -> None:
         sequences = [*self.trimmed.values(), *(seq for hold in self.holds.values() for seq in hold.needs.values())]
         if any(seq < 0 for seq in sequences):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
+from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
@@ -16,7 +17,9 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import NotFoundError, StartupError
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import NotFoundError, SchemaError, StartupError
 
 __all__ = [
     "HEARTBEATS_S",
@@ -27,6 +30,7 @@ __all__ = [
     "may_go_on",
     "open_history",
     "open_run",
+    "recent_heartbeats",
     "until_ended",
 ]
 
@@ -153,3 +157,17 @@ async def _check_known(bus: NatsBus, config: RunConfig) -> None:
             await anext(aiter(beats))
             return
     raise NotFoundError(f"the server knows no run {config.run}; it has {', '.join(runs)}: name one with --run")
+
+
+async def recent_heartbeats(bus: Bus, run: str) -> list[Heartbeat]:
+    """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first."""
+    found: dict[str, Heartbeat] = {}
+    async with bus.listen(subjects.heartbeat(run)) as messages:
+        with anyio.move_on_after(HEARTBEATS_S):
+            async for message in messages:
+                try:
+                    beat = decode(Heartbeat, message.data)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                found[beat.instance] = beat
+    return list(found.values())

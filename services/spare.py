@@ -21,7 +21,7 @@ import msgspec
 
 from lachesis.services.registry import SERVICES, load_main
 
-__all__ = ["PRELOADED", "Spares", "Told", "wait_to_be_told"]
+__all__ = ["PRELOADED", "Spares", "Told", "open_supervised", "wait_to_be_told"]
 
 log = logging.getLogger("lachesis")
 
@@ -129,10 +129,8 @@ class Spares:
                 await anyio.sleep(_AGAIN_S)
 
     async def _start(self) -> _Spare:
-        with (self._logs / "spare.log").open("ab") as sink, anyio.CancelScope(shield=True):
-            process = await anyio.open_process(
-                self._command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, start_new_session=True
-            )
+        with anyio.CancelScope(shield=True):
+            process = await open_supervised(self._command, self._logs / "spare.log")
         spare = _Spare(process)
         self._idle.append(spare)
         return spare
@@ -140,6 +138,14 @@ class Spares:
     async def _wait_for_its_end(self, spare: _Spare, scope: anyio.CancelScope) -> None:
         await spare.process.wait()
         scope.cancel()
+
+
+async def open_supervised(command: Sequence[str], file: Path) -> anyio.abc.Process:
+    """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone."""
+    with file.open("ab") as sink:
+        return await anyio.open_process(
+            command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, start_new_session=True
+        )
 
 
 async def _end(process: anyio.abc.Process) -> None:

@@ -10,7 +10,6 @@ import fcntl
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -37,7 +36,7 @@ from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
-from lachesis.services.spare import PRELOADED, Spares, Told
+from lachesis.services.spare import PRELOADED, Spares, Told, open_supervised
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -253,14 +252,9 @@ class Supervisor:
             if (spare := await self._spares.take(told)) is not None:
                 return spare
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
-        with file.open("ab") as sink:
-            return await anyio.open_process(
-                [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"],
-                stdin=subprocess.PIPE,  # its end tells the process that the supervisor is gone
-                stdout=sink,
-                stderr=sink,
-                start_new_session=True,
-            )
+        return await open_supervised(
+            [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"], file
+        )
 
     async def _stop_all(self) -> None:
         for phase in sorted({row.planned.phase for row in self.running}, reverse=True):

@@ -9,7 +9,7 @@ Guarantees
 """
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -83,8 +83,7 @@ class Collector:
         self._config = config
         now_ns = await self._bus.server_time_ns()
         born = None if limits.older_than_s is None else now_ns - int(limits.older_than_s * 1e9)
-        held = await record(self._bus, config.run)
-        holds = {name: hold for name, hold in held.holds.items() if hold.expires_ns > now_ns}
+        holds = (await record(self._bus, config.run)).standing(now_ns)
         claimed = [*await self._service_claims(), *floor.hold_claims(holds)]
         found = Found()
         ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
@@ -93,7 +92,7 @@ class Collector:
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
-        found.revisions = await self._revisions([*holds.values()])
+        found.revisions = await self._revisions(holds.values())
         known = {one.name for one in found.revisions}
         missing = sorted(set(limits.revisions) - known)
         if missing:
@@ -124,8 +123,8 @@ class Collector:
         """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
-        holds = [hold for hold in (await record(self._bus, run)).holds.values() if hold.expires_ns > now_ns]
-        if (user := _user(name, holds) or (await self._trainers_of()).get(name)) is not None:
+        holds = (await record(self._bus, run)).standing(now_ns)
+        if (user := _user(name, holds.values()) or (await self._trainers_of()).get(name)) is not None:
             raise ConfigError(f"revision {name} of run {run} is kept for {user}: end that first")
         await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
         await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
@@ -255,7 +254,7 @@ class Collector:
 
         def update(old: Retention) -> Retention:
             agreed.clear()
-            holds = {name: hold for name, hold in old.holds.items() if hold.expires_ns > now_ns}
+            holds = old.standing(now_ns)
             held = [claim.needs for claim in floor.hold_claims(holds) if claim.stream == stream]
             agreed.update({subject: min([limit, *held]) for subject, limit in before.items()})
             reached = max(old.trimmed.get(stream, 1), *agreed.values())
@@ -265,7 +264,7 @@ class Collector:
         await change(self._bus, self._config.run, update)
         return agreed
 
-    async def _revisions(self, holds: Sequence[Hold]) -> list[Revision]:
+    async def _revisions(self, holds: Collection[Hold]) -> list[Revision]:
         run, found, trainers = self._config.run, dict[str, Revision](), await self._trainers_of()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
@@ -277,7 +276,7 @@ class Collector:
                 )
         return sorted(found.values(), key=lambda one: one.newest_ns)
 
-    def _worker(self, name: str, holds: Sequence[Hold]) -> str | None:
+    def _worker(self, name: str, holds: Collection[Hold]) -> str | None:
         if name == self._config.revision:
             return "the live run, whose revision it is"
         return _user(name, holds)
@@ -310,7 +309,7 @@ class Collector:
         """Delete all of the run, its record last. Raises `ConfigError` where anybody holds any of its history."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
-        held = {n: h for n, h in (await record(self._bus, run)).holds.items() if h.expires_ns > now_ns}
+        held = (await record(self._bus, run)).standing(now_ns)
         if held:
             name, hold = next(iter(held.items()))
             raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
@@ -345,7 +344,7 @@ def everything(run: str) -> dict[str, list[str]]:
     }
 
 
-def _user(revision: str, holds: Sequence[Hold]) -> str | None:
+def _user(revision: str, holds: Collection[Hold]) -> str | None:
     """Return what writes or reads a revision, by what its hold is about."""
     use = re.compile(rf"(replay|shadow) {revision}|train \S+ on {revision}|export of {revision} to .*", re.DOTALL)
     return next((hold.about for hold in holds if use.fullmatch(hold.about)), None)

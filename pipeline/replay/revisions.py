@@ -28,6 +28,7 @@ __all__ = [
     "conversation",
     "definition",
     "derived",
+    "events_of",
     "following",
     "judges_of",
     "own_normalizations",
@@ -109,7 +110,7 @@ async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -
     run, revision = config.run, config.revision
     if defined is not None:
         subject = subjects.replay("rescore", run, defined.revision)
-        async with _events(bus, REPLAY, subject, RescoreEvent) as events:
+        async with events_of(bus, REPLAY, subject, RescoreEvent) as events:
             async for event in events:
                 unscored: list[tuple[int, str | None, str]] = [
                     (one.seq, one.group, one.reason) for one in event.unscored
@@ -119,27 +120,27 @@ async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -
                     event.env, event.scores, event.rewards, unscored, *made_by, event.commit.cursors.get(ROLLOUTS, 0)
                 )
         return
-    async with _events(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
+    async with events_of(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
         async for score in scores:
             yield Derived(score.env, scores=score.groups, ensemble=score.ensemble, raters=score.raters)
-    async with _events(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
+    async with events_of(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
         async for reward in rewards:
             yield Derived(reward.env, rewards=reward.groups, estimator=reward.advantage)
-    async with _events(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
+    async with events_of(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
         async for letter in letters:
             if letter.ends_rollout:
                 yield Derived(letter.env, unscored=[(letter.seq, letter.group, letter.reason)])
 
 
 async def _known(bus: Bus, run: str) -> list[str]:
-    async with _events(bus, REPLAY, subjects.revision(run), RevisionRecord) as records:
+    async with events_of(bus, REPLAY, subjects.revision(run), RevisionRecord) as records:
         return sorted({record.revision async for record in records})
 
 
 async def following(bus: Bus, run: str) -> list[tuple[RevisionRecord, int]]:
     """Return the definition of each revision that follows the run, or did, and the next sequence that it would read."""
     records: dict[str, RevisionRecord] = {}
-    async with _events(bus, REPLAY, subjects.revision(run), RevisionRecord) as found:
+    async with events_of(bus, REPLAY, subjects.revision(run), RevisionRecord) as found:
         async for one in found:
             if one.run == run and one.selection.follow:
                 records.setdefault(one.revision, one)
@@ -182,7 +183,7 @@ def judges_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
 
 
 @asynccontextmanager
-async def _events(bus: Bus, stream: str, subject: str, kind: type[E]) -> AsyncIterator[AsyncIterator[E]]:
+async def events_of(bus: Bus, stream: str, subject: str, kind: type[E]) -> AsyncIterator[AsyncIterator[E]]:
     """Yield the events of a kind; what is none was dead-lettered by whoever it was meant for."""
 
     async def decoded() -> AsyncIterator[E]:

@@ -19,12 +19,11 @@ from lachesis.pipeline.flow.retention import record as retention_record
 from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
 from lachesis.pipeline.replay.logic.batches import content_digest, manifest_digest
 from lachesis.pipeline.replay.past import reform
-from lachesis.pipeline.replay.revisions import definition
+from lachesis.pipeline.replay.revisions import definition, events_of
 from lachesis.pipeline.reproduction.logic import Ingredient, difference, rebuilt
 from lachesis.pipeline.verification.checks import Finding, Verdict
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
-from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -184,14 +183,8 @@ class _Check:
     async def _live_rewards(self) -> dict[str, list[_Rewarded]]:
         found: dict[str, list[_Rewarded]] = {}
         subject = subjects.event("reward", self._config.run, self._config.revision)
-        async with self._bus.read(EVENTS, [subject], follow=False) as messages:
-            async for message in messages:
-                try:
-                    event = decode(RewardEvent, message.data)
-                except VersionError:
-                    raise
-                except SchemaError:
-                    continue  # it was dead-lettered
+        async with events_of(self._bus, EVENTS, subject, RewardEvent) as events:
+            async for event in events:
                 first = event.promoted or 1
                 for reward in event.groups:
                     known = found.setdefault(reward.group, [])

@@ -40,10 +40,10 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
         yield tell
 
 
-async def drain_when_told(draining: anyio.Event) -> None:
-    """Set `draining` on SIGINT or SIGTERM; told twice, end at once, which loses nothing but time."""
+async def drain_when_told(draining: anyio.Event, drain: Callable[[], None]) -> None:
+    """Call `drain`, which sets `draining`, on SIGINT or SIGTERM; told again, end at once: nothing but time is lost."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
             if draining.is_set():
                 raise KeyboardInterrupt
-            draining.set()
+            drain()

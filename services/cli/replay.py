@@ -38,7 +38,7 @@ async def _run(config: RunConfig, request: Request) -> Replayed:
         open_history(config, f"{config.run}.replay", OPERATOR) as bus,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(drain_when_told, draining)
+        tasks.start_soon(drain_when_told, draining, draining.set)
         with bar(f"replay {request.revision}") as tell:
             result = await run_replay(bus, config, request, draining=draining, progress=tell)
         tasks.cancel_scope.cancel()

@@ -1,36 +1,31 @@
 """`lachesis shadow`: a revision that follows the run in a process of its own; which there are; telling one to end."""
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.logic.rolling import RollingFigures
 from lachesis.pipeline.replay.revisions import following
 from lachesis.pipeline.replay.stage import Replayed, Request
-from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import connect_run, open_history
+from lachesis.services.cli.progress import drain_when_told
+from lachesis.services.connect import connect_run, open_history, recent_heartbeats
 from lachesis.services.shadow import run_shadow, service_name
 
 __all__ = ["list_shadows", "start_shadow", "stop_shadow"]
 
-_LISTEN_S = 1.5
-"""Longer than the second between two heartbeats."""
 _ASK_S = 5.0
 _NICE = 10
 """What is live goes first where processor time is short."""
@@ -62,7 +57,7 @@ async def _follow(config: RunConfig, request: Request) -> Replayed:
         open_service(bus, name, config.run, request.revision) as service,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(_drain_when_told, service)
+        tasks.start_soon(drain_when_told, service.draining, service.drain)
         print(
             f"revision {request.revision} follows run {config.run}; `lachesis shadow list` tells how far it is",
             file=sys.stderr,
@@ -70,14 +65,6 @@ async def _follow(config: RunConfig, request: Request) -> Replayed:
         result = await run_shadow(service, config, request)
         tasks.cancel_scope.cancel()
     return result
-
-
-async def _drain_when_told(service: Service) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            if service.draining.is_set():
-                raise KeyboardInterrupt  # told twice: at once, which loses nothing but time
-            service.drain()
 
 
 class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +120,7 @@ def _short(value: float | None) -> str | None:
 
 async def _list(config: RunConfig) -> list[ShadowStatus]:
     async with open_history(config, f"{config.run}.shadow") as bus:
-        beats = await _beats(bus, config.run)
+        beats = {beat.service: beat for beat in await recent_heartbeats(bus, config.run)}
         last = (await bus.usage(subjects.ROLLOUTS)).last
         found = []
         for defined, stored in await following(bus, config.run):
@@ -157,20 +144,6 @@ async def _list(config: RunConfig) -> list[ShadowStatus]:
                 )
             )
         return found
-
-
-async def _beats(bus: NatsBus, run: str) -> dict[str, Heartbeat]:
-    """Return the newest heartbeat of each service that spoke of late."""
-    found: dict[str, Heartbeat] = {}
-    async with bus.listen(subjects.heartbeat(run)) as messages:
-        with anyio.move_on_after(_LISTEN_S):
-            async for message in messages:
-                try:
-                    beat = decode(Heartbeat, message.data)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
-                found[beat.service] = beat
-    return found
 
 
 def stop_shadow(options: Options, revision: str) -> None:

@@ -5,23 +5,19 @@ What goes in: the bus and the run's configuration. What comes out: a `Snapshot`,
 """
 
 import time
-from collections.abc import AsyncIterator
 
-import anyio
 import msgspec
 
-from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat, PolicyRecord
-from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
-from lachesis.services.connect import HEARTBEATS_S, History
+from lachesis.services.connect import History, recent_heartbeats
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
@@ -90,11 +86,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 async def take(history: History, config: RunConfig) -> Snapshot:
     """Return the snapshot, after listening to heartbeats for a moment if the run may go on."""
     bus, ended = history
-    beats: dict[str, Heartbeat] = {}
-    if not ended:
-        async with bus.listen(subjects.heartbeat(config.run)) as messages:
-            with anyio.move_on_after(HEARTBEATS_S):
-                await _collect(messages, beats)
+    beats = [] if ended else await recent_heartbeats(bus, config.run)
     streams = await bus.describe_streams()
     names = {stream.name for stream in streams}
     url = bus.client.connected_url
@@ -106,7 +98,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
         streams=[_stream(stream) for stream in streams],
-        services=merge(beats.values(), planned_services(config), absent="ended" if ended else "silent"),
+        services=merge(beats, planned_services(config), absent="ended" if ended else "silent"),
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
         trainer=trainer,
@@ -122,15 +114,6 @@ def server_version(bus: NatsBus) -> str:
     """Return the version of the server that the bus is connected to."""
     version = bus.client.connected_server_version
     return f"{version.major}.{version.minor}.{version.patch}"
-
-
-async def _collect(messages: AsyncIterator[Stored], beats: dict[str, Heartbeat]) -> None:
-    async for message in messages:
-        try:
-            beat = decode(Heartbeat, message.data)
-        except SchemaError:
-            continue  # whoever sent it, it is none of ours
-        beats[beat.instance] = beat
 
 
 def _stream(stream: StreamDescription) -> StreamStatus:

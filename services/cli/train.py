@@ -136,11 +136,6 @@ async def _train(bus: Bus, config: RunConfig, record: PastRecord, held: Holding)
     def durable(entry: LedgerEntry) -> None:
         held.needs[ROLLOUTS] = max(held.needs[ROLLOUTS], entry.watermark + 1)
 
-    async def drain() -> None:
-        await draining.wait()
-        service.drain()
-
-    draining = anyio.Event()
     total = config.training.steps
     with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
         on_past = OnPast(
@@ -149,8 +144,7 @@ async def _train(bus: Bus, config: RunConfig, record: PastRecord, held: Holding)
             durable=durable,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain_when_told, draining)
-            tasks.start_soon(drain)
+            tasks.start_soon(drain_when_told, service.draining, service.drain)
             await run_trainer(service, config, on_past)
             tasks.cancel_scope.cancel()
 
