@@ -138,7 +138,7 @@ class Run:
         whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
         return int(json.loads(whole[-1])["train/step"]) if whole else 0
 
-    async def wait_for_step(self, step: int, deadline_s: float = 120.0) -> None:
+    async def wait_for_step(self, step: int, deadline_s: float = 300.0) -> None:
         """Wait until `step` is trained; fail when the run ends before or takes too long."""
         end = anyio.current_time() + deadline_s
         while self.step() < step:
@@ -149,7 +149,7 @@ class Run:
 
     async def wait_until_back(self, name: str, pid: int) -> None:
         """Wait until another process than `pid` goes by that name."""
-        await until(lambda: self.pids().get(name, pid) != pid, 60)
+        await until(lambda: self.pids().get(name, pid) != pid, 120)
 
     async def wait(self, deadline_s: float) -> int:
         """Wait until the supervisor has ended, and return its exit code."""
@@ -166,10 +166,10 @@ class Run:
         """End the supervisor, and with it the run, if it still goes on."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(60)
+            self.process.wait(120)
 
     def tail(self) -> str:
-        return (self.folder / "up.log").read_text()[-3000:]
+        return (self.folder / "up.log").read_text(errors="replace")[-3000:]
 
 
 async def until(condition: Callable[[], bool], deadline_s: float) -> None:

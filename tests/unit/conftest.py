@@ -182,7 +182,7 @@ class Lab:
             advantages=[(-1.0) ** i for i in range(plan.samples)],
         )
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
         """Wait until `condition` holds; it is looked at whenever something changes on the bus, and now and then."""
         with anyio.fail_after(seconds):
             while not await condition():

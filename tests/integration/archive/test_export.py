@@ -18,8 +18,6 @@ from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.codec import encode
 from lachesis.schemas.subjects import ROLLOUTS
 
-pytestmark = pytest.mark.timeout(180)
-
 
 @pytest.fixture
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
@@ -152,7 +150,7 @@ async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> N
         await world.store(a_group(n, samples=16, tokens=64))
     process = world.start("export", "out.jsonl")
     partial = world.folder / "out.jsonl.partial"
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not (partial.exists() and partial.stat().st_size):  # noqa: ASYNC110 - it is another process
             await anyio.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -162,7 +160,7 @@ async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> N
     assert not partial.exists()
     pytest.importorskip("pyarrow")
     process = world.start("export", "out.parquet")
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not (world.folder / "out.parquet.partial").exists():  # noqa: ASYNC110 - it is another process
             await anyio.sleep(0.01)
     process.send_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ async def peak(process: subprocess.Popen[bytes]) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 async def test_memory_does_not_grow_with_history(tmp_path: Path, kind: str) -> None:
     async with a_world(tmp_path / "here") as world:

@@ -89,14 +89,14 @@ class World:
             stderr=subprocess.PIPE,
         )
 
-    async def ended(self, process: subprocess.Popen[bytes], timeout_s: float = 45) -> tuple[int, str, str]:
+    async def ended(self, process: subprocess.Popen[bytes], timeout_s: float = 180) -> tuple[int, str, str]:
         out, err = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=timeout_s))
         return process.returncode, out.decode(), err.decode()
 
-    async def lachesis(self, *arguments: object, timeout_s: float = 45) -> tuple[int, str, str]:
+    async def lachesis(self, *arguments: object, timeout_s: float = 180) -> tuple[int, str, str]:
         return await self.ended(self.start(*arguments), timeout_s)
 
-    async def json(self, *arguments: object, timeout_s: float = 45) -> dict:
+    async def json(self, *arguments: object, timeout_s: float = 180) -> dict:
         code, out, err = await self.lachesis(*arguments, "--json", timeout_s=timeout_s)
         assert code == 0, err
         return msgspec.json.decode(out)

@@ -46,7 +46,7 @@ async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_whe
     reserved = 4 * (1000 * 16 + 4096)
     async with world.running():
         environment = world.services["environment-words"]
-        with anyio.fail_after(30):  # what was just stored counts twice for a second, so the last few come slowly
+        with anyio.fail_after(60):  # what was just stored counts twice for a second, so the last few come slowly
             while (await nats_bus.usage(subjects.ROLLOUTS)).bytes <= stop - reserved:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         await world.until(lambda: "stream ROLLOUTS" in str(environment.vitals.note))

@@ -47,7 +47,7 @@ from lachesis.schemas.ledger import Batch, LedgerEntry
 from lachesis.schemas.rollout import RolloutGroup
 
 RUN = "r"
-PATIENCE_S = 40.0
+PATIENCE_S = 120.0
 STAGES: dict[str, Callable[[Service, RunConfig], Awaitable[None]]] = {
     "governor": run_governor,
     "batcher": run_batcher,

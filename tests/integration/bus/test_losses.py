@@ -110,7 +110,7 @@ async def test_a_durable_consumer_that_vanishes_is_made_again(nats_bus: NatsBus)
         await (await anext(deliveries)).ack()
         await nats_bus._link.nc.jetstream().delete_consumer(ROLLOUTS, "scorer")
         await nats_bus.publish(MATH, b"2", msg_id="2")
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             while (await anext(deliveries)).message.data != b"2":
                 pass
 
@@ -139,7 +139,7 @@ async def test_messages_without_metadata_do_no_harm(nats_bus: NatsBus) -> None:
         inbox = next(s.subject for s in nats_bus._link.nc._subs.values() if s._cb.__name__ == "_on_message")
         await nats_bus._link.nc.publish(inbox.replace("*", "0"), b"junk")
         await nats_bus.publish(MATH, b"1", msg_id="1")
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             assert (await anext(deliveries)).message.data == b"1"
 
 

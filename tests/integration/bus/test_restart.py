@@ -80,14 +80,14 @@ async def test_server_restarts_under_load(
                 writers.start_soon(load.commit, producer)
                 for _ in range(KILLS):
                     before = len(load.acked)
-                    with anyio.fail_after(15):
+                    with anyio.fail_after(60):
                         while len(load.acked) < before + 200:  # noqa: ASYNC110
                             await anyio.sleep(0.01)
                     os.kill(fresh_server.pid, how)
                     await fresh_server.wait()
                     await fresh_server.start()
                 load.stop = True
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
             readers.cancel_scope.cancel()

@@ -155,7 +155,7 @@ async def group_of(bus: NatsBus, stream: str) -> dict[str, Any]:
 
 async def leader_of(bus: NatsBus, stream: str) -> str:
     """Return the node that leads a stream, once one does."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         while not (leader := (await group_of(bus, stream)).get("leader")):  # noqa: ASYNC110
             await anyio.sleep(0.05)
     return str(leader)
@@ -163,7 +163,7 @@ async def leader_of(bus: NatsBus, stream: str) -> str:
 
 async def settled(bus: NatsBus, streams: Sequence[str], replicas: int = 3) -> None:
     """Wait until every replica of every stream is up to date."""
-    with anyio.fail_after(40):
+    with anyio.fail_after(120):
         for stream in streams:
             while True:
                 group = await group_of(bus, stream)

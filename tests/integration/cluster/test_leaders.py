@@ -25,7 +25,7 @@ HOW = (signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(1800),
     # the client drops, unclosed, a connection that a frozen server took in and never answered
     pytest.mark.filterwarnings("ignore:.*StreamWriter.__del__:pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -98,7 +98,7 @@ async def test_leaders_are_struck_under_load(tmp_path: Path, streams_config: Str
                         )
                         cluster.mend(node)
                     load.stop = True
-                with anyio.fail_after(40):
+                with anyio.fail_after(120):
                     while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
                         await anyio.sleep(0.05)
                 readers.cancel_scope.cancel()
@@ -121,7 +121,7 @@ async def goes_on(load: Load) -> None:
     """Wait until every kind of work has made progress, twice, so that all of it is past the loss."""
     for _ in range(2):
         before = (len(load.acked), len(load.committed), load.consumed.total(), len(load.read))
-        with anyio.fail_after(60):
+        with anyio.fail_after(120):
             while any(  # noqa: ASYNC110
                 now <= then + 50
                 for now, then in zip(

@@ -44,7 +44,7 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
                 await cluster.end(leader, signal.SIGTERM)
                 await grown(load, 100)
                 load.stop = True
-                with anyio.fail_after(20):
+                with anyio.fail_after(60):
                     while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
                         await anyio.sleep(0.02)
                 readers.cancel_scope.cancel()
@@ -56,7 +56,7 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
 
 async def grown(load: Load, by: int) -> None:
     enough = len(load.acked) + by
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         while len(load.acked) < enough:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
@@ -72,7 +72,7 @@ async def test_no_replica_holds_more_than_it_may(tmp_path: Path, streams_config:
                 held = []
                 async with bus.consume(ROLLOUTS, f"s{attempt}", [subjects.rollout("run")], max_messages=3) as messages:
                     deliveries = aiter(messages)
-                    with anyio.fail_after(20):
+                    with anyio.fail_after(60):
                         held += [await anext(deliveries) for _ in range(3)]
                     with anyio.move_on_after(0.3):
                         held.append(await anext(deliveries))

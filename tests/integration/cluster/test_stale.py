@@ -35,7 +35,7 @@ def stale_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_a_read_does_not_end_where_a_lagging_replica_ends(nats_bus: NatsBus, stale_once: list[str]) -> None:
     for i in range(20):
         await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with nats_bus.read(ROLLOUTS, [subjects.rollout("run")], follow=False) as reader:
             await anyio.sleep(0.2)
             assert not reader.caught_up
@@ -56,6 +56,6 @@ async def test_a_read_ends_when_the_rest_was_deleted(nats_bus: NatsBus, monkeypa
         await nats_bus.client.request(f"$JS.API.STREAM.PURGE.{ROLLOUTS}", b"")  # by somebody with the `nats` tool
 
     monkeypatch.setattr(reader, "open", open_before_the_purge)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with read(reader):
             assert [message.seq async for message in reader] == []

@@ -69,7 +69,7 @@ class Site:
     async def ready(self, bus: Bus, run: str, *processes: subprocess.Popen[bytes]) -> None:
         """Wait until all of them do their work."""
         missing = {process.pid for process in processes}
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             async with bus.listen(subjects.heartbeat(run)) as beats:
                 async for message in beats:
                     beat = decode(Heartbeat, message.data)
@@ -82,7 +82,7 @@ class Site:
 
     async def ended(self, *processes: subprocess.Popen[bytes]) -> list[subprocess.Popen[bytes]]:
         """Wait until at least one of them has ended and return those that have."""
-        with anyio.fail_after(60):
+        with anyio.fail_after(180):
             found: list[subprocess.Popen[bytes]] = []
             while not found:
                 await anyio.sleep(0.02)

@@ -126,7 +126,7 @@ async def test_the_ledger_goes_on_past_foreign_messages_and_so_do_its_readers(
 
 async def test_a_live_batcher_that_meets_a_foreign_message_ends_as_fenced_and_its_next_life_goes_on(bus: Bus) -> None:
     world = World(bus)
-    with pytest.RaisesGroup(FencedError, flatten_subgroups=True), anyio.fail_after(20):
+    with pytest.RaisesGroup(FencedError, flatten_subgroups=True), anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), make_config())
             await world.reward(*[await world.rollout() for _ in range(2)])

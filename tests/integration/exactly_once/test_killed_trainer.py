@@ -35,7 +35,7 @@ KILLED_IN = 4
 """The newest checkpoint is then of step 3: the ten manifests after it are those of batches 3 to 12."""
 STEPS = 3 + 10
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def manifests(folder: Path) -> list[str]:
@@ -74,7 +74,7 @@ async def test_it_resumes_with_the_next_ten_manifests_and_the_same_weights(site,
     monkeypatch.setenv("STOP_IN", str(KILLED_IN))
     async with site.server() as bus:
         process = site.start(config, "trainer", program=(PROGRAM,))
-        with anyio.fail_after(90):
+        with anyio.fail_after(180):
             while not (site.folder / "inside").exists():
                 assert process.poll() is None, site.said(process)
                 await anyio.sleep(0.02)

@@ -28,8 +28,6 @@ from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
 
-pytestmark = pytest.mark.timeout(180)
-
 PAST = PastRecord(
     run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
     max_step=None, batch_size=8, token_budget=None, mix={}, std_floor=0.0, entries=4, batches=2, groups=2,

@@ -155,7 +155,7 @@ class World:
                 if self.batches - reported >= (self.reports_every or 1):
                     await report()
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 120) -> None:
         with anyio.fail_after(seconds):
             while not condition():
                 self.most_bytes = max(self.most_bytes, (await self.bus.usage(ROLLOUTS)).bytes)
@@ -169,7 +169,7 @@ class World:
     async def comes_to_rest(self) -> None:
         """Wait until nothing is published any more: what was promised may still come."""
         published = -1
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while published != self.published:
                 published = self.published
                 await anyio.sleep(1.5)
@@ -257,7 +257,7 @@ async def test_a_stalled_reader_of_events_holds_those(start) -> None:
         world.start()
         await world.goes_on()
         world.kill("curriculum")
-        await world.until(lambda: "needed by curriculum of sums" in world.stopped_by(), 55)
+        await world.until(lambda: "needed by curriculum of sums" in world.stopped_by())
         assert "stream EVENTS is full" in world.stopped_by()
         world.start("curriculum")
         await world.goes_on()
