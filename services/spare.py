@@ -1,16 +1,17 @@
-"""Warm spares: processes that have imported torch and wait to be told which service they are.
+"""Warm spares: processes that have imported what a service imports and wait to be told which service they are.
 
-A trainer or an inference server that dies is away for as long as its next life imports torch: seconds, most of its
-recovery. A spare has that behind it. It is told what to be, and where to log, by one line of JSON on its standard
-input, which from then on is what it is for every supervised process: once it ends, the supervisor is gone. What it has
-imported is as old as it is: the supervisor renews the spares once a process was drained to take up another build.
+A service that dies is away for as long as its next life imports packages: most of its recovery, and seconds where torch
+is among them. A spare has that behind it. There are those with torch and, far smaller, those without. A spare is told
+what to be, and where to log, by one line of JSON on its standard input, which from then on is what it is for every
+supervised process: once it ends, the supervisor is gone. What it has imported is as old as it is: the supervisor renews
+the spares once a process was drained to take up another build.
 """
 
 import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -25,8 +26,11 @@ __all__ = ["PRELOADED", "Spares", "Told", "open_supervised", "wait_to_be_told"]
 
 log = logging.getLogger("lachesis")
 
-PRELOADED = tuple(spec.name for spec in SERVICES.values() if spec.extra == "train")
-"""The services that a spare can become: those that import torch."""
+PRELOADED = {
+    "plain": tuple(spec.name for spec in SERVICES.values() if spec.extra is None),
+    "torch": tuple(spec.name for spec in SERVICES.values() if spec.extra == "train"),
+}
+"""The kinds of spares, each with the services that it can become."""
 _AGAIN_S = 5.0
 _LONGEST_LINE = 1 << 16
 
@@ -40,9 +44,9 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     log: str
 
 
-def wait_to_be_told() -> Told | None:
-    """Import what the services of `PRELOADED` import, wait, and return what is told; None: the supervisor is gone."""
-    for name in PRELOADED:
+def wait_to_be_told(kind: str) -> Told | None:
+    """Import what the services of that kind import, wait, and return what is told; None: the supervisor is gone."""
+    for name in PRELOADED[kind]:
         load_main(SERVICES[name])
     line = _read_line(sys.stdin.fileno())
     if line is None:
@@ -68,30 +72,34 @@ def _read_line(descriptor: int) -> bytes | None:
 
 @dataclass(eq=False)
 class _Spare:
+    kind: str
     process: anyio.abc.Process
     is_old: bool = False
     taken: anyio.Event = field(default_factory=anyio.Event)
 
 
 class Spares:
-    """Keeps `count` spares waiting. `arguments` (--config, --set) are those of every process of the run."""
+    """Keeps `count` spares waiting of each kind that can become one of `services`.
 
-    def __init__(self, arguments: Sequence[str], count: int, logs: Path) -> None:
-        self._command = [sys.executable, "-m", "lachesis", "spare", *arguments]
-        self._count = count
+    `arguments` (--config, --set) are those of every process of the run.
+    """
+
+    def __init__(self, arguments: Sequence[str], services: Collection[str], count: int, logs: Path) -> None:
+        self._arguments = list(arguments)
+        self._kinds = [kind for kind, becomes in PRELOADED.items() if set(becomes) & set(services)] * count
         self._logs = logs
         self._idle: list[_Spare] = []
 
     async def keep(self) -> None:
         """Start a spare whenever one is missing, until cancelled, which ends those that wait."""
         async with anyio.create_task_group() as tasks:
-            for _ in range(self._count):
-                tasks.start_soon(self._keep_one)
+            for kind in self._kinds:
+                tasks.start_soon(self._keep_one, kind)
 
     async def take(self, told: Told) -> anyio.abc.Process | None:
         """Let the spare that has waited longest be what it is told, and return its process; None when there is none."""
-        while self._idle:
-            spare = self._idle.pop(0)
+        while (spare := self._longest_idle(told.service)) is not None:
+            self._idle.remove(spare)
             spare.taken.set()
             told_by = cast("anyio.abc.ByteSendStream", spare.process.stdin)
             try:
@@ -103,6 +111,9 @@ class Spares:
             return spare.process
         return None
 
+    def _longest_idle(self, service: str) -> _Spare | None:
+        return next((spare for spare in self._idle if service in PRELOADED[spare.kind]), None)
+
     def renew(self) -> None:
         """End the spares that wait now; others, which import everything anew, take their place."""
         for spare in self._idle:
@@ -111,9 +122,9 @@ class Spares:
                 spare.process.kill()
         self._idle.clear()
 
-    async def _keep_one(self) -> None:
+    async def _keep_one(self, kind: str) -> None:
         while True:
-            spare = await self._start()
+            spare = await self._start(kind)
             try:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._wait_for_its_end, spare, tasks.cancel_scope)
@@ -128,10 +139,11 @@ class Spares:
                 log.warning("a spare ended with code %s; see %s", spare.process.returncode, self._logs / "spare.log")
                 await anyio.sleep(_AGAIN_S)
 
-    async def _start(self) -> _Spare:
+    async def _start(self, kind: str) -> _Spare:
+        command = [sys.executable, "-m", "lachesis", "spare", kind, *self._arguments]
         with anyio.CancelScope(shield=True):
-            process = await open_supervised(self._command, self._logs / "spare.log")
-        spare = _Spare(process)
+            process = await open_supervised(command, self._logs / "spare.log")
+        spare = _Spare(kind, process)
         self._idle.append(spare)
         return spare
 

@@ -36,7 +36,7 @@ from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
-from lachesis.services.spare import PRELOADED, Spares, Told, open_supervised
+from lachesis.services.spare import Spares, Told, open_supervised
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -121,8 +121,8 @@ class Supervisor:
         self.arguments = list(arguments)
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
-        of_use = any(row.planned.service in PRELOADED for row in self.running)
-        self._spares = Spares(self.arguments, config.services.spares if of_use else 0, self.logs)
+        services = {row.planned.service for row in self.running}
+        self._spares = Spares(self.arguments, services, config.services.spares, self.logs)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
@@ -246,11 +246,10 @@ class Supervisor:
         return code
 
     async def _start(self, planned: Planned, file: Path) -> anyio.abc.Process:
-        """Start a process that logs to `file`; one that would have to import torch is a spare, if one is left."""
-        if planned.service in PRELOADED:
-            told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
-            if (spare := await self._spares.take(told)) is not None:
-                return spare
+        """Start a process that logs to `file`: a spare, if one is left."""
+        told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
+        if (spare := await self._spares.take(told)) is not None:
+            return spare
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         return await open_supervised(
             [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"], file

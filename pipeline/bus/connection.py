@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.answers import error_in
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.link import Link, is_no_responder, patience_s
+from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
@@ -171,8 +171,7 @@ async def _attempt(
         await link.setup()
     except (OSError, nats.errors.Error, TimeoutError, ValueError) as error:
         errors.append(link.last_error or error)  # the client's own says no more than that no server is left
-        with anyio.move_on_after(_CLOSE_S, shield=True):  # it would wait for the goodbye of a peer it does not trust
-            await nc.close()
+        await hang_up(nc, within_s=_CLOSE_S)  # it would wait for the goodbye of a peer it does not trust
         return None
     return link
 

@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["Link", "Question", "backoff_s", "is_no_responder", "patience_s", "status_of"]
+__all__ = ["Link", "Question", "backoff_s", "hang_up", "is_no_responder", "patience_s", "status_of"]
 
 A = TypeVar("A", bound=Answer)
 
@@ -64,6 +64,12 @@ class Question(NamedTuple):
     answer: "asyncio.Future[Msg | None]"
 
 
+async def hang_up(nc: Client, within_s: float) -> None:
+    """Close a client's connection, which may be going at that moment: the client writes what it still holds first."""
+    with anyio.move_on_after(within_s, shield=True), suppress(OSError):
+        await nc.close()
+
+
 class Link:
     """Wraps a connected client; `setup` must be awaited once. `observers` are called at every change of state."""
 
@@ -89,8 +95,7 @@ class Link:
     async def close(self) -> None:
         """Close the connection; whatever waits raises `BusClosedError`."""
         self.fail(BusClosedError("the bus was closed"))
-        with anyio.move_on_after(2, shield=True):
-            await self.nc.close()
+        await hang_up(self.nc, within_s=2.0)
 
     # -- state ---------------------------------------------------------------------------------------------------
 

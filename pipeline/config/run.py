@@ -189,8 +189,8 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
     spares: NonNegativeInt = 1
-    """Processes that wait, with torch imported (some 350 MB each), to take the place of a trainer or an inference
-    server that dies. Default 1."""
+    """Processes that wait to take the place of one that dies: so many with torch imported (some 350 MB each), for
+    trainer and inference servers, and as many without (70 MB), for all others. Default 1."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0

@@ -92,12 +92,12 @@ def run(
 
 @app.command(hidden=True)
 @with_options
-def spare(options: Options) -> None:
+def spare(options: Options, kind: Annotated[str, typer.Argument()]) -> None:
     """Wait to be told by the supervisor which service to run."""
     from lachesis.services.cli.run import run_service
     from lachesis.services.spare import wait_to_be_told
 
-    told = wait_to_be_told()
+    told = wait_to_be_told(kind)
     if told is not None:
         run_service(options, told.service, told.part, replica=told.replica, supervised=True)
 

@@ -49,7 +49,8 @@ async def test_any_process_may_be_killed_and_nothing_is_lost_or_trained_twice(ru
         await run.wait_for_step(min(before + 2, STEPS - 4))
         await run.wait_until_back(name, pid)
     everyone = run.pids()
-    assert "spare" in psutil.Process(everyone["trainer"]).cmdline(), "a spare took the place of the trainer"
+    for name in ("trainer", "batcher"):
+        assert "spare" in psutil.Process(everyone[name]).cmdline(), f"a spare took the place of the {name}"
     assert run.process is not None
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()

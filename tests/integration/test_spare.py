@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 @asynccontextmanager
 async def keeping(folder: Path, *arguments: str) -> AsyncIterator[Spares]:
-    spares = Spares(arguments, 1, folder)
+    spares = Spares(arguments, {"trainer"}, 1, folder)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(spares.keep)
         yield spares
@@ -108,3 +108,19 @@ async def test_a_spare_ends_with_its_supervisor(tmp_path: Path) -> None:
         await process.stdin.aclose()  # as when the supervisor is killed
         with anyio.fail_after(60):
             assert await process.wait() == 0
+
+
+async def test_there_are_spares_with_torch_and_without_and_each_becomes_its_own_kind(tmp_path: Path) -> None:
+    async with anyio.create_task_group() as tasks:
+        spares = Spares((), {"trainer", "batcher"}, 1, tmp_path)
+        tasks.start_soon(spares.keep)
+        await until(lambda: len(spares._idle) == 2)
+        kinds = {spare.kind: spare.process.pid for spare in spares._idle}
+        for service, kind in (("batcher", "plain"), ("inference", "torch")):
+            process = await spares.take(Told(service=service, part="", replica=1, log=str(tmp_path / "log")))
+            assert process is not None
+            assert process.pid == kinds[kind]
+            process.kill()
+            await process.aclose()
+        assert await spares.take(Told(service="gateway", part="", replica=1, log=str(tmp_path / "log"))) is None
+        tasks.cancel_scope.cancel()

@@ -1,11 +1,14 @@
 """What connecting finds out, and what the server refuses later."""
 
+import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import pytest
+from integration.harness import alive
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -171,3 +174,16 @@ async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> Non
     async with await connect(fresh_server.url, name="test", token=fresh_server.token, config=SHORT) as bus:
         with pytest.raises(Exception, match="run `lachesis init`"):
             await bus.publish(MATH, b"", msg_id="1")
+
+
+async def test_closing_while_the_server_goes_is_no_error(tmp_path: Path) -> None:
+    async with EmbeddedServer(tmp_path) as server, await connect(server.url, name="test", token=server.token) as bus:
+        pid = server.pid
+        os.kill(pid, signal.SIGSTOP)
+        await bus.client.publish("unread", b"so that its end resets the connection")
+        await anyio.wait_all_tasks_blocked()  # which is when it was sent
+        os.kill(pid, signal.SIGKILL)
+        while alive(pid):
+            pass  # nor is the client to read of the end before it writes
+        await bus.client.publish("unsent", b"")
+        await bus.close()
