@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from lachesis.pipeline.fsync import fsync
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 
 __all__ = ["Format", "format_of", "whole_file"]
@@ -50,7 +51,7 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
                 _check(path, overwrite)
                 partial.replace(path)
-                _sync(path.parent)
+                fsync(path.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -84,11 +85,3 @@ def _told(path: Path) -> Iterator[None]:
                 f"{path}: {error.strerror}; make room on its disk, or write to another one. Nothing was left behind"
             ) from error
         raise ConfigError(f"{path}: {error.strerror or error}") from error
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

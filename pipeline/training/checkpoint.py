@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
@@ -121,9 +122,9 @@ def save_checkpoint(
     (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     write_sums(partial)
     for path in [*partial.rglob("*"), partial]:
-        _sync(path)
+        fsync(path)
     partial.rename(folder / name)
-    _sync(folder)
+    fsync(folder)
     _point(folder, name)
     _prune(folder, keep, name)
     return state
@@ -196,9 +197,9 @@ def _free_name(folder: Path, step: int) -> str:
 def _point(folder: Path, name: str) -> None:
     pointer = folder / f"{PARTIAL}{POINTER}"
     pointer.write_text(name + "\n")
-    _sync(pointer)
+    fsync(pointer)
     pointer.replace(folder / POINTER)
-    _sync(folder)
+    fsync(folder)
 
 
 def _prune(folder: Path, keep: int, newest: str) -> None:
@@ -216,12 +217,3 @@ def _remove(leftovers: Iterable[Path]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _sync(path: Path) -> None:
-    """Make a file or directory durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

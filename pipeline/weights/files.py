@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.weights.tensors import check_coverage, weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -53,16 +54,11 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, versi
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(copies, partial, metadata={"policy_version": str(version)})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        fsync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    fsync(path.parent)
     return path
 
 

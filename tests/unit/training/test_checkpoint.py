@@ -76,7 +76,7 @@ def test_checkpoint_before_the_first_step_resumes(tmp_path, small_policy):
     assert load_checkpoint(latest_checkpoint(tmp_path), CONFIG).learner.steps == 0
 
 
-@pytest.mark.parametrize("fails_at", ["save_policy", "save_file", "_sync", "_point", "_prune"])
+@pytest.mark.parametrize("fails_at", ["save_policy", "save_file", "fsync", "_point", "_prune"])
 def test_a_crash_at_any_point_leaves_a_loadable_latest_and_the_next_save_mends(
     tmp_path, monkeypatch, fails_at, small_policy, train
 ):
