@@ -23,7 +23,7 @@ def export_history(
     options: Options, path: Path, wanted: Wanted, *, revision: str, kind: str | None, overwrite: bool, as_json: bool
 ) -> None:
     """Write the selection to `path` and say what was written."""
-    config = options.config()
+    config = options.config_with_environments()
     selection, groups = wanted.selection(config)
     request = Request(
         path=path,

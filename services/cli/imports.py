@@ -66,9 +66,7 @@ def import_files(
     as_json: bool,
 ) -> None:
     """Store the groups of `files` and say what became of them. `foreign`: the files are of Atropos."""
-    config = options.config()
-    if not config.environments:
-        raise ConfigError("the configuration has no environments; give the run's with --config")
+    config = options.config_with_environments()
     known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
     for path, kind in known:
         check_kind(path, kind, atropos=foreign is not None)

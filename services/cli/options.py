@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.config.load import Loaded
     from lachesis.pipeline.config.run import RunConfig
 
-__all__ = ["Options", "with_options"]
+__all__ = ["Json", "Options", "with_options"]
 
 _PANEL = "Configuration"
 
@@ -40,6 +40,8 @@ _Run = Annotated[
         "--run", metavar="NAME", help="Name of the run; its folder is runs/NAME unless set.", rich_help_panel=_PANEL
     ),
 ]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,16 @@ class Options:
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`."""
         return self.load().config
+
+    def config_with_environments(self, whose: str = "the run's") -> "RunConfig":
+        """Return the configuration for what has to know its environments. Raises `ConfigError` where it has none, which
+        says `whose` configuration is needed."""
+        from lachesis.schemas.errors import ConfigError
+
+        config = self.config()
+        if not config.environments:
+            raise ConfigError(f"the configuration has no environments; give {whose} with --config")
+        return config
 
     def arguments(self) -> list[str]:
         """Return what gives another process the same configuration."""

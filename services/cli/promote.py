@@ -33,9 +33,7 @@ _LOOK_AGAIN_S = 0.2
 def promote_revision(options: Options, revision: str, *, wait_s: float, as_json: bool) -> None:
     """Ask for the promotion and wait until it is decided. Raises `ConfigError` where `revision` is another than the
     configuration makes, or another is being promoted; `NotFoundError` where there is none."""
-    config = options.config()
-    if not config.environments:
-        raise ConfigError("the configuration has no environments; give the revision's with --config")
+    config = options.config_with_environments("the revision's")
     found = anyio.run(_promote, config, subjects.check_name("revision", revision), wait_s)
     if as_json:
         print_json(found)

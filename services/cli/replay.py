@@ -20,7 +20,7 @@ __all__ = ["replay_history"]
 
 def replay_history(options: Options, revision: str, wanted: Wanted, pace: Pace, *, as_json: bool) -> None:
     """Score the selection under `revision`. Exits with 130 when it was interrupted; the same command goes on."""
-    config = options.config()
+    config = options.config_with_environments()
     selection, groups = wanted.selection(config)
     request = Request(revision=revision, selection=selection, groups=groups, pace=pace)
     result = anyio.run(_run, config, request)

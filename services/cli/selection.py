@@ -37,13 +37,14 @@ class Wanted:
     groups: Path | None = None
 
     def selection(self, config: "RunConfig") -> "tuple[Selection, Collection[str] | None]":
-        """Return the selection, and the groups if they are listed. Raises `ConfigError`."""
+        """Return the selection of what `config`, which has environments, says, and the groups if they are listed.
+
+        Raises `ConfigError`.
+        """
         from lachesis.pipeline.replay.logic.selection import groups_digest
         from lachesis.schemas.errors import ConfigError
         from lachesis.schemas.replay import Selection
 
-        if not config.environments:
-            raise ConfigError("the configuration has no environments; give the run's with --config")
         listed = None if self.groups is None else _read_groups(self.groups)
         for low, high, what in (
             (self.since, self.until, "since"), (self.first_seq, self.last_seq, "from-seq"),

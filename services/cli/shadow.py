@@ -15,7 +15,7 @@ from lachesis.pipeline.replay.stage import Replayed, Request
 from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Options
@@ -35,9 +35,7 @@ def start_shadow(
     options: Options, revision: str, *, envs: Sequence[str], from_seq: int | None, pace: Pace, as_json: bool
 ) -> None:
     """Follow the run under `revision` until Ctrl-C or `shadow stop`; the same command goes on where it was."""
-    config = options.config()
-    if not config.environments:
-        raise ConfigError("the configuration has no environments; give the run's with --config")
+    config = options.config_with_environments()
     selection = Selection(envs=sorted(set(envs or config.environments)), first_seq=from_seq, follow=True)
     os.nice(_NICE)
     result = anyio.run(
