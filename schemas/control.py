@@ -161,8 +161,9 @@ class PackedHistogram(msgspec.Struct, frozen=True, array_like=True):
 class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form.
 
-    `slots` is how many things it can work on at once, and `busy_s` the seconds of work done in all of them, what is
-    under way included; over a span of time its load is the growth of `busy_s` / (span * slots).
+    `given_back` counts what was put off because something that it needs is away, and comes again. `slots` is how many
+    things it can work on at once, and `busy_s` the seconds of work done in all of them, what is under way included; over
+    a span of time its load is the growth of `busy_s` / (span * slots).
     """
 
     state: StageState = "ok"
@@ -170,6 +171,7 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     emitted: Count = 0
     redelivered: Count = 0
     retried: Count = 0
+    given_back: Count = 0
     dead: Count = 0
     in_flight: Count = 0
     lag: Count | None = None

@@ -1,6 +1,7 @@
 """The list of a run's promotions: read, changed by compare-and-set, and looked at by whoever judges rollouts."""
 
 import logging
+from typing import Any
 
 import anyio
 import msgspec
@@ -24,6 +25,8 @@ __all__ = ["InForce", "promotion", "read", "subject", "under", "write"]
 log = logging.getLogger("lachesis")
 
 _LOOK_AGAIN_S = 0.05
+_OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s"})
+"""Settings of scoring that judge nothing."""
 
 
 def subject(run: str, revision: str) -> str:
@@ -35,7 +38,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int) -> Pr
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
         env: Judging(
-            scoring=msgspec.to_builtins(config.scoring_of(env)),
+            scoring=_judging(config.scoring_of(env)),
             normalization=msgspec.to_builtins(config.normalization_of(env)),
             reward_config=msgspec.to_builtins(config.reward_config_of(env)),
             advantage=msgspec.to_builtins(config.advantage_of(env)),
@@ -51,6 +54,11 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int) -> Pr
         asked_ns=asked_ns,
         environments=environments,
     )
+
+
+def _judging(scoring: ScoringConfig) -> dict[str, Any]:
+    settings: dict[str, Any] = msgspec.to_builtins(scoring)
+    return {name: value for name, value in settings.items() if name not in _OF_THE_PROCESS}
 
 
 def under(one: Promotion, config: RunConfig) -> RunConfig:

@@ -63,6 +63,10 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     empty: groups are scored by the rewards their environment gave."""
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
+    patience_s: float = 10.0
+    """Seconds for which a replica tries a group again whose raters are away, before it gives the group back and goes on
+    with those behind it. The group comes again, to any replica, after 1 s, then 2, 4 and every 5, and is tried for half
+    as long as the time before. Default 10."""
     aggregation: Aggregation | None = None
     """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
     majority (of ratings above `threshold`; a tie is unscorable), dawid_skene (a majority in which votes have the
@@ -89,6 +93,8 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"scoring.quorum is {self.quorum}; it must lie between 1 and {len(self.raters)} raters.")
         if self.penalty is not None and not 0 <= self.penalty < float("inf"):
             raise ConfigError(f"scoring.penalty is {self.penalty}; it cannot be negative.")
+        if not 0 <= self.patience_s < float("inf"):
+            raise ConfigError(f"scoring.patience_s is {self.patience_s}; give a number of seconds, 0 or more.")
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"scoring.trim is {self.trim}; it must be at least 0 and below 0.5.")
         if not 0 <= self.threshold <= 1:

@@ -63,8 +63,14 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     async def handle(rollout: Rollout) -> _Scored:
         env = rollout.group.env
         promotion = await in_force.at(rollout.seq)
-        scorer = scorer_of(env, promotion)
-        scored = _Scored(await scorer.score(rollout.group, rollout.seq), scorer, promotion.first if promotion else None)
+        try:
+            scorer = scorer_of(env, promotion)
+            score = await scorer.score(rollout.group, rollout.seq)
+        except InfrastructureError:
+            service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
+            raise
+        service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
+        scored = _Scored(score, scorer, promotion.first if promotion else None)
         agreement[env, scored.promoted].add(scored.score)
         if service.vitals.handled % _TOLD == 0:
             service.vitals.metrics |= agreement[env, scored.promoted].metrics(env)
@@ -94,6 +100,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             stamp=stamp,
             kind_of=lambda item: item.promoted,
             concurrency=config.scoring.groups_at_once,
+            patience_s=config.scoring.patience_s,
         ),
     )
 

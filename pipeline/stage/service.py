@@ -102,11 +102,12 @@ class Service:
         self.vitals.state = "draining"
         self.draining.set()
 
-    def retrying(self, what: str, *, longest_s: float = 5.0) -> tenacity.AsyncRetrying:
+    def retrying(self, what: str, *, longest_s: float = 5.0, patience_s: float | None = None) -> tenacity.AsyncRetrying:
         """Return an iterator of attempts that retries `InfrastructureError` with backoff until the service drains.
 
-        The last error is raised when it does: the caller gives its work back.
+        The last error is raised when it does, or after `patience_s` seconds: the caller gives its work back.
         """
+        until_s = math.inf if patience_s is None else anyio.current_time() + patience_s
 
         def before_sleep(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
@@ -117,7 +118,7 @@ class Service:
         return tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(InfrastructureError),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=longest_s),
-            stop=lambda _: self.draining.is_set(),
+            stop=lambda _: self.draining.is_set() or anyio.current_time() >= until_s,
             sleep=self._sleep,
             before_sleep=before_sleep,
             after=lambda _: None,

@@ -6,10 +6,12 @@ each carrying every group that was ready when it left (no lingering when only on
 * a group is acknowledged only once its annotation, or its dead letter, is stored;
 * what is held is kept alive (`in_progress`), and given back on drain: at once what was not begun, the rest finished;
 * a bad group (`DataError`) becomes a dead letter at once; a failing dependency (`InfrastructureError`) is retried for
-  as long as it fails and never becomes a result;
+  as long as it fails and never becomes a result. A stage with `patience_s` gives the group back after so long: it comes
+  again, to any replica, and what lies behind it is not held up;
 * any other exception is a bug and ends the service; a group that ends whoever handles it becomes a dead letter after
   `max_attempts` such ends, counted in a durable record. (A process killed while it handles a group for the first time
-  is not on record.) Suspects are handled one at a time, so that their neighbours are not blamed with them.
+  is not on record, nor one killed after a dependency failed.) Suspects are handled one at a time, so that their
+  neighbours are not blamed with them.
 """
 
 import hashlib
@@ -39,6 +41,10 @@ __all__ = ["Rollout", "StatelessStage", "run_stateless"]
 
 _MOST_IN_ONE_MESSAGE = 256
 _LAG_S = 1.0
+_FIRST_DELAY_S = 1.0
+_LONGEST_DELAY_S = 5.0
+"""As long as one that is held waits between two attempts: when the dependency is back, nobody waits longer."""
+_DOUBLINGS = 16
 
 Item = TypeVar("Item")
 
@@ -49,7 +55,8 @@ class StatelessStage(Generic[Item]):
 
     `event` gets the environment and the items, all of one `kind_of`. One replica handles `concurrency` groups at once
     and answers the broker within `ack_wait_s` seconds: so long, what a killed replica held waits for another, and
-    whatever needs it waits too.
+    whatever needs it waits too. A group whose dependencies fail is given back after `patience_s` seconds (None: never)
+    and comes again after a delay; each time the one is halved and the other doubled, up to 5 s.
     """
 
     kind: subjects.Kind
@@ -60,6 +67,16 @@ class StatelessStage(Generic[Item]):
     concurrency: int = 16
     ack_wait_s: float = 5.0
     max_attempts: int = 5
+    patience_s: float | None = None
+
+    def patience(self, attempt: int) -> float | None:
+        """Return for how long a group delivered for the `attempt`th time is retried, seconds; None: without bound."""
+        return None if self.patience_s is None else self.patience_s / 2.0 ** min(attempt - 1, _DOUBLINGS)
+
+
+def _delay_s(attempt: int) -> float:
+    """Return after how long a group comes again that was given back in its `attempt`th delivery."""
+    return min(_FIRST_DELAY_S * 2.0 ** min(attempt - 1, _DOUBLINGS), _LONGEST_DELAY_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +162,8 @@ class _Replica(Generic[Item]):
                 except DataError as error:
                     self.service.called(start_ns, 0, failed=True)
                     await self._bury(delivery, "data", error)
-                except InfrastructureError:  # only once the service drains: until then it is retried
-                    await self._give_back(delivery)
+                except InfrastructureError as error:  # only once the service drains, or its patience is at an end
+                    await self._put_off(delivery, error)
                 except Exception:
                     await self._blame(delivery)
                     raise
@@ -180,9 +197,14 @@ class _Replica(Generic[Item]):
                 name = self.service.name
                 parent = process_id(group, name, delivery.attempt)
                 children = turn.enter_context(recording(self.service.tracing.clock, name, group, parent))
-            async for attempt in self.service.retrying(f"group {group}"):
+            patience_s = stage.patience(delivery.attempt)
+            async for attempt in self.service.retrying(f"group {group}", patience_s=patience_s):
                 with attempt:
-                    item = await stage.handle(rollout)
+                    try:
+                        item = await stage.handle(rollout)
+                    except InfrastructureError:
+                        await self._absolve(delivery)
+                        raise
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
         self.service.vitals.done(stamp, traced=group if sampled else None)
@@ -265,10 +287,29 @@ class _Replica(Generic[Item]):
         await delivery.ack()
         self._let_go(delivery)
 
-    async def _give_back(self, delivery: Delivery) -> None:
+    async def _give_back(self, delivery: Delivery, delay_s: float = 0.0) -> None:
         await self._clear(delivery, self.deaths.get(delivery.message.seq, 0))
-        await delivery.nak()
+        await delivery.nak(delay_s)
         self._let_go(delivery)
+
+    async def _put_off(self, delivery: Delivery, error: InfrastructureError) -> None:
+        """Give back a group that cannot be handled for now; unless the service drains, it comes again after a while."""
+        if self.service.draining.is_set():
+            await self._give_back(delivery)
+            return
+        delay_s = _delay_s(delivery.attempt)
+        self.service.waits("waiting", f"sequence {delivery.message.seq} comes again in {delay_s:g} s: {error}")
+        self.service.vitals.given_back += 1
+        await self._give_back(delivery, delay_s)
+
+    async def _absolve(self, delivery: Delivery) -> None:
+        """Take back the note of an attempt that a failing dependency ended: who is killed while it fails, and however
+        often, is not killed by the group."""
+        deaths = self.deaths.get(delivery.message.seq)
+        if deaths is not None:
+            await self._clear(delivery, deaths)
+            if deaths:
+                self.deaths[delivery.message.seq] = deaths  # still on record
 
     async def _clear(self, delivery: Delivery, deaths: int) -> None:
         """Take back the note of an attempt, before whoever comes next reads it. Off the record, a note counts once."""

@@ -22,6 +22,7 @@ class Vitals:
         self.emitted = 0
         self.redelivered = 0
         self.retried = 0
+        self.given_back = 0
         self.dead = 0
         self.in_flight = 0
         self.lag: int | None = None
@@ -72,6 +73,7 @@ class Vitals:
             emitted=self.emitted,
             redelivered=self.redelivered,
             retried=self.retried,
+            given_back=self.given_back,
             dead=self.dead,
             in_flight=self.in_flight,
             lag=self.lag,

@@ -35,6 +35,7 @@ _COUNTERS = {
     "emitted": "Groups whose output is stored.",
     "redelivered": "Deliveries that were not a message's first.",
     "retried": "Attempts repeated because infrastructure failed.",
+    "given_back": "Deliveries put off because infrastructure failed for long.",
     "dead": "Dead letters written.",
 }
 _GAUGES = {"in_flight": "Groups held.", "lag": "Messages that wait for the service."}

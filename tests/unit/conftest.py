@@ -29,6 +29,8 @@ class MortalBus:
         self.dead = False
         self.acks = True
         """Whether acknowledgements arrive."""
+        self.delays: list[float] = []
+        """With what delays messages were given back, seconds."""
 
     def __getattr__(self, name):
         return getattr(self._bus, name)
@@ -77,6 +79,7 @@ class _Delivery:
 
     async def nak(self, delay_s=0.0):
         if not self._bus.dead:
+            self._bus.delays.append(delay_s)
             await self._delivery.nak(delay_s)
 
     async def in_progress(self):

@@ -4,6 +4,7 @@ bound, and a deadline ends the wait where there is one.
 
 import anyio
 import pytest
+from integration.backpressure import raters
 from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -25,6 +26,26 @@ async def test_slow_raters_hold_two_rounds_of_groups_and_the_rest_waits_in_the_s
     assert 0 < held <= 2 * 2
     await world.assert_bounded()
     assert set((await world.fates()).values()) == {"batched"}
+
+
+async def test_raters_that_are_away_stop_the_run_within_the_bound_and_cost_nothing(
+    nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(raters, "is_away", True)
+    rater = RaterConfig(rater="integration.backpressure.raters:remote", retries=0, breaker_s=0.1)
+    world = World(nats_bus, make_config(words=8, scoring=ScoringConfig(raters=[rater], groups_at_once=2, patience_s=0)))
+    async with world.running():
+        await world.until_full()
+        full = world.governor.granted
+        scorer = world.services["scorer"].vitals
+        await world.until(lambda: scorer.given_back > 2 * full)  # every group had its turn, and most had two
+        assert scorer.state == "waiting"
+        assert world.governor.granted == full
+        assert not world.trainer.batches
+        monkeypatch.setattr(raters, "is_away", False)
+        await world.trainer.until(4)
+    assert set((await world.fates()).values()) <= {"batched", "stale"}  # who waits seconds is overtaken by many steps
+    await world.assert_bounded()
 
 
 async def test_a_silent_teacher_that_is_optional_costs_its_deadline_and_no_group(nats_bus: NatsBus) -> None:

@@ -9,7 +9,7 @@ from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import Message
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])
@@ -125,3 +125,32 @@ async def test_raters_see_the_last_answer_and_what_came_before(lab):
 async def test_a_group_without_answers_cannot_be_rated(lab, messages):
     with pytest.raises(DataError, match="messages"):
         samples_of(lab.group(1, messages=messages))
+
+
+async def test_groups_whose_raters_are_away_do_not_hold_up_those_of_others(lab, monkeypatch):
+    score, away = EnvironmentScorer.score, True
+
+    async def judged(self, group, seq):
+        if away and group.env == "sums":
+            raise InfrastructureError("rater judge: connection refused")
+        return await score(self, group, seq)
+
+    monkeypatch.setattr(EnvironmentScorer, "score", judged)
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="x"), "own": EnvironmentConfig(kind="x")},
+        scoring=ScoringConfig(groups_at_once=2, patience_s=0.0),
+    )
+    for n in range(1, 7):
+        await lab.store(lab.group(n))
+    await lab.store(lab.group(7, env="own"))
+    async with lab.running(lambda service: run_scorer(service, config), "scorer") as service:
+        await lab.until(settled(lab, 1, "own"))
+        told = {name: value for name, value in service.vitals.metrics.items() if name.endswith("/raters_away")}
+        assert told == {"reward/sums/raters_away": 1, "reward/own/raters_away": 0}
+        assert service.vitals.report().given_back >= 6
+        away = False
+        lab.bus.advance(31)
+        await lab.until(settled(lab, 6))
+        assert service.vitals.metrics["reward/sums/raters_away"] == 0
+    assert not await lab.events("dead", DeadLetter)

@@ -191,6 +191,74 @@ async def test_a_failing_dependency_is_waited_for_and_never_becomes_a_result(lab
     assert service.vitals.retried >= 3
 
 
+async def test_what_a_failing_dependency_holds_up_is_given_back_and_what_lies_behind_goes_on(lab):
+    down = True
+
+    async def handle(rollout):
+        if down and rollout.group.item != "item-3":
+            raise InfrastructureError("the judge is away")
+
+    for n in (1, 2, 3):
+        await lab.store(lab.group(n))
+    async with lab.running(a_stage(handle, concurrency=1, patience_s=0.0)) as service:
+        await lab.until(lambda: _true(service.vitals.emitted == 1))
+        for _ in range(7):
+            given_back = service.vitals.given_back
+            lab.bus.advance(31)
+            await lab.until(lambda before=given_back: _true(service.vitals.given_back >= before + 2))
+        assert await open_messages(lab) == 2
+        assert service.vitals.state == "waiting"
+        assert "the judge is away" in service.vitals.note
+        down = False
+        lab.bus.advance(31)
+        await lab.until(settled(lab, 3))
+        assert service.vitals.state == "ok"
+    assert service.bus.delays[:6:2] == [1, 2, 4]
+    assert set(service.bus.delays[6:]) == {5}
+    assert not await lab.events("dead", DeadLetter)
+
+
+async def test_a_dependency_is_waited_for_before_a_group_is_given_back(lab):
+    tries = 0
+
+    async def handle(_):
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise InfrastructureError("connection refused")
+
+    await lab.store(lab.group(1))
+    async with lab.running(a_stage(handle, patience_s=30.0)) as service:
+        await lab.until(settled(lab, 1))
+    assert (tries, service.bus.delays, service.vitals.given_back) == (3, [], 0)
+
+
+async def test_kills_while_a_dependency_is_away_never_make_a_dead_letter(lab):
+    """However often a replica is killed that waits for it: no group is to blame."""
+    waiting = anyio.Event()
+
+    async def handle(_):
+        if waiting.is_set():
+            await anyio.sleep_forever()
+        waiting.set()
+        raise InfrastructureError("down")
+
+    for n in (1, 2):
+        await lab.store(lab.group(n))
+    for _ in range(6):
+        waiting = anyio.Event()
+        async with lab.running(a_stage(handle, max_attempts=2, concurrency=1)) as service:
+            await waiting.wait()
+            await lab.until(lambda s=service: _true(s.vitals.retried >= 1))
+            service.kill()
+        lab.bus.advance(31)
+    async with lab.running(a_stage(nothing, max_attempts=2)):
+        await lab.until(settled(lab, 2))
+    assert not await lab.events("dead", DeadLetter)
+    for seq in (1, 2):
+        assert await lab.bus.value(subjects.BUCKETS["attempts"], f"{DURABLE}.{seq}") is None
+
+
 async def test_a_full_stream_means_waiting_not_loss(lab, monkeypatch):
     full = True
     publish = lab.bus.publish
