@@ -162,8 +162,8 @@ class StageVitals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """One stage's figures since it started: counters, and histograms of wait and process time in packed form.
 
     `given_back` counts what was put off because something that it needs is away, and comes again. `slots` is how many
-    things it can work on at once, and `busy_s` the seconds of work done in all of them, what is under way included; over
-    a span of time its load is the growth of `busy_s` / (span * slots).
+    things it can work on at once, and `busy_s` the seconds of work done in all of them, what is under way included;
+    over a span of time its load is the growth of `busy_s` / (span * slots).
     """
 
     state: StageState = "ok"
