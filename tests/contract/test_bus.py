@@ -29,6 +29,10 @@ STATE = subjects.state("run", "normalizer", LIVE, "math")
 POLICY = subjects.BUCKETS["policy"]
 
 
+def now(bus: Bus) -> float:
+    return bus.now() if isinstance(bus, MemoryBus) else anyio.current_time()
+
+
 async def pass_time(bus: Bus, seconds: float) -> None:
     if isinstance(bus, MemoryBus):
         bus.advance(seconds)
@@ -37,7 +41,7 @@ async def pass_time(bus: Bus, seconds: float) -> None:
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while not await condition():  # noqa: ASYNC110  # the server's own state cannot be waited for
             await anyio.sleep(0.01)
 
@@ -195,13 +199,16 @@ async def test_nak_brings_a_message_again(bus: Bus) -> None:
 async def test_nak_with_a_delay_waits(bus: Bus) -> None:
     await bus.publish(MATH, b"x", msg_id="1")
     async with bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
-        await (await anext(deliveries)).nak(delay_s=0.6)
+        first, began = await anext(deliveries), now(bus)
+        await first.nak(delay_s=0.6)
         with anyio.move_on_after(0.2):
             await anext(deliveries)
-            pytest.fail("it came before its delay was over")
+            assert now(bus) - began >= 0.6, "it came before its delay was over"
+            return  # and not before: this process was held up
         await pass_time(bus, 0.5)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             assert (await anext(deliveries)).attempt == 2
+        assert now(bus) - began >= 0.6
 
 
 async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
@@ -209,7 +216,7 @@ async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
     async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=1.0) as deliveries:
         first = await anext(deliveries)
         await pass_time(bus, 1.1)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             second = await anext(deliveries)
         assert (first.attempt, second.attempt) == (1, 2)
         assert second.message == first.message
@@ -219,10 +226,10 @@ async def test_what_is_not_acknowledged_in_time_comes_again(bus: Bus) -> None:
 
 async def test_in_progress_keeps_a_message(bus: Bus) -> None:
     await bus.publish(MATH, b"x", msg_id="1")
-    async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=1.0) as deliveries:
+    async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=5.0) as deliveries:
         delivery = await anext(deliveries)
-        for _ in range(4):
-            await pass_time(bus, 0.5)
+        for _ in range(6):
+            await pass_time(bus, 1.0)
             await delivery.in_progress()
         await delivery.ack()
         with anyio.move_on_after(0.3):
@@ -248,7 +255,7 @@ async def test_two_replicas_share_the_work(bus: Bus) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(replica, "a")
         tasks.start_soon(replica, "b")
-        with anyio.fail_after(20):
+        with anyio.fail_after(40):
             await done.wait()
         tasks.cancel_scope.cancel()
     assert sorted(seq for _, seq in seen) == list(range(1, 201))
@@ -258,11 +265,11 @@ async def test_two_replicas_share_the_work(bus: Bus) -> None:
 async def test_leaving_gives_back_what_was_not_handed_out(bus: Bus) -> None:
     for i in range(20):
         await bus.publish(MATH, b"%d" % i, msg_id=str(i))
-    async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=60) as deliveries:
+    async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=120) as deliveries:
         kept = await anext(deliveries)
         await anyio.sleep(0.1)  # the rest has been prefetched
-    with anyio.fail_after(5):  # not after the minute of its acknowledgement wait
-        async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=60) as deliveries:
+    with anyio.fail_after(30):  # not after the two minutes of its acknowledgement wait
+        async with bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=120) as deliveries:
             seen = {(await anext(deliveries)).message.seq for _ in range(19)}
     assert seen == set(range(1, 21)) - {kept.message.seq}
 
@@ -272,25 +279,28 @@ async def test_a_replica_holds_no_more_than_it_may(bus: Bus) -> None:
         await bus.publish(MATH, bytes(100_000), msg_id=str(i))
     held: list[Delivery] = []
 
-    async def more(deliveries: object, limit: int) -> int:
+    async def more(deliveries: object, least: int, limit: int) -> int:
+        with anyio.fail_after(30):
+            while len(held) < least:
+                held.append(await anext(deliveries))  # type: ignore[call-overload]
         with anyio.move_on_after(0.3):
             while len(held) < limit:
                 held.append(await anext(deliveries))  # type: ignore[call-overload]
         return len(held)
 
     async with bus.consume(ROLLOUTS, "scorer", [ALL], max_messages=3) as deliveries:
-        assert await more(deliveries, 10) == 3
+        assert await more(deliveries, 3, 10) == 3
         await held.pop(0).ack()
-        assert await more(deliveries, 10) == 3
+        assert await more(deliveries, 3, 10) == 3
         for delivery in held:
             await delivery.nak()
         held.clear()
     async with bus.consume(ROLLOUTS, "by-bytes", [ALL], max_bytes=350_000) as deliveries:
-        assert 3 <= await more(deliveries, 10) <= 4
+        assert await more(deliveries, 3, 10) <= 4
     held.clear()
     async with bus.consume(ROLLOUTS, "tiny", [ALL], max_bytes=50_000) as deliveries:
         for _ in range(10):  # each is larger than the bound: they come one at a time
-            assert await more(deliveries, 5) == 1
+            assert await more(deliveries, 1, 5) == 1
             await held.pop().ack()
 
 
@@ -300,7 +310,7 @@ async def test_a_cancelled_wait_loses_nothing(bus: Bus) -> None:
             with anyio.move_on_after(0.02):
                 await anext(deliveries)
         await bus.publish(MATH, b"x", msg_id="1")
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             assert (await anext(deliveries)).message.data == b"x"
 
 
@@ -355,7 +365,7 @@ async def test_read_follows(bus: Bus) -> None:
         assert reader.caught_up
         for i in range(1, 4):
             await bus.publish(MATH, b"%d" % i, msg_id=str(i))
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 assert (await anext(reader.__aiter__())).data == b"%d" % i
         assert reader.caught_up
 
@@ -366,7 +376,7 @@ async def test_read_of_what_is_not_there(bus: Bus) -> None:
     await bus.publish(MATH, b"0", msg_id="0")
     for start, filters in ((2, [ALL]), (2, [CODE]), (1, [CODE])):
         async with bus.read(ROLLOUTS, filters, start=start, follow=False) as reader:
-            with anyio.fail_after(5):
+            with anyio.fail_after(30):
                 assert [m async for m in reader] == []
             assert reader.caught_up
 
@@ -390,7 +400,7 @@ async def test_read_without_follow_ends_while_others_publish(bus: Bus) -> None:
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_publishing)
-        with anyio.fail_after(10):
+        with anyio.fail_after(40):
             async with bus.read(ROLLOUTS, [ALL], follow=False) as reader:
                 seqs = [m.seq async for m in reader]
         tasks.cancel_scope.cancel()
@@ -485,7 +495,7 @@ async def test_a_consumer_goes_on_past_what_was_trimmed_under_it(bus: Bus) -> No
         await held[0].nak()
         await held[1].ack()
         await pass_time(bus, 1.1)
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             seen: set[int] = set()
             while seen != {6, 7, 8, 9, 10}:
                 delivery = await anext(deliveries)
@@ -567,15 +577,17 @@ async def test_watch_yields_the_newest(bus: Bus) -> None:
     await bus.put(POLICY, "run", b"1")
     await bus.put(POLICY, "other", b"x")
     async with bus.watch(POLICY, "run") as entries, bus.watch(POLICY, "new") as fresh:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             assert (await anext(entries)).value == b"1"
             with anyio.move_on_after(0.05):
                 await anext(entries)
                 pytest.fail("nothing has changed")
             for i in range(2, 50):
                 await bus.put(POLICY, "run", b"%d" % i)
-            await anyio.sleep(0.1)
-            assert (await anext(entries)).value == b"49"
+            seen = [(await anext(entries)).value]
+            while seen[-1] != b"49":  # it may still be on its way
+                seen.append((await anext(entries)).value)
+            assert len(seen) < 10, "those in between are passed over"
             await bus.put(POLICY, "new", b"n")
             assert (await anext(fresh)).value == b"n"
 
@@ -596,19 +608,19 @@ async def test_request_and_serve(bus: Bus) -> None:
         return data[::-1]
 
     with pytest.raises(InfrastructureError, match="nobody serves"):
-        await bus.request(subject, b"abc", timeout_s=1)
+        await bus.request(subject, b"abc", timeout_s=30)
     async with bus.serve(subject, answer):
-        assert await bus.request(subject, b"abc", timeout_s=1) == b"cba"
-        assert await bus.request(subject, b"", timeout_s=1) == b""
+        assert await bus.request(subject, b"abc", timeout_s=30) == b"cba"
+        assert await bus.request(subject, b"", timeout_s=30) == b""
         with pytest.raises(DataError, match="no such thing"):
-            await bus.request(subject, b"bad", timeout_s=1)
+            await bus.request(subject, b"bad", timeout_s=30)
         with pytest.raises(InfrastructureError, match="try later"):
-            await bus.request(subject, b"busy", timeout_s=1)
+            await bus.request(subject, b"busy", timeout_s=30)
         with pytest.raises(InfrastructureError, match="no answer"):
             await bus.request(subject, b"slow", timeout_s=0.1)
-        assert await bus.request(subject, b"abc", timeout_s=2) == b"cba"
+        assert await bus.request(subject, b"abc", timeout_s=30) == b"cba"
     with pytest.raises(InfrastructureError, match="nobody serves"):
-        await bus.request(subject, b"abc", timeout_s=1)
+        await bus.request(subject, b"abc", timeout_s=30)
 
 
 async def test_a_service_that_fails_ends_its_context(bus: Bus) -> None:
@@ -619,7 +631,7 @@ async def test_a_service_that_fails_ends_its_context(bus: Bus) -> None:
         async with bus.serve(subjects.lease("run"), answer):
             with pytest.raises(InfrastructureError):
                 await bus.request(subjects.lease("run"), b"", timeout_s=0.2)
-            await anyio.sleep(5)
+            await anyio.sleep(30)
 
 
 async def test_broadcast_and_listen(bus: Bus) -> None:
@@ -629,7 +641,7 @@ async def test_broadcast_and_listen(bus: Bus) -> None:
         for i in range(10):
             await bus.broadcast(subject, b"%d" % i)
         await bus.broadcast(subjects.heartbeat("other", "scorer", "1"), b"elsewhere")
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             heard = [await anext(beats) for _ in range(10)]
             await anyio.sleep(0.1)
             assert [(await anext(few)).data for _ in range(4)] == [b"6", b"7", b"8", b"9"]

@@ -20,7 +20,8 @@ from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, Sch
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 from lachesis.services.process import REFUSED
 
-SHORT = {"connect_timeout_s": 5.0, "give_up_s": 2.0}
+SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
+"""Who waits in vain is told so, by another error than who is refused."""
 
 
 async def test_nobody_without_a_key(secured: Secured) -> None:
@@ -45,7 +46,7 @@ async def test_a_missing_key_is_named(secured: Secured, tmp_path: Path) -> None:
 
 async def test_what_is_refused_names_subject_and_identity_and_says_how_to_mend_it(secured: Secured) -> None:
     async with await secured.bus("scorer") as bus:
-        with anyio.fail_after(2), pytest.raises(AccessError) as caught:
+        with anyio.fail_after(30), pytest.raises(AccessError) as caught:
             await bus.publish(subjects.ledger("one", "main"), b"", msg_id="1")
     text = str(caught.value)
     assert "test.scorer" in text
@@ -81,16 +82,15 @@ async def test_every_way_of_being_refused_ends_the_wait(secured: Secured) -> Non
             await secured.bus("environment", **SHORT) as bus,
             bus.serve(subjects.lease("one"), lambda _: anyio.lowlevel.checkpoint()),  # type: ignore[arg-type,return-value]
         ):
-            await bus.usage("KV_lachesis_policy")  # the first call after it is where it learns
-            await anyio.sleep(1)
-            await bus.usage("KV_lachesis_policy")
+            while True:  # it learns with the answer to some call
+                await bus.usage("KV_lachesis_policy")
 
     async def sets() -> None:
         async with await secured.bus("environment", **SHORT) as bus:
             await bus.put(subjects.BUCKETS["policy"], "one", b"mine")
 
     for attempt in (lists, consumes, trims, serves, sets):
-        with anyio.fail_after(8), pytest.raises(AccessError, match="permissions violation"):
+        with anyio.fail_after(30), pytest.raises(AccessError, match="permissions violation"):
             await attempt()
 
 
@@ -99,7 +99,7 @@ async def test_a_service_that_is_refused_ends_at_once_and_says_why(secured: Secu
     sets = {"run": "one", "nats.url": secured.address, "nats.nkey_folder": tmp_path}
     sets |= {"nats.ca_file": secured.folder / "ca.pem", "folder": tmp_path / "run", "environments.words.kind": "x"}
     arguments = [f"--set={key}={value}" for key, value in sets.items()]
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         done = await anyio.run_process(
             [sys.executable, "-m", "lachesis", "run", "scorer", *arguments], check=False, cwd=tmp_path
         )
@@ -133,7 +133,7 @@ async def test_an_answer_that_is_sent_to_a_foreign_subject_is_no_event(secured: 
         )
         await environment.client.flush()
     async with await secured.bus("operator") as operator, operator.read(EVENTS, []) as messages:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             message = await anext(aiter(messages))
         assert message.subject == subjects.event("score", "one", "live", "words")
         with pytest.raises(SchemaError):
@@ -144,13 +144,13 @@ async def test_an_answer_that_is_sent_to_a_foreign_subject_is_no_event(secured: 
 async def test_a_server_of_another_authority_is_refused(secured: Secured, tmp_path: Path) -> None:
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     for ca_file in (str(tmp_path / "ca.pem"), None):  # another one, and the system's
-        with anyio.fail_after(4), pytest.raises(AccessError, match=r"cannot prove who it is.*nats\.ca_file"):
+        with anyio.fail_after(30), pytest.raises(AccessError, match=r"cannot prove who it is.*nats\.ca_file"):
             await secured.bus("scorer", ca_file=ca_file)
 
 
 async def test_a_name_that_is_not_in_the_certificate_is_refused(secured: Secured) -> None:
     url = secured.address.replace("127.0.0.1", "localhost")
-    with anyio.fail_after(4), pytest.raises(AccessError, match="cannot prove who it is"):
+    with anyio.fail_after(30), pytest.raises(AccessError, match="cannot prove who it is"):
         await secured.bus("scorer", url=url)
 
 
@@ -161,7 +161,7 @@ async def test_tls_that_was_asked_for_is_never_left_out(
     trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
     url = nats_server.url.replace("nats://", "tls://") if asked == "url" else nats_server.url
     config = ConnectionConfig(url=url, ca_file=str(tmp_path / "ca.pem") if asked == "ca_file" else None)
-    with anyio.fail_after(4), pytest.raises(AccessError, match="offers no TLS"):
+    with anyio.fail_after(30), pytest.raises(AccessError, match="offers no TLS"):
         await connect(name="test", config=config, token=nats_server.token)
 
 
@@ -172,7 +172,7 @@ async def test_clients_with_certificates(tmp_path: Path) -> None:
     auth_init(tmp_path, *tls, config='run = "one"')
     async with Secured(tmp_path, "one") as server:
         with (
-            anyio.fail_after(8),
+            anyio.fail_after(30),
             pytest.raises(AccessError, match=r"refuses this client's certificate.*nats\.cert_file"),
         ):
             await server.bus("operator")

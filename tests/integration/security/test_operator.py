@@ -19,7 +19,7 @@ from lachesis.schemas.subjects import ROLLOUTS
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_it_may_export_import_and_delete(secured: Secured, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
 

@@ -3,8 +3,10 @@
 What the services write and what they may read of their fellows is in `test_permissions`; here they do their work.
 """
 
+import os
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -23,7 +25,7 @@ from lachesis.services.connect import NATS_FOLDER
 STEPS = 6
 CANARY = "canary-8c1f2e"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -47,9 +49,9 @@ def start(folder: Path, servers: Servers, environ: Mapping[str, str] | None = No
 async def finish(run: Run) -> list[str]:
     """Let the run train, and return what its processes showed of themselves meanwhile."""
     with run:
-        await run.wait_for_step(2, 150)
+        await run.wait_for_step(2, 300)
         shown = [line for pid in run.pids().values() for line in exposed(pid)]
-        assert await run.wait(150) == 0, run.tail()
+        assert await run.wait(300) == 0, run.tail()
     return shown
 
 
@@ -63,15 +65,15 @@ def exposed(pid: int) -> list[str]:
 
 
 def files_with(secrets: list[str], *folders: Path) -> set[tuple[str, str]]:
-    """Return (file, secret) for each file of the folders that holds one of them."""
-    return {
-        (file.name, secret)
-        for folder in folders
-        for file in folder.rglob("*")
-        if file.is_file()
-        for secret in secrets
-        if secret.encode() in file.read_bytes()
-    }
+    """Return (file, secret) for each file of the folders that holds one of them; files may come and go meanwhile."""
+    found = set()
+    for folder in folders:
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    content = (Path(parent) / name).read_bytes()
+                    found |= {(name, secret) for secret in secrets if secret.encode() in content}
+    return found
 
 
 async def test_every_service_works_with_its_own_key_over_tls(secured_run: tuple[Run, Secured]) -> None:
@@ -93,7 +95,7 @@ async def test_every_service_works_with_its_own_key_over_tls(secured_run: tuple[
 async def test_the_embedded_servers_token_is_in_two_private_files_alone(tmp_path: Path) -> None:
     servers = Supervised(tmp_path / "run")
     run = start(tmp_path, servers)
-    await until(lambda: bool(servers.pids()) and (run.folder / NATS_FOLDER / "endpoint.json").exists(), 60)
+    await until(lambda: bool(servers.pids()) and (run.folder / NATS_FOLDER / "endpoint.json").exists(), 120)
     endpoint = read_endpoint(run.folder / NATS_FOLDER)
     listening = [c for c in psutil.Process(endpoint.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert [c.laddr.ip for c in listening] == ["127.0.0.1"], "one port, on loopback; no monitoring"
