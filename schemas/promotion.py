@@ -29,7 +29,8 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A revision that the run was asked to go on with. `digest` names its settings; `by` who asked, `asked_ns` when
-    (Unix time). `first` is the sequence of ROLLOUTS from which on it judges, None until that is decided.
+    (Unix time). `first` is the sequence of ROLLOUTS from which on it judges, None until that is decided. `give_up`:
+    rollouts below it that nobody can judge, because their raters are away, end as dead letters.
     """
 
     revision: str
@@ -38,6 +39,7 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     asked_ns: Count
     environments: dict[str, Judging]
     first: Seq | None = None
+    give_up: bool = False
 
 
 class Promotions(Event, frozen=True, kw_only=True):

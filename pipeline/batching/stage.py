@@ -10,6 +10,7 @@ start reads its last entry and the streams from where that says.
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import get_args
 
 import anyio
@@ -35,7 +36,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -315,9 +316,10 @@ class _Batcher:
             )  # fmt: skip
         told = tell(service.run, known, self.chain.promoted)
         if told is not None:
-            async for attempt in service.retrying("tell of a promotion"):
-                with attempt:
-                    await promotion.write(service.bus, told, service.revision, expected=seq)
+            with suppress(FencedError):  # the operator has written meanwhile, and that comes by here as well
+                async for attempt in service.retrying("tell of a promotion"):
+                    with attempt:
+                        await promotion.write(service.bus, told, service.revision, expected=seq)
 
     # what goes out
 

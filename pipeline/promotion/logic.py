@@ -26,7 +26,7 @@ import msgspec
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Judging, Promoted, Promotion, Promotions
 
-__all__ = ["ask", "decide", "in_force", "settings_digest", "tell", "undecided"]
+__all__ = ["ask", "decide", "given_up", "in_force", "settings_digest", "tell", "undecided"]
 
 
 def settings_digest(environments: Mapping[str, Judging]) -> str:
@@ -41,13 +41,16 @@ def undecided(promotions: Sequence[Promotion]) -> Promotion | None:
 
 
 def ask(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
-    """Return the list with `asked`; None where it is there: undecided, or in force.
+    """Return the list with `asked`; None where it is there: undecided, or in force. What waits for raters that are away
+    may be given up later than the promotion was asked for.
 
     Raises `ConfigError` while another one is undecided.
     """
     last = known[-1] if known else None
     if last is not None and (last.revision, last.digest) == (asked.revision, asked.digest):
-        return None
+        if last.give_up or not asked.give_up:
+            return None
+        return Promotions(run=run, promotions=[*known[:-1], msgspec.structs.replace(last, give_up=True)])
     if last is not None and last.first is None:
         raise ConfigError(
             f"revision {last.revision!r} is being promoted, since {last.by} asked for it: wait for that, or see that "
@@ -91,3 +94,9 @@ def in_force(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
     """Return the promotion that judges the rollout at `seq`; None: the run's own configuration does."""
     decided = (one for one in promotions if one.first is not None and one.first <= seq)
     return max(decided, key=lambda one: one.first or 0, default=None)
+
+
+def given_up(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
+    """Return the promotion that gives up the rollout at `seq` where nobody can judge it; None: it waits."""
+    found = (one for one in promotions if one.give_up and one.first is not None and one.first > seq)
+    return next(found, None)

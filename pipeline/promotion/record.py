@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.promotion.logic import in_force, settings_digest, undecided
+from lachesis.pipeline.promotion.logic import given_up, in_force, settings_digest, undecided
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.schemas import subjects
@@ -34,7 +34,7 @@ def subject(run: str, revision: str) -> str:
     return subjects.state(run, "promotion", revision, "all")
 
 
-def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int) -> Promotion:
+def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
         env: Judging(
@@ -53,6 +53,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int) -> Pr
         by=by,
         asked_ns=asked_ns,
         environments=environments,
+        give_up=give_up,
     )
 
 
@@ -127,6 +128,15 @@ class InForce:
                 if seq > self._known_to:  # whoever looked meanwhile began before this rollout was known to be there
                     await self._look()
         return in_force(self._promotions, seq)
+
+    async def given_up(self, seq: int) -> Promotion | None:
+        """Return the promotion that gives up the rollout at `seq`, whose raters are away, by the list as it is now.
+
+        Raises `InfrastructureError` as `at`.
+        """
+        async with self._looking:
+            await self._look()
+        return given_up(self._promotions, seq)
 
     async def _look(self) -> None:
         last = self._stored_to

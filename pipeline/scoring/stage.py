@@ -17,7 +17,7 @@ from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]
@@ -66,8 +66,11 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
         try:
             scorer = scorer_of(env, promotion)
             score = await scorer.score(rollout.group, rollout.seq)
-        except InfrastructureError:
+        except InfrastructureError as error:
             service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
+            later = await in_force.given_up(rollout.seq)
+            if later is not None:
+                raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
         scored = _Scored(score, scorer, promotion.first if promotion else None)

@@ -30,11 +30,11 @@ __all__ = ["promote_revision"]
 _LOOK_AGAIN_S = 0.2
 
 
-def promote_revision(options: Options, revision: str, *, wait_s: float, as_json: bool) -> None:
+def promote_revision(options: Options, revision: str, *, give_up: bool, wait_s: float, as_json: bool) -> None:
     """Ask for the promotion and wait until it is decided. Raises `ConfigError` where `revision` is another than the
     configuration makes, or another is being promoted; `NotFoundError` where there is none."""
     config = options.config_with_environments("the revision's")
-    found = anyio.run(_promote, config, subjects.check_name("revision", revision), wait_s)
+    found = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)
     if as_json:
         print_json(found)
     elif found.first is not None:
@@ -47,10 +47,11 @@ def promote_revision(options: Options, revision: str, *, wait_s: float, as_json:
         )
 
 
-async def _promote(config: RunConfig, revision: str, wait_s: float) -> Promotion:
+async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: float) -> Promotion:
     async with await connect_run(config, f"{config.run}.promote", OPERATOR) as bus:
         await _check(bus, config, revision)
-        asked = promotion(config, revision, by=f"{getpass.getuser()}@{socket.gethostname()}", asked_ns=time.time_ns())
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        asked = promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
         while True:
             known, expected = await read(bus, config.run, config.revision)
             wanted = ask(config.run, known, asked)

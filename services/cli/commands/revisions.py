@@ -86,17 +86,22 @@ def promote(
     options: Options,
     revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that a shadow or a replay made.")],
     *,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Of what was stored before, bury what waits for raters that are away.")
+    ] = False,
     wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="S", help="Wait so long for the decision.")] = 30.0,
     as_json: Json = False,
 ) -> None:
     """Let the live run go on with a revision: --config is what it was made with.
 
     The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
-    as before. It stays in force whatever configuration the run is started with again; another promotion ends it.
+    as before; with --give-up it becomes a dead letter where that cannot be done, and `lachesis dead requeue` has the
+    revision judge it. The promotion stays in force whatever configuration the run is started with again; another one
+    ends it.
     """
     from lachesis.services.cli.promote import promote_revision
 
-    promote_revision(options, revision, wait_s=wait_s, as_json=as_json)
+    promote_revision(options, revision, give_up=give_up, wait_s=wait_s, as_json=as_json)
 
 
 @with_options

@@ -6,13 +6,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lachesis.pipeline.promotion.logic import ask, decide, in_force, tell, undecided
+from lachesis.pipeline.promotion.logic import ask, decide, given_up, in_force, tell, undecided
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.promotion import Promoted, Promotion, Promotions
 
 
-def asked(revision: str, at: int = 1, first: int | None = None) -> Promotion:
-    return Promotion(revision=revision, digest=f"of {revision}", by="me", asked_ns=at, environments={}, first=first)
+def asked(revision: str, at: int = 1, first: int | None = None, *, give_up: bool = False) -> Promotion:
+    return Promotion(
+        revision=revision, digest=f"of {revision}", by="me", asked_ns=at, environments={}, first=first, give_up=give_up
+    )
 
 
 class Promoting(RuleBasedStateMachine):
@@ -41,11 +43,11 @@ class Promoting(RuleBasedStateMachine):
         self.last += 1
         self.looks.append((self.last, self.last))
 
-    @rule(revision=st.sampled_from("abc"))
-    def operator_reads(self, revision: str) -> None:
+    @rule(revision=st.sampled_from("abc"), give_up=st.booleans())
+    def operator_reads(self, revision: str, give_up: bool) -> None:
         self.time += 1
         try:
-            wanted = ask("r", self.known, asked(revision, self.time))
+            wanted = ask("r", self.known, asked(revision, self.time, give_up=give_up))
         except ConfigError:
             assert undecided(self.known) is not None
         else:
@@ -134,3 +136,12 @@ def test_who_judges():
     found = [in_force(known, seq) for seq in (4, 5, 8, 9, 99)]
     assert [one and one.revision for one in found] == [None, "a", "a", "b", "b"]
     assert msgspec.structs.replace(known[0], first=None) == asked("a")
+
+
+def test_what_nobody_can_judge_is_given_up_below_a_promotion_that_says_so():
+    (known,) = ask("r", [asked("a", first=5)], asked("a", at=2, give_up=True)).promotions
+    assert known == asked("a", first=5, give_up=True)
+    assert ask("r", [known], asked("a", at=3)) is None, "it is never taken back"
+    later = [asked("0", first=3), known, asked("b", first=9)]
+    assert [one and one.revision for one in (given_up(later, seq) for seq in (1, 4, 5, 9))] == ["a", "a", None, None]
+    assert given_up([asked("a", give_up=True)], 1) is None, "not decided"

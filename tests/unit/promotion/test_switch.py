@@ -17,11 +17,12 @@ from lachesis.pipeline.promotion.logic import ask
 from lachesis.pipeline.promotion.record import promotion, read, write
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import FencedError
+from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
@@ -81,15 +82,15 @@ class World:
     def kill(self, name: str) -> None:
         self.lives[name].set()
 
-    async def promote(self, revision: str, config: RunConfig) -> None:
+    async def promote(self, revision: str, config: RunConfig, *, give_up: bool = False) -> None:
         """What `lachesis promote` does, less its checks and the wait."""
         known, expected = await read(self.bus, "r", "live")
-        wanted = ask("r", known, promotion(config, revision, by="me", asked_ns=len(known) + 1))
+        wanted = ask("r", known, promotion(config, revision, by="me", asked_ns=len(known) + 1, give_up=give_up))
         if wanted is not None:
             try:
                 await write(self.bus, wanted, "live", expected=expected)
             except FencedError:
-                await self.promote(revision, config)
+                await self.promote(revision, config, give_up=give_up)
 
     async def entry(self) -> LedgerEntry | None:
         last = await self.bus.last(LEDGER, subjects.ledger("r", "main"))
@@ -223,3 +224,41 @@ async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_i
     (told,) = (await read(lab.bus, "r", "live"))[0]
     assert [entry.promoted.first for entry in deaths] == [told.first]
     await world.audit()
+
+
+async def test_a_run_goes_on_without_raters_that_stay_away(lab, monkeypatch):
+    score = EnvironmentScorer.score
+
+    async def judged(self, group, seq):
+        if self.versions.keys() == {"exact_match"}:
+            raise InfrastructureError("rater exact_match: connection refused")
+        return await score(self, group, seq)
+
+    monkeypatch.setattr(EnvironmentScorer, "score", judged)
+    world, draw = World(lab), random.Random(4)
+    async with anyio.create_task_group() as tasks:
+        for name in ("scorer", "normalizer", "batcher"):
+            tasks.start_soon(world.live, name)
+        await world.produce(9, draw)
+        await world.promote("new", NEW)
+        await lab.until(lambda: decided(world))
+        await world.produce(9, draw)
+        await lab.until(lambda: rewarded(world, 8))
+        assert [letter.seq for letter in await lab.events("dead", DeadLetter)] == [11], "the others wait"
+        await world.promote("new", NEW, give_up=True)
+        await lab.until(lambda: buried(lab, 10))
+        await lab.until(world.settled)
+        tasks.cancel_scope.cancel()
+    letters = {letter.seq: letter.reason for letter in await lab.events("dead", DeadLetter)}
+    assert sorted(letters) == [*range(1, 10), 11]
+    assert letters[1] == "DataError: given up, as revision new was promoted: rater exact_match: connection refused"
+    assert await world.rewards(1, 19) == await world.replayed("after", NEW, 10, 19)
+    await world.audit()
+
+
+async def rewarded(world, count) -> bool:
+    return len(await world.rewards(1, world.stored + 1)) >= count
+
+
+async def buried(lab, count) -> bool:
+    return len(await lab.events("dead", DeadLetter)) >= count
