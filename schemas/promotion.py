@@ -30,7 +30,8 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A revision that the run was asked to go on with. `digest` names its settings; `by` who asked, `asked_ns` when
     (Unix time). `first` is the sequence of ROLLOUTS from which on it judges, None until that is decided. `give_up`:
-    rollouts below it that nobody can judge, because their raters are away, end as dead letters.
+    rollouts below it that nobody can judge, because their raters are away, end as dead letters. `std_floor` is that of
+    whitening.
     """
 
     revision: str
@@ -38,6 +39,7 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str
     asked_ns: Count
     environments: dict[str, Judging]
+    std_floor: Finite
     first: Seq | None = None
     give_up: bool = False
 
@@ -62,10 +64,11 @@ class Promotions(Event, frozen=True, kw_only=True):
 
 class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger says of a promotion: rollouts from sequence `first` on are judged by `revision`, whose settings
-    `digest` names; `by` asked for it at `asked_ns`."""
+    `digest` names; `by` asked for it at `asked_ns`. Batches are whitened with its `std_floor` from this entry on."""
 
     revision: str
     digest: str
     first: Seq
     by: str
     asked_ns: Count
+    std_floor: Finite

@@ -354,7 +354,8 @@ class _Batcher:
         start_ns = self.service.now_ns()
         batch = None
         if groups:
-            groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), self.advantage.std_floor)
+            std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
+            groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
             batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(_OUTCOMES)
         batched = self.joiner.record(ref.seq for ref in groups)

@@ -29,9 +29,9 @@ from lachesis.schemas.promotion import Judging, Promoted, Promotion, Promotions
 __all__ = ["ask", "decide", "given_up", "in_force", "settings_digest", "tell", "undecided"]
 
 
-def settings_digest(environments: Mapping[str, Judging]) -> str:
+def settings_digest(environments: Mapping[str, Judging], std_floor: float) -> str:
     """Return what names the settings of a revision."""
-    content = msgspec.msgpack.encode(environments, order="deterministic")
+    content = msgspec.msgpack.encode((environments, std_floor), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -73,6 +73,7 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, last: int) -> 
         first=max(last, recorded.first if recorded else 1) + 1,
         by=asked.by,
         asked_ns=asked.asked_ns,
+        std_floor=asked.std_floor,
     )
 
 

@@ -47,12 +47,14 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
         )
         for env, settings in config.environments.items()
     }
+    std_floor = config.advantage.std_floor
     return Promotion(
         revision=revision,
-        digest=settings_digest(environments),
+        digest=settings_digest(environments, std_floor),
         by=by,
         asked_ns=asked_ns,
         environments=environments,
+        std_floor=std_floor,
         give_up=give_up,
     )
 

@@ -199,7 +199,7 @@ class _Check:
             async for entry in entries:
                 self._take(entry)
                 if entry.batch is not None:
-                    await self._batch(entry.batch)
+                    await self._batch(entry.batch, self._std_floor(entry))
                     self._progress(entry.batch.number + 1, max(self.total, entry.next_batch))
         self._walked = True
         for name, position in self._named(saved):
@@ -226,7 +226,7 @@ class _Check:
         if self._past is not None:
             self._contents.append(content_digest(entry))
 
-    async def _batch(self, batch: Batch) -> None:
+    async def _batch(self, batch: Batch, std_floor: float) -> None:
         facts = self.facts
         if batch.number != facts.batches:
             self.fail("chain", f"batch {batch.number} where {facts.batches} follows")
@@ -244,7 +244,7 @@ class _Check:
         if ingredients is None:
             return
         try:
-            text = difference(batch, rebuilt(batch, ingredients, self._std_floor))
+            text = difference(batch, rebuilt(batch, ingredients, std_floor))
         except DataError as error:
             text = f"batch {batch.number}: {error}"
         if text is None:
@@ -252,9 +252,10 @@ class _Check:
         else:
             self.fail("batches", text)
 
-    @property
-    def _std_floor(self) -> float:
-        return self._past.std_floor if self._past is not None else self._config.advantage.std_floor
+    def _std_floor(self, entry: LedgerEntry) -> float:
+        if self._past is not None:
+            return self._past.std_floor
+        return entry.promoted.std_floor if entry.promoted else self._config.advantage.std_floor
 
     async def _ingredients(self, batch: Batch) -> list[Ingredient] | None:
         found = []

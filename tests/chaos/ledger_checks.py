@@ -205,7 +205,7 @@ def reasons(history: History, config: BatchingConfig, std_floor: float) -> list[
             if rollout is not None and not _justified(outcome, rollout, annotated, entry.next_batch, config):
                 found.append(f"rollout {outcome.seq} is called {outcome.kind} ({outcome.reason}), which it is not")
         groups = entry.batch.groups if entry.batch else []
-        given = _given_advantages(groups, annotated, std_floor)
+        given = _given_advantages(groups, annotated, entry.promoted.std_floor if entry.promoted else std_floor)
         for ref in groups:
             rollout = rollouts.get(ref.seq)
             wrong = _wrong(ref, rollout, annotated, entry.next_batch - 1, config) if rollout else "is not stored"

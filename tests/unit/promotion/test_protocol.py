@@ -13,7 +13,14 @@ from lachesis.schemas.promotion import Promoted, Promotion, Promotions
 
 def asked(revision: str, at: int = 1, first: int | None = None, *, give_up: bool = False) -> Promotion:
     return Promotion(
-        revision=revision, digest=f"of {revision}", by="me", asked_ns=at, environments={}, first=first, give_up=give_up
+        revision=revision,
+        digest=f"of {revision}",
+        by="me",
+        asked_ns=at,
+        environments={},
+        std_floor=1e-3,
+        first=first,
+        give_up=give_up,
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from chaos import ledger_checks, refold
 from chaos.history import read_history
 
+from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -16,6 +17,7 @@ from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.promotion.logic import ask
 from lachesis.pipeline.promotion.record import promotion, read, write
 from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
@@ -33,10 +35,12 @@ OLD = RunConfig(
     environments={"sums": EnvironmentConfig(kind="sums.py:Sums")},
     scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match")]),
     normalization=NormalizationConfig(window=8, warmup_groups=2, warmup_samples=4),
+    advantage=AdvantageConfig(estimator="reinforce++-baseline"),
     batching=BatchingConfig(batch_size=16, max_staleness=10_000),
 )
 NEW = msgspec.structs.replace(
     OLD,
+    advantage=AdvantageConfig(estimator="reinforce++-baseline", std_floor=1000.0),
     scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match"), RaterConfig(rater="length")]),
     normalization=NormalizationConfig(window=6, warmup_groups=1, warmup_samples=4, mode="zscore"),
 )
@@ -130,6 +134,8 @@ class World:
         assert ledger_checks.outcomes(history, OLD.batching) == []
         assert ledger_checks.manifests(history) == []
         assert ledger_checks.reasons(history, OLD.batching, OLD.advantage.std_floor) == []
+        _, findings = await verify_batches(self.bus, OLD, "main", None, saved={}, progress=lambda *_: None)
+        assert [finding.verdict for finding in findings] == ["ok"] * 3
         assert ledger_checks.writer_state(history) == []
         assert await refold.normalizer(self.bus, history, OLD, "sums") == []
 
@@ -197,6 +203,28 @@ async def test_scorers_wait_for_the_decision_and_then_go_on(lab):
 
 async def scored(lab) -> bool:
     return bool(await lab.events("score", ScoreEvent))
+
+
+async def test_whitening_follows_the_revision(lab):
+    world, draw = World(lab), random.Random(5)
+    async with anyio.create_task_group() as tasks:
+        for name in ("scorer", "normalizer", "batcher"):
+            tasks.start_soon(world.live, name)
+        await world.produce(20, draw)
+        await lab.until(world.settled)
+        await world.promote("new", NEW)
+        await lab.until(lambda: decided(world))
+        await world.produce(20, draw)
+        await lab.until(world.settled)
+        tasks.cancel_scope.cancel()
+    await world.audit()
+    largest = {False: 0.0, True: 0.0}
+    for stored in (await read_history(lab.bus, "r")).entries:
+        for ref in stored.entry.batch.groups if stored.entry.batch else ():
+            values = [abs(value) for value in ref.advantages if value is not None]
+            largest[bool(stored.entry.promoted)] = max(largest[bool(stored.entry.promoted)], *values)
+    assert largest[False] > 0.5, "divided by their deviation"
+    assert 0 < largest[True] < 0.01, "divided by the floor"
 
 
 async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_its_next_life(lab, monkeypatch):
