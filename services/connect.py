@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,15 +19,17 @@ from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.ledger import TrainReport
 
 __all__ = [
     "HEARTBEATS_S",
     "NATS_FOLDER",
     "History",
     "connect_run",
+    "has_ended",
     "has_history",
-    "may_go_on",
+    "is_trained",
     "open_history",
     "open_run",
     "recent_heartbeats",
@@ -42,6 +44,8 @@ NATS_FOLDER = "nats"
 
 HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
+_SILENCE_S = 5.0
+"""Services that send no heartbeat for so long have ended."""
 
 
 class History(NamedTuple):
@@ -86,15 +90,40 @@ def has_history(config: RunConfig) -> bool:
     return config.nats is None and (config.path / NATS_FOLDER / "jetstream").is_dir()
 
 
-def may_go_on(config: RunConfig) -> bool:
-    """Whether the run's own server is there, or the run has another one."""
-    return config.nats is not None or (config.path / NATS_FOLDER / "endpoint.json").exists()
-
-
-async def until_ended(config: RunConfig) -> None:
-    """Return once the run's own server has ended; never where the run has another one."""
-    while may_go_on(config):  # noqa: ASYNC110 - another process's file tells
+async def until_ended(bus: Bus, config: RunConfig) -> None:
+    """Return once the run has ended: with its own server, or, where it has another one, as `has_ended` says."""
+    while True:
+        with suppress(InfrastructureError):  # the server is away: what it holds is asked for again
+            if await has_ended(bus, config):
+                return
         await anyio.sleep(1.0)
+
+
+async def has_ended(bus: Bus, config: RunConfig) -> bool:
+    """Whether nothing of the run goes on: its own server was stopped; or, where it has another one, its last step is on
+    record and no service speaks any more, for which they are listened to for some seconds."""
+    if config.nats is None:
+        return not (config.path / NATS_FOLDER / "endpoint.json").exists()
+    return await is_trained(bus, config) and await _is_silent(bus, config.run)
+
+
+async def is_trained(bus: Bus, config: RunConfig) -> bool:
+    """Whether all the steps that were asked for are taken, durable and reported."""
+    steps, subject = config.training.steps, subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+    if steps is None:
+        return False
+    try:
+        report = await bus.last(subjects.LEDGER, subject)
+        return report is not None and decode(TrainReport, report.data).step >= steps
+    except (NotFoundError, SchemaError):
+        return False  # no stream yet, or another build's report
+
+
+async def _is_silent(bus: Bus, run: str) -> bool:
+    async with bus.listen(subjects.heartbeat(run)) as beats:
+        with anyio.move_on_after(_SILENCE_S) as silence:
+            await anext(aiter(beats))
+    return silence.cancelled_caught
 
 
 @asynccontextmanager

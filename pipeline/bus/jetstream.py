@@ -50,6 +50,14 @@ class NatsBus:
         """How often the connection was lost since it was made."""
         return self._link.losses
 
+    async def until_up(self) -> None:
+        """Wait until there is a connection. Raises the failure where there will be none."""
+        await self._link.wait_up()
+
+    async def until_down(self) -> None:
+        """Wait until the connection is lost. Raises the failure where there will be none again."""
+        await self._link.wait_down()
+
     async def ensure_streams(self, config: StreamsConfig) -> list[str]:
         """Create or migrate streams and buckets; see `streams.ensure`."""
         return await streams.ensure(self._link, config)

@@ -149,6 +149,22 @@ class Link:
             await self._up.wait()
             self.check()
 
+    async def wait_down(self) -> None:
+        """Wait until the connection is lost. Raises the failure where there will be none again."""
+        lost = anyio.Event()
+
+        def look() -> None:
+            if not self.is_up:
+                lost.set()
+
+        self.observers.add(look)
+        try:
+            look()
+            await lost.wait()
+        finally:
+            self.observers.discard(look)
+        self.check()
+
     @property
     def is_up(self) -> bool:
         return self._up.is_set() and self.failure is None

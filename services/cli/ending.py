@@ -1,22 +1,68 @@
-"""What commands that follow a run do at its end: say so, and end as well."""
+"""Following a run: until it ends, until the command is told to end, and through absences of its server."""
 
+import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.connect import until_ended
+from lachesis.services.connect import History, has_ended, open_run, until_ended
 
-__all__ = ["end_with_run", "tell_ended"]
+__all__ = ["end_when_told", "follow_run"]
 
-
-def tell_ended(run: str) -> None:
-    """Say, beside the output, why nothing more will come."""
-    print(f"lachesis: run {run} has ended; this is what there is of it", file=sys.stderr)
+_PATIENCE_S = 5.0
+"""A server that is away for less is not told of: a run that ends takes its own along."""
 
 
-async def end_with_run(config: RunConfig, scope: anyio.CancelScope) -> None:
-    """Cancel once the run has ended, and say so."""
-    await until_ended(config)
-    print(f"lachesis: run {config.run} has ended", file=sys.stderr)
+@asynccontextmanager
+async def follow_run(config: RunConfig, name: str) -> AsyncIterator[History]:
+    """Yield the run, as `open_run` does, for as long as it goes on or until SIGINT or SIGTERM: the body is cancelled.
+
+    Of a run that has `ended` already the body is to show what there is of it. That a run has ended, and that its server
+    is away, is said on standard error; after an absence the body's readers go on from where they were.
+    """
+    async with background() as watching:
+        watching.start_soon(end_when_told, watching.cancel_scope)
+        async with open_run(config, name) as (bus, ended):
+            if ended or await has_ended(bus, config):
+                _tell(f"run {config.run} has ended; this is what there is of it")
+                yield History(bus, ended=True)
+                return
+            async with background() as tasks:
+                tasks.start_soon(_end_with_run, bus, config, tasks.cancel_scope)
+                tasks.start_soon(_tell_absence, bus, config.run)
+                yield History(bus, ended=False)
+
+
+async def end_when_told(scope: anyio.CancelScope) -> None:
+    """Cancel on SIGINT or SIGTERM, which is how one stops looking."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+
+
+async def _end_with_run(bus: NatsBus, config: RunConfig, scope: anyio.CancelScope) -> None:
+    await until_ended(bus, config)
+    _tell(f"run {config.run} has ended")
     scope.cancel()
+
+
+async def _tell_absence(bus: NatsBus, run: str) -> None:
+    """Say when the server is away, and when it is back."""
+    while True:
+        await bus.until_down()
+        with anyio.move_on_after(_PATIENCE_S) as patience:
+            await bus.until_up()
+        if patience.cancelled_caught:
+            _tell(f"the server of run {run} is away; waiting for it")
+            await bus.until_up()
+            _tell(f"the server of run {run} is back")
+
+
+def _tell(text: str) -> None:
+    """Say something beside the output."""
+    print(f"lachesis: {text}", file=sys.stderr, flush=True)

@@ -16,11 +16,11 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
-from lachesis.services.cli.ending import end_with_run, tell_ended
+from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
-from lachesis.services.connect import connect_run, open_history, open_run
+from lachesis.services.connect import connect_run, open_history
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 
@@ -146,16 +146,9 @@ async def follow_health(config: RunConfig, as_json: bool) -> None:
     Of a run that has ended all are printed.
     """
     before: dict[str, Standing] = {}
-    async with (
-        open_run(config, f"{config.run}.health-cli") as (bus, ended),
-        anyio.create_task_group() as tasks,
-    ):
+    async with follow_run(config, f"{config.run}.health-cli") as (bus, ended):
         subject = subjects.event("alert", config.run, config.revision)
         usage = await bus.usage(subjects.EVENTS)
-        if ended:
-            tell_ended(config.run)
-        else:
-            tasks.start_soon(end_with_run, config, tasks.cancel_scope)
         start = usage.first if ended else usage.last + 1
         async with bus.read(subjects.EVENTS, [subject], start=start, follow=not ended) as messages:
             async for message in messages:

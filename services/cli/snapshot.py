@@ -17,7 +17,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
-from lachesis.services.connect import History, recent_heartbeats
+from lachesis.services.connect import History, is_trained, recent_heartbeats
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
@@ -90,8 +90,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
     streams = await bus.describe_streams()
     names = {stream.name for stream in streams}
     url = bus.client.connected_url
-    trainer = await _trainer(bus, config) if subjects.LEDGER in names else None
-    ended = ended or (not beats and _is_done(trainer, config))
+    ended = ended or (not beats and await is_trained(bus, config))
     return Snapshot(
         run=config.run,
         ended=ended,
@@ -101,13 +100,8 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         services=merge(beats, planned_services(config), absent="ended" if ended else "silent"),
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
-        trainer=trainer,
+        trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
     )
-
-
-def _is_done(trainer: TrainerStatus | None, config: RunConfig) -> bool:
-    """Whether all the steps that were asked for are taken and durable."""
-    return trainer is not None and config.training.steps is not None and trainer.step >= config.training.steps
 
 
 def server_version(bus: NatsBus) -> str:

@@ -13,7 +13,7 @@ from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.ending import end_with_run, tell_ended
+from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
 from lachesis.services.connect import open_run
@@ -106,15 +106,14 @@ def _parts(channel: Channel) -> list[tuple[str, str]]:
 
 
 async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
-    async with open_run(config, f"{config.run}.tail") as (bus, ended), anyio.create_task_group() as tasks:
+    name = f"{config.run}.tail"
+    opened = follow_run(config, name) if span.follow else open_run(config, name)
+    async with opened as (bus, ended), anyio.create_task_group() as tasks:
         if ended and span.follow:
             span = Span(since_start=span.last is None, last=span.last, follow=False)
-            tell_ended(config.run)
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
                 tasks.start_soon(_end_with_reader, readers.cancel_scope)
-            if span.follow:
-                tasks.start_soon(end_with_run, config, readers.cancel_scope)
             for stream, filters in wanted.filters.items():
                 readers.start_soon(_follow_stream, bus, stream, filters, span, printer)
             for subject in wanted.subjects if span.follow else ():

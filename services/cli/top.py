@@ -14,15 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import open_run, until_ended
+from lachesis.services.connect import has_ended, open_run, until_ended
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
@@ -45,9 +47,8 @@ def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> 
     Of a run that has ended the last state is printed.
     """
     config = options.config()
-    try:
-        overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window_s)
-    except KeyboardInterrupt:
+    overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window_s)
+    if overview is None:
         return
     if as_json:
         print_json(overview)
@@ -56,20 +57,25 @@ def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> 
         Console(width=None if terminal else _PLAIN_WIDTH, highlight=False).print(render(overview))
 
 
-async def _top(config: RunConfig, once: bool, window_s: float) -> Overview:
+async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | None:
+    """Return what was seen last, None if told to end by a signal."""
     watch = _Watch(config, window_s)
-    async with open_run(config, f"{config.run}.top") as (bus, ended), anyio.create_task_group() as tasks:
-        if ended:
-            return await _last_look(bus, config)
-        tasks.start_soon(watch.follow_heartbeats, bus)
-        tasks.start_soon(watch.follow_consumers, bus)
-        if once:
-            await anyio.sleep(window_s)
-        else:
-            tasks.start_soon(watch.draw)
-            await until_ended(config)
-        tasks.cancel_scope.cancel()
-    return watch.look()
+    seen: Overview | None = None
+    async with background() as watching:
+        watching.start_soon(end_when_told, watching.cancel_scope)
+        async with open_run(config, f"{config.run}.top") as (bus, ended):
+            if ended or await has_ended(bus, config):
+                return await _last_look(bus, config)
+            async with background() as tasks:
+                tasks.start_soon(watch.follow_heartbeats, bus)
+                tasks.start_soon(watch.follow_consumers, bus)
+                if once:
+                    await anyio.sleep(window_s)
+                else:
+                    tasks.start_soon(watch.draw)
+                    await until_ended(bus, config)
+            seen = watch.look()
+    return seen
 
 
 async def _last_look(bus: Bus, config: RunConfig) -> Overview:

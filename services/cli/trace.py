@@ -7,9 +7,7 @@ asks Jaeger instead. Nothing is written.
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 import anyio
 import httpx
@@ -26,10 +24,10 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.cli.ending import end_with_run, tell_ended
+from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import may_go_on, open_history, open_run
+from lachesis.services.connect import open_history
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
 from lachesis.services.live.jaeger import Jaeger
@@ -68,10 +66,7 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
             sys.stdout.write(_line(ended) + "\n")
         sys.stdout.flush()
 
-    try:
-        anyio.run(_follow, config, slow_s, show)
-    except KeyboardInterrupt:
-        return
+    anyio.run(_follow, config, slow_s, show)
 
 
 async def _find(config: RunConfig, name: str) -> Timeline:
@@ -87,20 +82,11 @@ async def _find(config: RunConfig, name: str) -> Timeline:
 async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
     if slow_s is None:
         slow_s = config.telemetry.slow_s
-    async with AsyncExitStack() as stack:
-        if config.telemetry.jaeger_url is not None and may_go_on(config):
-            follow = partial(_follow_jaeger, config.telemetry.jaeger_url, slow_s, show)
-            ended = False
+    async with follow_run(config, f"{config.run}.trace") as (bus, ended):
+        if config.telemetry.jaeger_url is not None and not ended:
+            await _follow_jaeger(config.telemetry.jaeger_url, slow_s, show)
         else:
-            bus, ended = await stack.enter_async_context(open_run(config, f"{config.run}.trace"))
-            follow = partial(_follow_streams, bus, config, ended, Endings(config.run, slow_s), show)
-        async with anyio.create_task_group() as tasks:
-            if ended:
-                tell_ended(config.run)
-            else:
-                tasks.start_soon(end_with_run, config, tasks.cancel_scope)
-            await follow()
-            tasks.cancel_scope.cancel()
+            await _follow_streams(bus, config, ended, Endings(config.run, slow_s), show)
 
 
 async def _follow_streams(

@@ -1,0 +1,67 @@
+"""When a run on a server of somebody else's has ended: its last step is on record, and nobody speaks any more."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.ledger import TrainReport
+from lachesis.services import connect
+from lachesis.services.connect import has_ended
+
+REPORTS = subjects.state("r", "trainer", subjects.LIVE, "main")
+
+
+def config(steps: int | None = 3) -> RunConfig:
+    return RunConfig(run="r", nats=ConnectionConfig(), training=TrainingConfig(steps=steps))
+
+
+def report(step: int) -> bytes:
+    return encode(
+        TrainReport(
+            run="r", trainer="main", lineage="a", term="t", step=step, ledger_index=0, chain="0" * 64, next_batch=step,
+            policy_version=f"{step}-a-b", checkpoint="c",
+        )
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_SILENCE_S", 0.2)
+
+
+@pytest.mark.parametrize(("stored", "steps", "ended"), [
+    (None, 3, False), (report(2), 3, False), (report(3), 3, True), (report(4), 3, True), (report(3), None, False),
+    (b"no report", 3, False),
+])  # fmt: skip
+async def test_a_silent_run_has_ended_once_its_last_step_is_reported(
+    stored: bytes | None, steps: int | None, ended: bool
+) -> None:
+    async with MemoryBus() as bus:
+        if stored is not None:
+            await bus.publish(REPORTS, stored, msg_id="1")
+        assert await has_ended(bus, config(steps)) is ended
+
+
+async def test_a_run_whose_services_speak_goes_on_whatever_is_on_record() -> None:
+    beat = Heartbeat(run="r", service="evaluator", instance="1-a", pid=1, time_ns=0, stage=Vitals().report())
+
+    async with MemoryBus() as bus, anyio.create_task_group() as tasks:
+
+        async def speak(*, task_status: Any) -> None:
+            task_status.started()
+            while True:
+                await bus.broadcast(subjects.heartbeat("r", "evaluator", "1-a"), encode(beat))
+                await anyio.sleep(0.01)
+
+        await bus.publish(REPORTS, report(3), msg_id="1")
+        await tasks.start(speak)
+        assert not await has_ended(bus, config())
+        tasks.cancel_scope.cancel()
