@@ -17,7 +17,6 @@ import anyio.abc
 
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.connect import NATS_FOLDER
 from lachesis.services.process import STARTUP
 
 __all__ = ["LOG", "keep_supervisor"]
@@ -40,8 +39,6 @@ async def keep_supervisor(config: RunConfig, file: Path, beside: Beside, came_up
         code = await _one_life(config, file, beside)
         if code == 0 or (code == STARTUP and not came_up()):
             return code
-        # A killed supervisor leaves this behind; its server has ended with it.
-        (config.path / NATS_FOLDER / "endpoint.json").unlink(missing_ok=True)
         await anyio.sleep(_PAUSE_S)
     return code
 
