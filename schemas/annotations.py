@@ -15,6 +15,7 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import is_group_id
+from lachesis.schemas.promotion import PROMOTED_SINCE
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.schemas.values import Count, Finite, Seq
 
@@ -256,6 +257,10 @@ class ScoreEvent(_Annotation, frozen=True, kw_only=True):
     groups: list[GroupScore]
     promoted: Seq | None = None
 
+    @property
+    def needs(self) -> int:
+        return 1 if self.promoted is None else PROMOTED_SINCE
+
     def check(self) -> None:
         check_scores(self.groups)
 
@@ -270,6 +275,10 @@ class RewardEvent(_Annotation, frozen=True, kw_only=True):
     commit: Commit
     groups: list[GroupReward]
     promoted: Seq | None = None
+
+    @property
+    def needs(self) -> int:
+        return 1 if self.promoted is None else PROMOTED_SINCE
 
     def check(self) -> None:
         check_rewards(self.groups)

@@ -4,9 +4,10 @@ Guarantees that `decode` raises nothing but `SchemaError`, whatever the bytes ar
 length of its input (a length prefix that promises more than the message holds is refused before anything is allocated).
 
 How the wire may change: a new field that readers can do without is added with a default, and older readers pass over
-it. Whatever they would misread (a field's meaning, unit or type) raises `SCHEMA_VERSION`, and they refuse the message
-with `VersionError`. Nothing that passes through a process loses fields that this process does not know: messages are
-stored once and passed on, if at all, as the bytes they are, never as the struct read from them.
+it. Whatever they would misread (a field's meaning, unit or type, or what the others mean where it is set) raises
+`SCHEMA_VERSION`, and the version of those events that carry it (`Event.needs`): readers of before refuse these with
+`VersionError`, and read all others. Nothing that passes through a process loses fields that this process does not know:
+messages are stored once and passed on, if at all, as the bytes they are, never as the struct read from them.
 """
 
 from typing import Any, Final, Self, TypeVar
@@ -17,8 +18,11 @@ from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
 
-SCHEMA_VERSION = 1
-"""Version of the whole wire; a message with a higher one is refused, since its meaning may have changed."""
+SCHEMA_VERSION = 2
+"""Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
+
+2: what a promoted revision judges says so.
+"""
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 """What a msgspec decoder raises on hostile bytes."""
 LONGEST_TEXT: Final = 500
@@ -26,9 +30,18 @@ LONGEST_TEXT: Final = 500
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of every event. `v` is the wire version the writer spoke."""
+    """Base of every event. `v` is the wire version that a reader must know, or the writer spoke."""
 
-    v: int = SCHEMA_VERSION
+    v: int = 1
+
+    def __post_init__(self) -> None:
+        if self.v < self.needs:
+            msgspec.structs.force_setattr(self, "v", self.needs)
+
+    @property
+    def needs(self) -> int:
+        """The lowest wire version whose readers do not misread the event."""
+        return 1
 
     def check(self) -> None:
         """Raise `SchemaError` where a rule that types cannot express is broken. Called by `decode`."""

@@ -14,7 +14,7 @@ import msgspec
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.promotion import Promoted
+from lachesis.schemas.promotion import PROMOTED_SINCE, Promoted
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
@@ -113,6 +113,10 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     term: str = ""
     written_ns: Count = 0
     stamps: dict[str, list[Stamp]] = {}
+
+    @property
+    def needs(self) -> int:
+        return PROMOTED_SINCE if self.promoted else 1
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) that the next entry names as `previous`.

@@ -5,7 +5,7 @@ entries name the newest one as well, and are what decides (`pipeline.promotion.l
 """
 
 import itertools
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -13,7 +13,11 @@ from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
-__all__ = ["Judging", "Promoted", "Promotion", "Promotions"]
+__all__ = ["PROMOTED_SINCE", "Judging", "Promoted", "Promotion", "Promotions"]
+
+PROMOTED_SINCE: Final = 2
+"""Wire version of what says that a promoted revision judges it: who does not know of promotions takes it for the run's
+own."""
 
 
 class Judging(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,11 +7,13 @@ import pytest
 
 from lachesis.pipeline.batching.chain import Chain, Position
 from lachesis.pipeline.batching.join import JoinState
+from lachesis.schemas import codec
 from lachesis.schemas.annotations import ScoreEvent, Stamp
 from lachesis.schemas.catalog import BUCKET_EVENTS, CHANNELS
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
+from lachesis.schemas.promotion import Promoted
 
 EVENTS = sorted(
     {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event}
@@ -97,3 +99,22 @@ def test_an_unknown_field_whose_name_is_no_text_is_bad_data() -> None:
     assert raw[0] == 0xDE  # a map of 16 bit length, so a field more is one more in its third byte
     with pytest.raises(SchemaError):
         decode(LedgerEntry, raw[:2] + bytes([raw[2] + 1]) + raw[3:] + b"\xa1\xff\xc0")
+
+
+def test_what_a_promoted_revision_judges_is_refused_by_builds_that_do_not_know_of_promotions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    score = ScoreEvent(run="r", env="e", revision="live", ensemble="x", raters={}, groups=[])
+    told = Promoted(revision="new", digest="d", first=5, by="me", asked_ns=1, std_floor=1e-3)
+    own = [encode(score), encode(entry())]
+    promoted = [encode(score.replace(promoted=5)), encode(entry().replace(promoted=told))]
+    kinds = ScoreEvent, LedgerEntry
+    for kind, data in zip(kinds, promoted, strict=True):
+        assert decode(kind, data).v == SCHEMA_VERSION
+        assert encode(decode(kind, data)) == data
+    monkeypatch.setattr(codec, "SCHEMA_VERSION", 1)
+    for kind, data in zip(kinds, own, strict=True):
+        assert decode(kind, data).v == 1
+    for kind, data in zip(kinds, promoted, strict=True):
+        with pytest.raises(VersionError, match="version 2 is newer than 1"):
+            decode(kind, data)
