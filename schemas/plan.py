@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             sequences=len(group.sequences),
             samples=group.sequences.n_samples,
             tokens=group.sequences.n_tokens,
-            policy_step=min(version.step for version in group.versions),
+            policy_step=group.policy_step,
             producer=group.producer,
             epoch=group.epoch,
             counter=group.counter,

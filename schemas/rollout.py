@@ -116,6 +116,11 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
     def versions(self) -> list[PolicyVersion]:
         return [PolicyVersion.parse(text) for text in self.policy_versions]
 
+    @property
+    def policy_step(self) -> int:
+        """The oldest step that it was made with."""
+        return min(version.step for version in self.versions)
+
     def to_wire(self) -> Self:
         sequences = self.sequences.narrowed()
         text = _messages_encoder.encode(self.messages)

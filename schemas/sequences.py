@@ -4,6 +4,7 @@ A sample is one training sequence, or several when the context was rewritten or 
 over all sequences one after the other; `offsets` cuts them.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple, Self
@@ -147,18 +148,19 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise SchemaError("sequences: a group needs at least one")
         total = self.n_tokens
         cuts = self.cuts()
-        if cuts[0] != 0 or cuts[-1] != total or bool((np.diff(cuts) <= 0).any()):
+        if cuts[0] != 0 or cuts[-1] != total or bool((cuts[1:] <= cuts[:-1]).any()):
             raise SchemaError(f"offsets: must rise from 0 to the {total} tokens, with no empty sequence")
         tokens = view(self.tokens, "int32", total, "tokens")
-        if bool((tokens < 0).any()):
+        if tokens.min() < 0:
             raise SchemaError("tokens: a token id is negative")
         mask = unpack_mask(self.loss_mask, total, "loss_mask")
         logprobs = view(self.logprobs, "float32", total, "logprobs")
-        if not np.isfinite(logprobs).all():
+        lowest, highest = float(logprobs.min()), float(logprobs.max())  # NaN where any is
+        if not (math.isfinite(lowest) and math.isfinite(highest)):
             raise SchemaError("logprobs: NaN or infinite")
-        if bool((logprobs > 1e-4).any()):
+        if highest > 1e-4:
             raise SchemaError("logprobs: positive, so no log-probability")
-        if bool((logprobs[~mask] != 0).any()):
+        if bool(((logprobs != 0) > mask).any()):
             raise SchemaError("logprobs: not 0 at a position the loss mask leaves out")
         if bool(mask[cuts[:-1]].any()):
             raise SchemaError("loss_mask: the first token of a sequence follows nothing, so it cannot be trained on")

@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.abc import TaskGroup
 
+from lachesis.schemas.errors import leaves
+
 __all__ = ["background"]
 
 
@@ -22,8 +24,9 @@ async def background() -> AsyncIterator[TaskGroup]:
             yield tasks
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
+        errors = leaves(group)
+        if len(errors) > 1:
             raise
-        alone = group.exceptions[0]
+        alone = errors[0]
     if alone is not None:
         raise alone

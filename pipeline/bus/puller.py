@@ -118,7 +118,9 @@ class Pull:
         """Give back the room of one message that weighed `size`."""
         self._held_messages -= 1
         self._held_bytes -= size
-        self.wake()
+        self._arrived.set()
+        if not self._requested:
+            self._stir.set()
 
     def lose(self) -> None:
         """Start over with `ensure`: the consumer is gone or has skipped something."""

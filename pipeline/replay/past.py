@@ -16,8 +16,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import tenacity
-
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Past
@@ -29,6 +27,7 @@ from lachesis.pipeline.flow.retention import Holding, holding
 from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
 from lachesis.pipeline.replay.logic.batches import Former, PastGroup, content_digest, without_logprobs
 from lachesis.pipeline.replay.logic.selection import differences
+from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import definition
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
@@ -36,7 +35,6 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
-    InfrastructureError,
     LedgerError,
     NotFoundError,
     StreamFullError,
@@ -55,13 +53,6 @@ _DEFINITION = (
 
 _MOST_OF_LEDGER = 0.7
 """Share of LEDGER's budget that may be taken; a live run is granted nothing more from `flow.close_at` on."""
-
-_retrying = tenacity.AsyncRetrying(
-    retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(StreamFullError),
-    wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-    stop=tenacity.stop_after_delay(60.0),
-    reraise=True,
-)
 
 Progress = Callable[[int, int], None]
 """Told how many rollouts were read, of how many."""
@@ -313,11 +304,11 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
         )
     if is_new:
         name = subjects.past(run, trainer)
-        await _retrying(bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}")
+        await retrying()(bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}")
     for index, entry in enumerate(formed[begin:], begin):
         headers = {PREVIOUS_HEADER: str(entry_seq)}
         msg_id = f"{subject}.{record.created_ns}.{index}"
-        seq = await _retrying(bus.commit, subject, entry.data, expected=seq, msg_id=msg_id, headers=headers)
+        seq = await retrying()(bus.commit, subject, entry.data, expected=seq, msg_id=msg_id, headers=headers)
         entry_seq = seq
 
 

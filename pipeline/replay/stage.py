@@ -21,7 +21,6 @@ from functools import partial
 import anyio
 import msgspec
 import tenacity
-from anyio.streams.memory import MemoryObjectSendStream
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.bus.background import background
@@ -31,29 +30,27 @@ from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
+from lachesis.pipeline.replay.inflight import InFlight, Slot
 from lachesis.pipeline.replay.judged import joined_digest
+from lachesis.pipeline.replay.judging import STAGE, Judge, Verdict
 from lachesis.pipeline.replay.logic.fold import Fold, Folded
 from lachesis.pipeline.replay.logic.selection import differences
+from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.commitlog import CommitLog
-from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import ConfigError, NotFoundError, StreamFullError
 from lachesis.schemas.replay import RescoreEvent, RevisionRecord, Selection
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 
 __all__ = ["Observer", "Progress", "Replayed", "Request", "run_replay"]
 
-STAGE = "replay"
 _MOST_SAMPLES = 2048
 """Samples in one commit, about: what a kill repeats, at most."""
 _LONGEST_S = 2.0
 """Seconds between commits, if ratings take long: what else a kill repeats."""
-_OUTAGE_S = 60.0
 _FULL = 0.8
 """Share of the budget of REPLAY from which a shadow drops the oldest that it has written."""
 _SILENT = 1024
@@ -117,10 +114,7 @@ async def run_replay(
     unknown = sorted(set(selection.envs) - set(config.environments))
     if unknown:
         raise ConfigError(f"there is no environment {unknown[0]!r}; there are {', '.join(config.environments)}")
-    replay = _Replay(bus, config, request, draining)
-    known = await replay.open()
-    done = total = sum(replay.definition.groups.values())
-    unscored = 0
+    done = total = unscored = 0
 
     def committed(env: str, reached: int, groups: int, folded: Folded) -> None:
         nonlocal done, unscored
@@ -129,6 +123,9 @@ async def run_replay(
         observe(env, reached, folded)
         progress(done, max(done, total))
 
+    replay = _Replay(bus, config, request, draining, committed)
+    known = await replay.open()
+    done = total = sum(replay.definition.groups.values())
     if not (known and replay.finished):
         what, needs = "shadow" if selection.follow else "replay", {ROLLOUTS: replay.needs()}
         about = f"{what} {revision}"
@@ -136,14 +133,14 @@ async def run_replay(
             if selection.follow:
                 await replay.define({}, known=known)
                 progress(0, 0)
-                await replay.follow(committed)
+                await replay.follow()
             else:
                 found = await replay.find(known=known)
                 total = sum(replay.definition.groups.values())
                 done = total - sum(map(len, found.values()))
                 progress(done, total)
                 for env, wanted in found.items():
-                    await replay.replay(env, wanted, committed)
+                    await replay.replay(env, wanted)
     return Replayed(
         revision=revision,
         groups=done,
@@ -157,30 +154,21 @@ async def run_replay(
 
 @dataclass(slots=True)
 class _Env:
-    """One environment: its judges, its fold and its commit log. `cursor`: the first sequence not committed, `pending`:
-    groups folded since the last commit."""
+    """One environment: its fold and its commit log. `cursor`: the first sequence not committed, `pending`: groups
+    folded since the last commit."""
 
-    scorer: EnvironmentScorer
     fold: Fold
     log: CommitLog[RescoreEvent]
     cursor: int
     pending: int = 0
 
 
-@dataclass(slots=True)
-class _Slot:
-    """A rollout on its way; they are folded in the order of reading."""
-
-    found: Found
-    score: GroupScore | None = None
-    reason: str = ""
-    done: anyio.Event = field(default_factory=anyio.Event)
-
-
 class _Replay:
     definition: RevisionRecord
 
-    def __init__(self, bus: Bus, config: RunConfig, request: Request, draining: anyio.Event) -> None:
+    def __init__(
+        self, bus: Bus, config: RunConfig, request: Request, draining: anyio.Event, committed: Committed
+    ) -> None:
         self._bus = bus
         self._config = config
         self._revision = request.revision
@@ -188,21 +176,23 @@ class _Replay:
         self._groups = request.groups
         self._pace = request.pace
         self._draining = draining
+        self._committed = committed
         self._term = f"{time.time_ns():x}"
+        self._judge = Judge(config, request.selection.envs, self._retrying)
         self._envs: dict[str, _Env] = {}
-        self._due = 0.0
+        self._committing = anyio.Lock()
+        self._reached = 0  # the next sequence to fold
         self._expected = 0  # the last sequence on the subject of the definition
 
     async def open(self) -> bool:
         """Read what earlier starts left, and say whether there was any. Raises `ConfigError` where it was another."""
         run = self._config.run
-        scorers = {env: self._scorer(env) for env in self._selection.envs}
         trimmed = (await record(self._bus, run)).trimmed.get(ROLLOUTS, 1)
         usage = await self._bus.usage(ROLLOUTS)
         follows = self._selection.follow
         first = self._selection.first_seq or max(usage.last + 1 if follows else 1, trimmed)
         last = None if follows else max(1, min(self._selection.last_seq or usage.last, usage.last))
-        asked = self._define(scorers, first, last)
+        asked = self._define(first, last)
         stored, _, self._expected = await newest(
             self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
         )
@@ -212,15 +202,12 @@ class _Replay:
                 "start another one, or repeat the command that began this one"
             )
         self.definition = stored or asked
-        for env, scorer in scorers.items():
-            self._envs[env] = await self._restore(env, scorer)
+        for env in self._selection.envs:
+            self._envs[env] = await self._restore(env)
         return stored is not None
 
-    def _scorer(self, env: str) -> EnvironmentScorer:
-        settings = self._config.environments[env]
-        return EnvironmentScorer(settings.scoring or self._config.scoring, settings, self._config.reward_config_of(env))
-
-    def _define(self, scorers: Mapping[str, EnvironmentScorer], first: int, last: int | None) -> RevisionRecord:
+    def _define(self, first: int, last: int | None) -> RevisionRecord:
+        envs = self._selection.envs
         return RevisionRecord(
             run=self._config.run,
             revision=self._revision,
@@ -228,14 +215,14 @@ class _Replay:
             first=first,
             last=last,
             groups={},
-            judges=judges_of(self._config, scorers),
+            judges=judges_of(self._config, envs),
             normalization=msgspec.to_builtins(self._config.normalization),
-            normalizations=own_normalizations(self._config, scorers),
-            advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in scorers},
+            normalizations=own_normalizations(self._config, envs),
+            advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),
         )
 
-    async def _restore(self, env: str, scorer: EnvironmentScorer) -> _Env:
+    async def _restore(self, env: str) -> _Env:
         run = self._config.run
         log, restored = await CommitLog.open(
             self._bus,
@@ -249,7 +236,7 @@ class _Replay:
         )
         fold = Fold(env, self._config.normalization_of(env), reward_rule(self._config, env))
         fold.restore(restored.state, restored.deltas)
-        return _Env(scorer, fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
+        return _Env(fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
 
     # -- where it stands
 
@@ -308,119 +295,94 @@ class _Replay:
 
     # -- work
 
-    async def replay(self, name: str, wanted: Sequence[Found], committed: Committed) -> None:
+    async def replay(self, name: str, wanted: Sequence[Found]) -> None:
         """Score and commit `wanted`, in order, until done or draining."""
-        reached = await self._work([name], partial(feed, self._bus, self._config.run, name, wanted), committed)
-        if not wanted or reached > wanted[-1].seq:
+        await self._work([name], partial(feed, self._bus, self._config.run, name, wanted))
+        if not wanted or self._reached > wanted[-1].seq:
             # so that a finished replay holds no history and reads none again
-            reached = (self.definition.last or 0) + 1
-        if reached > self._envs[name].cursor:
-            await self._commit(name, reached, committed)
+            self._reached = (self.definition.last or 0) + 1
+        if self._reached > self._envs[name].cursor:
+            await self._commit(name)
 
-    async def follow(self, committed: Committed) -> None:
+    async def follow(self) -> None:
         """Score and commit whatever is stored, of all environments, until draining."""
         cursors = {name: env.cursor for name, env in self._envs.items()}
-        source = partial(follow, self._bus, self._config.run, self._selection, cursors)
-        reached = await self._work(list(self._envs), source, committed)
+        await self._work(list(self._envs), partial(follow, self._bus, self._config.run, self._selection, cursors))
         for name, env in self._envs.items():
-            if reached > env.cursor:
-                await self._commit(name, reached, committed)
+            if self._reached > env.cursor:
+                await self._commit(name)
 
-    async def _work(self, envs: Sequence[str], source: Source, committed: Committed) -> int:
-        """Score and fold what `source` hands out, committing now and then; return the next sequence to read.
+    async def _work(self, envs: Sequence[str], source: Source) -> None:
+        """Judge and fold what `source` hands out, committing now and then, but not what was folded last."""
+        self._reached = min(self._envs[name].cursor for name in envs)
+        async with background() as tasks:
+            tasks.start_soon(self._commit_now_and_then, envs)
+            await self._judge_all(envs, source)
+            await self._committing.acquire()  # a commit under way is not broken off
+        self._committing.release()
 
-        What was folded last is not committed yet.
-        """
-        slots = anyio.Semaphore(self._pace.max_inflight)
-        send, receive = anyio.create_memory_object_stream[_Slot](self._pace.max_inflight)
-        lock, reached = anyio.Lock(), min(self._envs[name].cursor for name in envs)
+    async def _judge_all(self, envs: Sequence[str], source: Source) -> None:
+        in_flight = InFlight(self._pace, self._draining, self._fold)
 
-        async def commit_now_and_then() -> None:
-            while True:
-                await anyio.sleep(_LONGEST_S)
-                async with lock:
-                    for name in envs:
-                        env = self._envs[name]
-                        # one that is silent moves on with the others, lest it hold history that has nothing of it
-                        if env.fold.fed or reached - env.cursor >= _SILENT:
-                            await self._commit(name, reached, committed)
+        async def judge(slot: Slot, message: Stored) -> None:
+            in_flight.settle(slot, await self._judge.judge(slot.found.env, message))
 
-        with receive:
-            async with background() as tasks:
-                tasks.start_soon(self._feed, source, slots, send)
-                tasks.start_soon(commit_now_and_then)
-                async for slot in receive:
-                    await slot.done.wait()
-                    async with lock:
-                        env = self._envs[slot.found.env]
-                        env.fold.add(slot.found.seq, slot.found.group, slot.score, slot.reason)
-                        env.pending += 1
-                        reached = slot.found.seq + 1
-                        slots.release()
-                        if env.fold.fed >= _MOST_SAMPLES:
-                            await self._commit(slot.found.env, reached, committed)
-                await lock.acquire()  # a commit under way is not broken off
-        return reached
+        async def take(found: Found, message: Stored) -> bool:
+            await self._commit_full(envs)
+            slot = await in_flight.begin(found, len(message.data))
+            if slot is None:
+                return False
+            if self._judge.waits(found.env):
+                judging.start_soon(judge, slot, message)
+            else:  # beside what never waits nothing else could be judged
+                await judge(slot, message)
+            return True
 
-    async def _feed(self, source: Source, slots: anyio.Semaphore, out: MemoryObjectSendStream[_Slot]) -> None:
-        """Read, and score as many at once as there are slots; they are handed on in the order of reading."""
-        async with out, anyio.create_task_group() as scoring:
-
-            async def take(found: Found, message: Stored) -> bool:
-                await slots.acquire()
-                await self._wait_turn()
-                if self._draining.is_set():
-                    return False
-                slot = _Slot(found)
-                scoring.start_soon(self._score, slot, message)
-                await out.send(slot)
-                return True
-
-            async with background() as tasks:
-                tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
-                await source(take)
+        async with anyio.create_task_group() as judging, background() as tasks:
+            tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
+            await source(take)
 
     async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
         await self._draining.wait()
-        scope.cancel()
+        async with self._committing:  # a commit under way is not broken off
+            scope.cancel()
 
-    async def _score(self, slot: _Slot, message: Stored) -> None:
-        scorer = self._envs[slot.found.env].scorer
-        start_ns = time.time_ns()
-        try:
-            rollout = read_rollout(message)
-            try:
-                score = await scorer.score(rollout.group, rollout.seq)
-            except InfrastructureError:
-                score = await self._retrying()(scorer.score, rollout.group, rollout.seq)
-            stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
-            slot.score = msgspec.structs.replace(score, stamps=[stamp])
-        except DataError as error:
-            slot.reason = f"{type(error).__name__}: {error}"
-        slot.done.set()
+    def _fold(self, found: Found, verdict: Verdict) -> None:
+        env = self._envs[found.env]
+        env.fold.add(found.seq, found.group, verdict.score, verdict.reason)
+        env.pending += 1
+        self._reached = found.seq + 1
 
-    async def _wait_turn(self) -> None:
-        """Wait until another group may begin by `max_rate`, or it drains."""
-        if self._pace.max_rate is not None:
-            now = anyio.current_time()
-            turn = max(self._due, now)
-            self._due = turn + 1 / self._pace.max_rate
-            with anyio.move_on_after(turn - now):
-                await self._draining.wait()
+    async def _commit_now_and_then(self, envs: Sequence[str]) -> None:
+        while True:
+            await anyio.sleep(_LONGEST_S)
+            for name in envs:
+                env = self._envs[name]
+                # one that is silent moves on with the others, lest it hold history that has nothing of it
+                if env.fold.fed or self._reached - env.cursor >= _SILENT:
+                    await self._commit(name)
 
-    async def _commit(self, name: str, reached: int, committed: Committed) -> None:
-        """Store what was fed since the last commit, with `reached` as the next sequence to read."""
+    async def _commit_full(self, envs: Sequence[str]) -> None:
+        """Commit where as much was fed as one commit may hold."""
+        for name in envs:
+            if self._envs[name].fold.fed >= _MOST_SAMPLES:
+                await self._commit(name)
+
+    async def _commit(self, name: str) -> None:
+        """Store what was fed since the last commit."""
+        await self._committing.acquire()
         env = self._envs[name]
         if self._selection.follow:
             await self._check_kept(env)
-        folded = env.fold.step()
-        cursors = {ROLLOUTS: reached}
+        # what is folded while this is stored belongs to the next one
+        folded, reached, groups, env.pending = env.fold.step(), self._reached, env.pending, 0
+        scorer, cursors = self._judge.scorers[name], {ROLLOUTS: reached}
         event = RescoreEvent(
             run=self._config.run,
             env=name,
             revision=self._revision,
-            ensemble=env.scorer.digest,
-            raters=env.scorer.versions,
+            ensemble=scorer.digest,
+            raters=scorer.versions,
             advantage=self._config.advantage_of(name).estimator,
             commit=env.log.next_commit(cursors, folded.delta),
             digest=env.fold.digest,
@@ -428,6 +390,13 @@ class _Replay:
             rewards=folded.rewards,
             unscored=folded.unscored,
         )
+        await self._store(name, event, cursors)
+        env.cursor = reached
+        self._committed(name, reached, groups, folded)
+        self._committing.release()  # not after an error: what was to be stored is not in the fold any more
+
+    async def _store(self, name: str, event: RescoreEvent, cursors: dict[str, int]) -> None:
+        env = self._envs[name]
         try:
             stored: int = await self._retrying()(env.log.append, event)
             if env.log.snapshot_due:
@@ -438,8 +407,6 @@ class _Replay:
             raise StreamFullError(
                 f"{error}; raise streams.replay_bytes, `lachesis init`, and repeat the command: it goes on where it was"
             ) from error
-        env.cursor, groups, env.pending = reached, env.pending, 0
-        committed(name, reached, groups, folded)
 
     async def _make_room(self, name: str, covered: int) -> None:
         """Let the older half of what was written of an environment go once REPLAY is nearly full: what has no end must
@@ -465,18 +432,5 @@ class _Replay:
             )
 
     def _retrying(self) -> tenacity.AsyncRetrying:
-        """Retry what an outage failed, for a minute; one that follows the run for as long as it may. A full stream
-        stays full until somebody makes room."""
-        return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(
-                lambda error: isinstance(error, InfrastructureError) and not isinstance(error, StreamFullError)
-            ),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-            stop=self._stop_retrying,
-            reraise=True,
-        )
-
-    def _stop_retrying(self, state: tenacity.RetryCallState) -> bool:
-        if self._selection.follow:
-            return self._draining.is_set()
-        return (state.seconds_since_start or 0.0) >= _OUTAGE_S
+        """Wait an outage out: one that follows the run for as long as it may."""
+        return retrying(lambda _: self._draining.is_set()) if self._selection.follow else retrying()

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -24,7 +23,6 @@ from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.pipeline.shaping.logic.bonus import Shapeable, shape
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import DataError, InfrastructureError
-from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.sequences import Generated
 
@@ -68,6 +66,11 @@ class EnvironmentScorer:
             content = msgspec.json.encode((self.digest, self._shaping, self._min_success), order="deterministic")
             self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
 
+    @property
+    def waits(self) -> bool:
+        """Whether scoring waits for anything, so that other groups could be scored meanwhile."""
+        return self._judges is not None and self._judges.runner.waits
+
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.
 
@@ -76,7 +79,7 @@ class EnvironmentScorer:
         generated = group.sequences.generated()
         samples: list[Sample] | None = None
         if self._judges is not None:
-            samples = samples_of(group)
+            samples = samples_of(group, generated)
             ratings = await self._judges.runner.rate_group(samples)
             self._tell_failures(ratings)
             scores = self._judges.ensemble.score(ratings)
@@ -87,7 +90,7 @@ class EnvironmentScorer:
             group=group.id,
             seq=seq,
             item=group.item,
-            policy_step=Plan.of(group).policy_step,
+            policy_step=group.policy_step,
             scores=scores.scores,
             ratings=scores.ratings,
             lengths=generated.lengths,
@@ -136,12 +139,10 @@ class EnvironmentScorer:
         """Log why ratings are missing, each reason once: the events carry the status alone."""
         for name, column in ratings.items():
             for rating in column:
+                if rating.status in {"ok", "abstain"} or len(self._told) >= _MOST_REASONS:
+                    continue
                 reason = f"{name}: {rating.status}, {rating.detail[:200]}"
-                if (
-                    rating.status not in {"ok", "abstain"}
-                    and reason not in self._told
-                    and len(self._told) < _MOST_REASONS
-                ):
+                if reason not in self._told:
                     self._told.add(reason)
                     log.warning("rater %s", reason)
 
@@ -155,12 +156,15 @@ class EnvironmentScorer:
     def _success(self, scores: Scores) -> float | None:
         """Return the share of samples that succeeded, among those of which it is known; None without any."""
         values = [value for value in self._succeeded(scores) if value is not None]
-        return float(np.mean(values)) if values else None
+        return sum(values) / len(values) if values else None
 
 
-def samples_of(group: RolloutGroup) -> list[Sample]:
-    """Return what raters see of each sample: the last assistant message as completion, all before it as prompt."""
-    lengths, reasons = group.sequences.generated().lengths, _finish_reasons(group)
+def samples_of(group: RolloutGroup, generated: Generated | None = None) -> list[Sample]:
+    """Return what raters see of each sample: the last assistant message as completion, all before it as prompt.
+
+    `generated` is `group.sequences.generated()`, where that is known. Raises `DataError` where nothing can be rated.
+    """
+    lengths, reasons = (generated or group.sequences.generated()).lengths, _finish_reasons(group)
     samples = []
     for i, conversation in enumerate(group.messages):
         last = max((k for k, message in enumerate(conversation) if message.role == "assistant"), default=None)

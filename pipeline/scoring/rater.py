@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 from lachesis.schemas.errors import ConfigError
@@ -98,19 +99,20 @@ class FunctionRater(Rater):
         self.inline = inline
         self.group = group
         self.params = dict(params or {})
+        self._call = partial(function, **self.params)
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **{**self.params, **kwargs})
+        return self._call(*args, **kwargs)
 
     def rate(self, sample: Sample) -> Rated:
         """Call the function on one sample."""
-        result: Rated = self(sample)
+        result: Rated = self._call(sample)
         return result
 
     def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
         """Call the function on a whole group."""
-        result: RatedGroup = self(samples)
+        result: RatedGroup = self._call(samples)
         return result
 
     @property
@@ -182,12 +184,15 @@ def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
     """Judge what a rater returned: a finite number within its bounds, or None with the reason."""
     if value is None:
         return Rating(None, "abstain")
-    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+    if type(value) is float:
+        number = value
+    elif isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         return Rating(None, "error", f"returned {value!r:.80}, which is not a number")
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several numbers, say
-        return Rating(None, "error", f"returned {value!r:.80}: {error}")
+    else:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an array of several numbers, say
+            return Rating(None, "error", f"returned {value!r:.80}: {error}")
     if not math.isfinite(number):
         return Rating(None, "nonfinite", f"returned {number}")
     if bounds is not None:

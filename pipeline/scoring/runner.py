@@ -33,6 +33,11 @@ class EnsembleRunner:
     def __init__(self, members: Sequence[Member]) -> None:
         self._calls = [_MemberCalls(member) for member in members]
 
+    @property
+    def waits(self) -> bool:
+        """Whether any rater is called in a way that has to be waited for."""
+        return not all(calls.at_once for calls in self._calls)
+
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
         """Return rater name -> one rating a sample."""
         results: dict[str, list[Rating]] = {
@@ -152,7 +157,7 @@ class _MemberCalls:
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as below
             self._breaker.succeeded()
             return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
-        if inspect.isawaitable(answer):  # not a function's after all
+        if not isinstance(answer, float) and inspect.isawaitable(answer):  # not a function's after all
             self.at_once = False
             if inspect.iscoroutine(answer):
                 answer.close()

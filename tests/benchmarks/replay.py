@@ -3,7 +3,8 @@
 One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
 of 64 messages that nobody acknowledges, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
 replay decodes and checks each group, rates it with three numeric raters (inline), normalizes and commits it. Each is
-run `--rounds` times in turn, and the median is told. All of it shares the machine's cores, the server included.
+run `--rounds` times in turn, and the median is told, with the processor time that a group took in this process. All of
+it shares the machine's cores, the server included.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 import anyio
@@ -135,6 +137,13 @@ async def replay(bus: NatsBus, count: int, name: str) -> float:
     return count / result.seconds
 
 
+async def timed(work: Awaitable[float], count: int) -> tuple[float, float]:
+    """Return groups a second, and milliseconds of this process's processor time a group."""
+    before = time.process_time()
+    rate = await work
+    return rate, 1e3 * (time.process_time() - before) / count
+
+
 async def main(options: argparse.Namespace) -> None:
     gib = 1 << 30
     streams = StreamsConfig(rollouts_bytes=8 * gib, replay_bytes=4 * gib)
@@ -147,14 +156,16 @@ async def main(options: argparse.Namespace) -> None:
             size = await fill(bus, options.groups)
             kib = size / options.groups / 1024
             print(f"{options.groups} groups of {SAMPLES} x {TOKENS} tokens, {kib:.1f} KiB each; {os.cpu_count()} cores")
-            rates: dict[str, list[float]] = {"raw": [], "read": [], "replay": []}
+            times: dict[str, list[tuple[float, float]]] = {"raw": [], "read": [], "replay": []}
             for number in range(options.rounds):
-                rates["raw"].append(await raw(server, options.groups))
-                rates["read"].append(await read(bus, options.groups))
-                rates["replay"].append(await replay(bus, options.groups, f"round-{number}"))
-            median = {name: statistics.median(found) for name, found in rates.items()}
-            for name, found in rates.items():
-                print(f"{name:7} {median[name]:9.0f} groups/s (of {', '.join(f'{rate:.0f}' for rate in found)})")
+                times["raw"].append(await timed(raw(server, options.groups), options.groups))
+                times["read"].append(await timed(read(bus, options.groups), options.groups))
+                times["replay"].append(await timed(replay(bus, options.groups, f"round-{number}"), options.groups))
+            median = {name: statistics.median(rate for rate, _ in found) for name, found in times.items()}
+            for name, found in times.items():
+                busy = statistics.median(milliseconds for _, milliseconds in found)
+                each = ", ".join(f"{rate:.0f}" for rate, _ in found)
+                print(f"{name:7} {median[name]:9.0f} groups/s (of {each}), {busy:.3f} ms of processor time each")
             for other in ("raw", "read"):
                 print(f"replay / {other}: {median['replay'] / median[other]:.3f}")
 

@@ -108,12 +108,12 @@ class Ensemble:
         present = _present(column)
         if len(present) < self.quorum:
             return None
+        if self.aggregation not in {"dawid_skene", "weighted"}:
+            return _RULES[self.aggregation](present, self._config)
         weights = [m.weight for m, x in zip(self.members, column, strict=True) if x is not None]
         if self.aggregation == "dawid_skene":
             return _weighted_majority(present, weights, self._config.threshold)
-        if self.aggregation == "weighted":
-            return math.fsum(w * x for w, x in zip(weights, present, strict=True)) / math.fsum(weights)
-        return _RULES[self.aggregation](present, self._config)
+        return math.fsum(w * x for w, x in zip(weights, present, strict=True)) / math.fsum(weights)
 
 
 def _calibrate(rating: Rating, bounds: tuple[float, float]) -> float | None:
@@ -158,7 +158,7 @@ def _min(x: list[float], _: ScoringConfig) -> float:
 
 def _variance(x: list[float]) -> float:
     mean = math.fsum(x) / len(x)
-    return math.fsum((v - mean) ** 2 for v in x) / len(x)
+    return math.fsum([(v - mean) ** 2 for v in x]) / len(x)
 
 
 def _std(x: list[float]) -> float:

@@ -28,7 +28,7 @@ _RARE_ID = 100_000
 
 def signals_of(sequences: Sequences, generated: Generated) -> GroupSignals:
     """Return the signals of a group whose columns have been checked, and of what was generated in it."""
-    ids, lps, cuts = generated
+    ids, lps, _ = generated
     samples = generated.samples
     last = dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
     return GroupSignals(
@@ -38,24 +38,38 @@ def signals_of(sequences: Sequences, generated: Generated) -> GroupSignals:
         truncated=sum(reason == "length" for reason in last.values()),
         zeros=len(lps) - int(np.count_nonzero(lps)),
         unlikely=_unlikely(ids, lps, samples),
-        sure_run=longest_run(np.insert(lps > _SURE, cuts[1:-1], False)),  # a run ends with its sample
-        distinct=_mean([distinct_share(ids[s][-_TAIL:]) for s in samples if s.stop - s.start >= _LONG]),
+        sure_run=longest_run(lps > _SURE, samples),
+        distinct=_distinct(ids, samples),
     )  # fmt: skip
 
 
 def distinct_share(ids: NDArray[np.int32]) -> float:
     """Return the share of distinct 3-grams (distinct-n, Li et al. 2016, arXiv:1510.03055), 1 where there is none."""
-    if len(ids) < 3:
-        return 1.0
+    return _share(_grams(ids)) if len(ids) >= 3 else 1.0
+
+
+def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
+    """Return the mean share of the samples that are long enough, None where none is."""
+    tails = [slice(max(s.start, s.stop - _TAIL), s.stop - 2) for s in samples if s.stop - s.start >= _LONG]
+    if not tails:
+        return None
+    grams = _grams(ids)
+    return math.fsum(_share(grams[tail]) for tail in tails) / len(tails)
+
+
+def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return a number for each 3-gram of ids [G - 2], the same for those that are the same."""
     if int(ids.max()) >> _PACKED_BITS or int(ids.min()) < 0:
-        return len(np.unique(np.lib.stride_tricks.sliding_window_view(ids, 3), axis=0)) / (len(ids) - 2)
+        found = np.unique(np.lib.stride_tricks.sliding_window_view(ids, 3), axis=0, return_inverse=True)
+        return found[1].reshape(-1)
     wide = ids.astype(np.int64)
-    packed = np.sort((wide[:-2] << 2 * _PACKED_BITS) | (wide[1:-1] << _PACKED_BITS) | wide[2:])
-    return (1 + int(np.count_nonzero(packed[1:] != packed[:-1]))) / len(packed)
+    return (wide[:-2] << 2 * _PACKED_BITS) | (wide[1:-1] << _PACKED_BITS) | wide[2:]
 
 
-def _mean(values: list[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+def _share(grams: NDArray[np.int64]) -> float:
+    """Return the share of distinct ones."""
+    ordered = np.sort(grams)
+    return (1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))) / len(ordered)
 
 
 def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> list[int]:
@@ -73,9 +87,10 @@ def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[sl
     return counts if any(counts) else []
 
 
-def longest_run(flags: NDArray[np.bool_]) -> int:
-    """Return the length of the longest run of true values."""
-    padded = np.zeros(len(flags) + 2, dtype=np.bool_)
-    padded[1:-1] = flags
+def longest_run(flags: NDArray[np.bool_], samples: list[slice]) -> int:
+    """Return the length of the longest run of true values in any of the samples, which follow one another."""
+    padded = np.zeros(len(flags) + len(samples) + 1, dtype=np.bool_)  # a false one before each sample, and at the end
+    for i, s in enumerate(samples):
+        padded[s.start + i + 1 : s.stop + i + 1] = flags[s]
     ends = np.flatnonzero(padded[1:] != padded[:-1])
     return int((ends[1::2] - ends[::2]).max()) if len(ends) else 0

@@ -28,6 +28,10 @@ async def test_background_raises_a_single_error_bare() -> None:
         async with background() as tasks:
             tasks.start_soon(fail)
             await anyio.sleep_forever()
+    with pytest.raises(FencedError, match="task"):  # noqa: PT012
+        async with background(), anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await anyio.sleep_forever()
     async with background() as tasks:
         tasks.start_soon(anyio.sleep_forever)  # ends with the body
 

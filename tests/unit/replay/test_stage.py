@@ -240,6 +240,36 @@ async def test_of_two_at_once_one_is_fenced(lab):
     assert len([item for event in await written(lab) for item in event.scores]) == 10
 
 
+async def test_nothing_is_committed_behind_a_commit_that_failed(lab, monkeypatch):
+    """What it was to store is lost to the process: a later commit would leave it out."""
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 5)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._LONGEST_S", 0.01)
+    await stored(lab, 40)
+    tried = []
+
+    class Slow(EnvironmentScorer):
+        async def score(self, group, seq):
+            await anyio.sleep(0.02 * (seq % 8))  # so that some are folded while others are committed
+            return await super().score(group, seq)
+
+    monkeypatch.setattr("lachesis.pipeline.replay.judging.EnvironmentScorer", Slow)
+
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(lab.bus, name)
+
+        async def commit(self, subject, *args, **kwargs):
+            if ".rescore." not in subject:
+                return await lab.bus.commit(subject, *args, **kwargs)
+            tried.append(subject)
+            await anyio.sleep(0.5)
+            raise lab.Killed
+
+    with pytest.raises(lab.Killed):
+        await replay(lab, bus=Failing(), pace=Pace(max_inflight=8))
+    assert len(tried) == 1
+
+
 async def test_pace_bounds_rate_and_groups_in_flight(lab):
     await stored(lab, 12)
     began = anyio.current_time()
@@ -257,7 +287,7 @@ async def test_how_long_each_rating_takes_changes_nothing(lab, monkeypatch):
             await anyio.sleep(float(draw.random()) * 0.02)
             return await super().score(group, seq)
 
-    monkeypatch.setattr("lachesis.pipeline.replay.stage.EnvironmentScorer", Slow)
+    monkeypatch.setattr("lachesis.pipeline.replay.judging.EnvironmentScorer", Slow)
     hasty = await replay(lab, "hasty", pace=Pace(max_inflight=16))
     assert hasty.digest == calm.digest
 

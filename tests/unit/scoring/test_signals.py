@@ -1,11 +1,14 @@
 """Signals: what the health checks learn of a group's tokens and logprobs."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.scoring.logic.signals import longest_run, signals_of
+from lachesis.pipeline.scoring.logic.signals import distinct_share, longest_run, signals_of
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.sequences import Sequences
 
@@ -57,7 +60,16 @@ def test_rare_tokens_against_the_odds():
     assert signals(sequences(rows[1:])).unlikely == []
 
 
-@given(st.lists(st.booleans(), max_size=40))
-def test_the_longest_run(flags):
-    text = "".join("1" if flag else "0" for flag in flags)
-    assert longest_run(np.array(flags, bool)) == max(map(len, text.split("0")))
+@given(st.lists(st.lists(st.booleans(), max_size=20), max_size=5))
+def test_the_longest_run_ends_with_its_sample(samples):
+    cuts = [0, *itertools.accumulate(map(len, samples))]
+    flags = np.array([flag for sample in samples for flag in sample], bool)
+    text = "0".join("".join("1" if flag else "0" for flag in sample) for sample in samples)
+    assert longest_run(flags, [slice(*cut) for cut in itertools.pairwise(cuts)]) == max(map(len, text.split("0")))
+
+
+@given(st.lists(st.lists(st.sampled_from([0, 1, 2, 3_000_000]), min_size=1, max_size=300), min_size=1, max_size=4))
+def test_a_group_is_as_varied_as_its_samples_by_themselves(samples):
+    found = signals(sequences([[(1, None), *((token, -1.0) for token in sample)] for sample in samples]))
+    shares = [distinct_share(np.array(sample[-256:], np.int32)) for sample in samples if len(sample) >= 32]
+    assert found.distinct == (math.fsum(shares) / len(shares) if shares else None)

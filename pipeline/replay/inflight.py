@@ -1,0 +1,72 @@
+"""Rollouts between being read and being folded: bounded in number and bytes, paced, and folded in the order of reading.
+
+Guarantees that `fold` is called once for each rollout that was begun and settled, in the order in which they were
+begun, whatever the order in which they are settled.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+import anyio.lowlevel
+
+from lachesis.pipeline.bus.publisher import Window
+from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.history import Found
+from lachesis.pipeline.replay.judging import Verdict
+
+__all__ = ["InFlight", "Slot"]
+
+_MOST_BYTES = 64 << 20
+"""What rollouts in flight may weigh, bytes; a larger one goes alone."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A rollout in flight, of `size` bytes as far as it is held here."""
+
+    found: Found
+    size: int
+    verdict: Verdict | None = None
+
+
+class InFlight:
+    """See the module's docstring. Once `draining`, nothing is begun any more."""
+
+    def __init__(self, pace: Pace, draining: anyio.Event, fold: Callable[[Found, Verdict], None]) -> None:
+        self._max_rate = pace.max_rate
+        self._draining = draining
+        self._fold = fold
+        self._window = Window(_MOST_BYTES, pace.max_inflight)
+        self._slots: deque[Slot] = deque()
+        self._due = 0.0
+
+    async def begin(self, found: Found, size: int) -> Slot | None:
+        """Return the slot of the next rollout once there is room and it is its turn; None: it is draining."""
+        await self._window.enter(size)
+        await self._wait_turn()
+        if self._draining.is_set():
+            return None
+        slot = Slot(found, size)
+        self._slots.append(slot)
+        return slot
+
+    def settle(self, slot: Slot, verdict: Verdict) -> None:
+        """Take in what became of a rollout; all that waited for nothing else is folded."""
+        slot.verdict = verdict
+        while self._slots and (known := self._slots[0].verdict) is not None:
+            first = self._slots.popleft()
+            self._window.leave(first.size)
+            self._fold(first.found, known)
+
+    async def _wait_turn(self) -> None:
+        """Wait until another rollout may begin by `max_rate`, or it drains. Others have their turn in any case."""
+        if self._max_rate is None:
+            await anyio.lowlevel.checkpoint()
+            return
+        now = anyio.current_time()
+        turn = max(self._due, now)
+        self._due = turn + 1 / self._max_rate
+        with anyio.move_on_after(turn - now):
+            await self._draining.wait()

@@ -1,0 +1,64 @@
+"""Judging stored rollouts for a replay: a rollout as stored in, its score out, or the reason why it has none.
+
+Knows neither order nor commits, and no pace.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+import tenacity
+
+from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.schemas.annotations import GroupScore, Stamp
+from lachesis.schemas.errors import DataError, InfrastructureError
+
+__all__ = ["STAGE", "Judge", "Verdict"]
+
+STAGE = "replay"
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True):
+    """What was made of a rollout: its score, or why it has none."""
+
+    score: GroupScore | None
+    reason: str = ""
+
+
+class Judge:
+    """Judges the rollouts of `envs`, each by its own raters. `retrying` says how long an outage is waited out.
+
+    Raises `ConfigError` where a rater cannot be loaded.
+    """
+
+    def __init__(self, config: RunConfig, envs: Iterable[str], retrying: Callable[[], tenacity.AsyncRetrying]) -> None:
+        self._retrying = retrying
+        self.scorers = {
+            env: EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
+            for env in envs
+        }
+
+    def waits(self, env: str) -> bool:
+        """Whether rollouts of `env` are judged by anything that has to be waited for."""
+        return self.scorers[env].waits
+
+    async def judge(self, env: str, message: Stored) -> Verdict:
+        """Return what becomes of the rollout of `env` that `message` holds.
+
+        Raises `InfrastructureError` where an outage of its raters lasts too long.
+        """
+        scorer = self.scorers[env]
+        start_ns = time.time_ns()
+        try:
+            rollout = read_rollout(message)
+            try:
+                score = await scorer.score(rollout.group, rollout.seq)
+            except InfrastructureError:
+                score = await self._retrying()(scorer.score, rollout.group, rollout.seq)
+        except DataError as error:
+            return Verdict(None, f"{type(error).__name__}: {error}")
+        stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
+        return Verdict(msgspec.structs.replace(score, stamps=[stamp]))

@@ -1,0 +1,54 @@
+"""Rollouts in flight: folded in the order of reading, whatever is judged first, and bounded in number and bytes."""
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.history import Found
+from lachesis.pipeline.replay.inflight import InFlight
+from lachesis.pipeline.replay.judging import Verdict
+
+
+def found(n):
+    return Found("sums", n, f"{n:032x}")
+
+
+@given(st.integers(1, 12).flatmap(lambda n: st.permutations(range(n))))
+def test_they_are_folded_in_the_order_in_which_they_were_begun(order):
+    folded = []
+
+    async def main():
+        flight = InFlight(Pace(), anyio.Event(), lambda one, verdict: folded.append((one.seq, verdict.reason)))
+        slots = [await flight.begin(found(n), 1) for n in range(len(order))]
+        for n in order:
+            flight.settle(slots[n], Verdict(None, str(n)))
+
+    anyio.run(main)
+    assert folded == [(n, str(n)) for n in range(len(order))]
+
+
+@pytest.mark.parametrize(("most", "size", "room"), [(3, 1, 3), (100, 24 << 20, 2), (100, 1 << 30, 1)])
+async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
+    flight = InFlight(Pace(max_inflight=most), anyio.Event(), lambda *_: None)
+    begun = []
+
+    async def begin():
+        while len(begun) <= room:
+            begun.append(await flight.begin(found(len(begun)), size))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin)
+        await anyio.wait_all_tasks_blocked()
+        assert len(begun) == room
+        flight.settle(begun[0], Verdict(None))
+    assert len(begun) == room + 1
+
+
+async def test_nothing_is_begun_once_it_drains():
+    draining = anyio.Event()
+    flight = InFlight(Pace(max_rate=0.001), draining, lambda *_: None)
+    assert await flight.begin(found(1), 1) is not None
+    draining.set()
+    assert await flight.begin(found(2), 1) is None
