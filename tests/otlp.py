@@ -29,16 +29,18 @@ Protocol = Literal["grpc", "http/protobuf"]
 
 
 class Received:
-    """What came, in OTLP's own messages; `spans` are (service name, span) pairs."""
+    """What came, in OTLP's own messages; `spans` are (service name, span) pairs, `resources` by service name."""
 
     def __init__(self) -> None:
         self.url = ""
         self.spans: list[tuple[str, Any]] = []
+        self.resources: dict[str, dict[str, str]] = {}
         self.metrics: dict[tuple[str, str], Any] = {}
 
     def traces(self, request: Any) -> None:
         for part in request.resource_spans:
             service = _service(part.resource)
+            self.resources[service] = {pair.key: pair.value.string_value for pair in part.resource.attributes}
             self.spans += [(service, span) for scope in part.scope_spans for span in scope.spans]
 
     def figures(self, request: Any) -> None:

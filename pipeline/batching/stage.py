@@ -23,7 +23,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.select import select
-from lachesis.pipeline.batching.traces import trace_entry
+from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.standing import Standings
@@ -371,13 +371,14 @@ class _Batcher:
             stamps=stamps,
             written_ns=self.service.now_ns(),
         )
-        await self._store(entry)
-        trace_entry(self.service, entry, [*batched, *settled], start_ns)
+        stored = await self._store(entry)
+        trace_entry(self.service, stored, [*batched, *settled], start_ns)
         if batch is not None:
             self.joiner.judge(self.chain.next_batch)
             self._measure_batch(batch.number, batch.groups)
 
-    async def _store(self, entry: LedgerEntry) -> None:
+    async def _store(self, entry: LedgerEntry) -> StoredEntry:
+        storing_ns = self.service.now_ns()
         data = encode(entry)
         if len(data) > _LARGEST:
             data = encode(entry.replace(stamps={}))
@@ -393,6 +394,7 @@ class _Batcher:
         self.entry_seq = self.seq
         self.service.vitals.emitted += 1
         self.service.recovered()
+        return StoredEntry(entry, self.seq, len(data), (storing_ns, self.service.now_ns()))
 
     # figures
 

@@ -1,18 +1,31 @@
 """What the batcher tells of an entry in traces: its own work on each group, the batch, and rollouts that end here."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from lachesis.pipeline.batching.join import Member
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.spans import RolloutEnd, batch_span, batch_trace, stage_spans, stage_subject
+from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans, stage_subject
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Times, batch_span, batch_trace
+from lachesis.schemas import subjects
 from lachesis.schemas.ledger import LedgerEntry
 
-__all__ = ["trace_entry"]
+__all__ = ["StoredEntry", "trace_entry"]
 
 
-def trace_entry(service: Service, entry: LedgerEntry, members: Sequence[Member], start_ns: int) -> None:
-    """Export the spans of a stored entry. `members` are those batched or settled in it."""
-    tracing, run = service.tracing, entry.run
+class StoredEntry(NamedTuple):
+    """An entry and how it was stored: its sequence in LEDGER, its bytes, and when that began and was done, Unix ns."""
+
+    entry: LedgerEntry
+    seq: int
+    size: int
+    times: Times
+
+
+def trace_entry(service: Service, stored: StoredEntry, members: Sequence[Member], start_ns: int) -> None:
+    """Export the spans of a stored entry, begun at `start_ns`. `members` are those batched or settled in it."""
+    tracing, entry, run = service.tracing, stored.entry, stored.entry.run
+    server, ledger = service.bus.server, subjects.ledger(run, entry.trainer)
     if not tracing.on:
         return
     for member in members:
@@ -22,7 +35,11 @@ def trace_entry(service: Service, entry: LedgerEntry, members: Sequence[Member],
         group = member.plan.group
         if tracing.sampled(group):
             subject = stage_subject(service.name, run, member.env, service.revision)
-            tracing.emit(stage_spans(group, stamps[-1], subject))
+            published = publish_span(
+                service.name, group, process_id(group, service.name, stamps[-1].attempt), ledger, stored.times,
+                server=server, message=f"{subjects.LEDGER}:{stored.seq}", size=stored.size,
+            )  # fmt: skip
+            tracing.emit([*stage_spans(group, stamps[-1], subject, server=server), published])
         outcome = member.outcome
         if outcome is None or outcome.kind in {"batched", "duplicate"}:  # a duplicate's trace is the first one's
             continue
@@ -36,6 +53,7 @@ def trace_entry(service: Service, entry: LedgerEntry, members: Sequence[Member],
             started_ns=member.plan.started_ns,
             ended_ns=service.now_ns(),
             outcome="dead_letter" if outcome.kind == "dead" else "dropped",
+            revision=service.revision,
             reason=": ".join(filter(None, (outcome.kind, outcome.reason))),
         )
         tracing.end(end, stamps)

@@ -115,6 +115,10 @@ class Reader(Protocol):
 class Bus(Protocol):
     """See the module's docstring. Every call may raise `InfrastructureError`; `BusClosedError` once it is closed."""
 
+    @property
+    def server(self) -> tuple[str, int] | None:
+        """Host and port of the server that the bus is connected to; None: it is not, or there is none."""
+
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> PubAck:

@@ -46,6 +46,11 @@ class NatsBus:
         return self._link.nc
 
     @property
+    def server(self) -> tuple[str, int] | None:
+        url = self._link.nc.connected_url
+        return (url.hostname, url.port) if url and url.hostname and url.port else None
+
+    @property
     def reconnects(self) -> int:
         """How often the connection was lost since it was made."""
         return self._link.losses

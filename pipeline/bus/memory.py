@@ -158,6 +158,10 @@ class MemoryBus:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @property
+    def server(self) -> None:
+        return None
+
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""
         self._closed = True

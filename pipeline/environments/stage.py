@@ -26,8 +26,9 @@ from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import recording
-from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span, publish_span
+from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
@@ -251,10 +252,10 @@ class _Producer:
                 (group.started_ns, made_ns),
                 {"rl.group.size": len(group.sequences), "rl.policy.version": group.policy_versions[0]},
             )
-            message = f"{ack.stream}:{ack.seq}"
             times = made_ns, stored_ns
             published = publish_span(
-                service.name, group.id, generated.id, subject, times, message=message, size=len(data)
-            )
+                service.name, group.id, generated.id, subject, times,
+                server=service.bus.server, message=f"{ack.stream}:{ack.seq}", size=len(data),
+            )  # fmt: skip
             service.tracing.emit([*chats, generated, published])
         return True

@@ -26,7 +26,8 @@ from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.gateway.store import Store
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.spans import Link, Span, generate_span, hold_span, publish_span
+from lachesis.pipeline.telemetry.messages import publish_span
+from lachesis.pipeline.telemetry.spans import Link, Span, generate_span, hold_span
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
@@ -303,9 +304,11 @@ class Intake:
         caller = self._callers.get(group.id)
         if caller is not None:
             generated = msgspec.structs.replace(generated, links=[caller])
-        message, times = f"{ack.stream}:{ack.seq}", (leased_ns, stored_ns)
         held = hold_span(group.id, group.env, (arrived_ns, leased_ns))
-        published = publish_span(self._service.name, group.id, generated.id, subject, times, message=message, size=size)
+        published = publish_span(
+            self._service.name, group.id, generated.id, subject, (leased_ns, stored_ns),
+            server=self._service.bus.server, message=f"{ack.stream}:{ack.seq}", size=size,
+        )  # fmt: skip
         return [generated, held, published]
 
     def figures(self) -> dict[str, float]:

@@ -24,7 +24,8 @@ from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.spans import process_id, publish_span, stage_spans
+from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans
+from lachesis.pipeline.telemetry.spans import Times
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore, RewardEvent, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
@@ -199,7 +200,8 @@ class _EnvWriter:
         )
         committed_ns = self.service.now_ns()
         seq: int = await self.service.retrying("commit rewards")(self.log.append, event)
-        self._trace(event.groups, seq, (committed_ns, self.service.now_ns()))
+        sources = [ready.source for ready in step.ready]
+        self._trace(event.groups, sources, seq, (committed_ns, self.service.now_ns()))
         self.service.recovered()
         folded = self.normalizer.watermark
         self._scores = {key: held for key, held in self._scores.items() if held[0].seq >= folded}
@@ -210,20 +212,22 @@ class _EnvWriter:
         if self.log.snapshot_due:
             await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, self.normalizer.state())
 
-    def _trace(self, rewards: Sequence[GroupReward], seq: int, times: tuple[int, int]) -> None:
-        """Export the spans of the sampled groups of a commit stored at `seq`."""
-        service = self.service
+    def _trace(self, rewards: Sequence[GroupReward], sources: Sequence[int], seq: int, times: Times) -> None:
+        """Export the spans of the sampled groups of a commit stored at `seq`; `sources`: where their scores are."""
+        service, server = self.service, self.service.bus.server
         taken = subjects.event("score", service.run, service.revision, self.env)
         given = subjects.event("reward", service.run, service.revision, self.env)
-        for reward in rewards:
+        for reward, source in zip(rewards, sources, strict=True):
             if not service.tracing.sampled(reward.group):
                 continue
             stamp = reward.stamps[-1]
             parent = process_id(reward.group, service.name, stamp.attempt)
             published = publish_span(
-                service.name, reward.group, parent, given, times, message=f"{subjects.EVENTS}:{seq}"
-            )
-            service.tracing.emit([*stage_spans(reward.group, stamp, taken), published])
+                service.name, reward.group, parent, given, times,
+                server=server, message=f"{subjects.EVENTS}:{seq}", size=self.log.appended_bytes,
+            )  # fmt: skip
+            about = {"messaging.message.id": f"{subjects.EVENTS}:{source}"}
+            service.tracing.emit([*stage_spans(reward.group, stamp, taken, about, server=server), published])
 
     def _reward(self, ready: Ready, rule: RewardRule, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))

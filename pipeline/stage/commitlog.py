@@ -67,6 +67,8 @@ class CommitLog(Generic[E]):
         self._term = term
         self._last = 0
         self.index = 0
+        self.appended_bytes = 0
+        """Size of the last commit."""
         self.since_snapshot = 0
         self._weight = 0  # of the commits since then, bytes
         self._state = 0  # what the state weighed then, bytes
@@ -130,6 +132,7 @@ class CommitLog(Generic[E]):
         msg_id = f"commit.{self._subject}.{self._term}.{self.index}"
         data = encode(event)
         self._last = await self._bus.commit(self._subject, data, expected=self._last, msg_id=msg_id)
+        self.appended_bytes = len(data)
         self.index += 1
         self.since_snapshot += 1
         self._weight += len(data)

@@ -30,10 +30,11 @@ from lachesis.pipeline.stage.attempts import Attempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.messages import delivered, process_id, publish_span, stage_spans
 from lachesis.pipeline.telemetry.recorder import recording
-from lachesis.pipeline.telemetry.spans import Span, process_id, publish_span, stage_spans
+from lachesis.pipeline.telemetry.spans import Span, Times
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import DeadKind, Stamp
+from lachesis.schemas.annotations import DeadKind, DeadLetter, Stamp
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 
@@ -161,7 +162,7 @@ class _Replica(Generic[Item]):
                         ready = await self._handle(delivery, start_ns)
                 except DataError as error:
                     self.service.called(start_ns, 0, failed=True)
-                    await self._bury(delivery, "data", error)
+                    await self._bury(delivery, "data", error, start_ns)
                 except InfrastructureError as error:  # only once the service drains, or its patience is at an end
                     await self._put_off(delivery, error)
                 except Exception:
@@ -180,7 +181,7 @@ class _Replica(Generic[Item]):
                 if deaths >= stage.max_attempts:
                     self.deaths[message.seq] = deaths  # on record until it is settled
                     error = DataError(f"handling it ended the process {deaths} times")
-                    await self._bury(delivery, "poison", error, attempts=deaths)
+                    await self._bury(delivery, "poison", error, start_ns, attempts=deaths)
                     return None
                 if deaths:
                     await turn.enter_async_context(self.one_suspect)
@@ -211,11 +212,8 @@ class _Replica(Generic[Item]):
         self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
         spans = []
         if sampled:
-            place = {
-                "messaging.message.id": f"{message.stream}:{message.seq}",
-                "messaging.consumer.group.name": self.durable,
-            }
-            spans = stage_spans(group, stamp, message.subject, place, children=children)
+            taken = delivered(message.seq, self.durable)
+            spans = stage_spans(group, stamp, message.subject, taken, server=self.service.bus.server, children=children)
         return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, spans)
 
     async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
@@ -252,7 +250,7 @@ class _Replica(Generic[Item]):
                 await self._give_back(ready.delivery)
         except DataError as error:  # too large for one message, or a result that no reader would take
             if len(batch) == 1:
-                await self._bury(batch[0].delivery, "data", error)
+                await self._bury(batch[0].delivery, "data", error, start_ns)
                 return
             half = len(batch) // 2
             await self._publish(env, batch[:half])
@@ -263,24 +261,41 @@ class _Replica(Generic[Item]):
             times = start_ns, service.now_ns()
             for ready in batch:
                 if ready.spans:
-                    self._trace(ready, subject, times, f"{ack.stream}:{ack.seq}", len(data))
+                    self._trace(ready, subject, times, ack, len(data))
                 await self._settle(ready.delivery)
 
-    def _trace(self, ready: _Ready[Item], subject: str, times: tuple[int, int], message: str, size: int) -> None:
+    def _trace(self, ready: _Ready[Item], subject: str, times: Times, ack: PubAck, size: int) -> None:
         """Export a sampled group's spans, now that its annotation is stored."""
-        parent = process_id(ready.group, self.service.name, ready.delivery.attempt)
-        published = publish_span(self.service.name, ready.group, parent, subject, times, message=message, size=size)
-        self.service.tracing.emit([*ready.spans, published])
+        service = self.service
+        parent = process_id(ready.group, service.name, ready.delivery.attempt)
+        published = publish_span(
+            service.name, ready.group, parent, subject, times,
+            server=service.bus.server, message=f"{ack.stream}:{ack.seq}", size=size,
+        )  # fmt: skip
+        service.tracing.emit([*ready.spans, published])
 
-    async def _bury(self, delivery: Delivery, kind: DeadKind, error: DataError, *, attempts: int = 1) -> None:
+    async def _bury(
+        self, delivery: Delivery, kind: DeadKind, error: DataError, start_ns: int, *, attempts: int = 1
+    ) -> None:
         letter = dead_letter(self.service, delivery.message, kind, error, attempts=attempts)
         try:
             await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
         except InfrastructureError:
             await self._give_back(delivery)
             return
+        self._trace_failure(delivery, letter, error, start_ns)
         self.service.vitals.dead += 1
         await self._settle(delivery)
+
+    def _trace_failure(self, delivery: Delivery, letter: DeadLetter, error: DataError, start_ns: int) -> None:
+        """Export the work that ended in a dead letter: no stamp tells of it, and traces of the dead are always kept."""
+        service, message = self.service, delivery.message
+        tracing = service.tracing
+        if letter.group is None or not (tracing.sampled(letter.group) or (tracing.on and letter.ends_rollout)):
+            return
+        stamp = Stamp(service.name, message.time_ns, start_ns, service.now_ns(), delivery.attempt)
+        taken = delivered(message.seq, self.durable)
+        tracing.emit(stage_spans(letter.group, stamp, message.subject, taken, server=service.bus.server, error=error))
 
     async def _settle(self, delivery: Delivery) -> None:
         await self._clear(delivery, 0)

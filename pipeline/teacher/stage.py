@@ -15,6 +15,7 @@ from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
+from lachesis.pipeline.telemetry.messages import publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
@@ -68,7 +69,8 @@ class _Teacher:
         if self.tokenizer_hash not in {None, group.tokenizer_hash}:
             refusal = f"the teacher's tokenizer {str(self.tokenizer_hash)[:12]} is not {group.tokenizer_hash[:12]}"
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
-        with traced(f"prompt_logprobs {self.name}", "client", {"gen_ai.request.model": self.name}) as found:
+        about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": self.name}
+        with traced(f"prompt_logprobs {self.name}", "client", about) as found:
             answers, reason = await self._ask(group)
             found["gen_ai.usage.input_tokens"] = group.sequences.n_tokens
         logprobs, missing = group_logprobs(group, answers)
@@ -86,7 +88,10 @@ class _Teacher:
         # by sequence, not by group: those of an earlier copy may have been trimmed with it
         msg_id = f"logprobs.{self.service.revision}.{rollout.seq}"
         headers = {ROLLOUT_HEADER: str(rollout.seq)}
-        ack = await self.service.bus.publish_large(subject, encode(arrays), msg_id=msg_id, headers=headers)
+        data, bus = encode(arrays), self.service.bus
+        with traced(f"publish {subject}", "client", publish_attributes(subject, bus.server, len(data))) as found:
+            ack = await bus.publish_large(subject, data, msg_id=msg_id, headers=headers)
+            found["messaging.message.id"] = f"{ack.stream}:{ack.seq}"
         return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
 
     async def _ask(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:

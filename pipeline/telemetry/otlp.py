@@ -33,6 +33,8 @@ SCOPE = InstrumentationScope("lachesis")
 _CLOSE_S = 2.0
 _KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "consumer": SpanKind.CONSUMER}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_OF_THE_PROCESS = {"service.instance.id", "host.name", "host.id"}
+"""What does not hold of another service whose spans are rebuilt here."""
 
 
 class Otlp:
@@ -128,7 +130,11 @@ class Otlp:
 
     def _resource(self, service: str) -> Resource:
         if service not in self._resources:
-            self._resources[service] = Resource.create({**self._attributes, "service.name": service})
+            resource = Resource.create({**self._attributes, "service.name": service})
+            if service != self._attributes["service.name"]:
+                about = {name: value for name, value in resource.attributes.items() if name not in _OF_THE_PROCESS}
+                resource = Resource(about)
+            self._resources[service] = resource
         return self._resources[service]
 
     def _readable(self, span: Span) -> ReadableSpan:

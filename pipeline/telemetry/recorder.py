@@ -53,6 +53,7 @@ def traced(name: str, kind: SpanKind = "internal", attributes: Attributes | None
         yield found
     except BaseException as raised:
         error = f"{type(raised).__name__}: {raised}"[:500]
+        found["error.type"] = type(raised).__name__
         raise
     finally:
         recorder.spans.append(

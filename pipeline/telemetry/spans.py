@@ -9,36 +9,31 @@ the way.
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
 
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import Stamp
 
 __all__ = [
+    "GAP_NS",
     "Attributes",
     "Link",
     "RolloutEnd",
+    "Server",
     "Span",
     "SpanKind",
     "Times",
     "batch_span",
     "batch_trace",
-    "consume_spans",
     "generate_id",
     "generate_span",
     "hold_span",
     "parent_span",
-    "process_id",
-    "publish_span",
-    "rebuilt",
     "root_id",
     "root_span",
     "span_id",
-    "stage_spans",
-    "stage_subject",
     "step_span",
 ]
 
@@ -46,9 +41,11 @@ Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 SpanKind = Literal["internal", "client", "consumer"]
 Times = tuple[int, int]
 """Start and end, Unix ns."""
+Server = tuple[str, int]
+"""Host and port of the NATS server that a process was connected to."""
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
-_GAP_NS = 1_000
+GAP_NS = 1_000
 """Between the end of a wait and the start of the work: with equal times a viewer may draw them in either order."""
 
 
@@ -90,6 +87,7 @@ class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int
     ended_ns: int
     outcome: Literal["trained", "dropped", "dead_letter"]
+    revision: str = subjects.LIVE
     kept: str = ""
     reason: str | None = None
     step: int | None = None
@@ -161,115 +159,6 @@ def step_span(
     )
 
 
-def consume_spans(service: str, group: str, trace: str, step: int, times: tuple[int, int, int]) -> list[Span]:
-    """Return a group's wait for optimizer step `step` and its part in it, linked to the step in the batch's trace.
-
-    `times`: batched, step begun, step done, Unix ns.
-    """
-    batched_ns, start_ns, end_ns = times
-    waited = Span(
-        service=service,
-        name="queue.wait rl.ledger",
-        trace=group,
-        id=span_id(group, "wait", "train.consume"),
-        parent=root_id(group),
-        kind="internal",
-        start_ns=min(batched_ns, start_ns - _GAP_NS),
-        end_ns=start_ns - _GAP_NS,
-    )
-    consumed = Span(
-        service=service,
-        name="train.consume",
-        trace=group,
-        id=span_id(group, "train.consume"),
-        parent=root_id(group),
-        kind="consumer",
-        start_ns=start_ns,
-        end_ns=end_ns,
-        attributes={"rl.train.step": step, "rl.batch.id": step - 1, "rl.train.trace_id": trace},
-        links=[Link(trace, span_id(trace, "train.step"))],
-    )
-    return [waited, consumed]
-
-
-def stage_subject(stage: str, run: str, env: str, revision: str = subjects.LIVE) -> str:
-    """Return the subject from which a stage takes a group up."""
-    match stage:
-        case "normalizer":
-            return subjects.event("score", run, revision, env)
-        case "batcher" | "curriculum":
-            return subjects.event("reward", run, revision, env)
-    return subjects.rollout(run, env)
-
-
-def stage_spans(
-    group: str, stamp: Stamp, subject: str, attributes: Attributes | None = None, *, children: Iterable[Span] = ()
-) -> list[Span]:
-    """Return the wait and the work of one stage on one group, with the work's own children."""
-    wait_s = (stamp.start_ns - stamp.stored_ns) / 1e9
-    common = {"messaging.system": "nats", "messaging.destination.name": subject}
-    waited = Span(
-        service=stamp.stage,
-        name=f"queue.wait {subject}",
-        trace=group,
-        id=span_id(group, "wait", stamp.stage, stamp.attempt),
-        parent=root_id(group),
-        kind="internal",
-        start_ns=min(stamp.stored_ns, stamp.start_ns - _GAP_NS),
-        end_ns=stamp.start_ns - _GAP_NS,
-        attributes=common,
-    )
-    worked = Span(
-        service=stamp.stage,
-        name=f"process {subject}",
-        trace=group,
-        id=process_id(group, stamp.stage, stamp.attempt),
-        parent=root_id(group),
-        kind="consumer",
-        start_ns=stamp.start_ns,
-        end_ns=max(stamp.end_ns, stamp.start_ns),
-        attributes={
-            **common,
-            "messaging.operation.name": "process",
-            "messaging.operation.type": "process",
-            "rl.group.id": group,
-            "rl.delivery.attempt": stamp.attempt,
-            "rl.queue.wait_s": wait_s,
-            **(attributes or {}),
-        },
-    )
-    return [waited, worked, *children]
-
-
-def process_id(group: str, stage: str, attempt: int) -> str:
-    """Return the id of a stage's `process` span, the parent of what the stage does for the group."""
-    return span_id(group, "process", stage, attempt)
-
-
-def publish_span(
-    service: str, trace: str, parent: str, subject: str, times: Times, *, message: str, size: int | None = None
-) -> Span:
-    """Return the span of storing a message (of `size` bytes, if known) as `message`, `{stream}:{sequence}`."""
-    return Span(
-        service=service,
-        name=f"publish {subject}",
-        trace=trace,
-        id=span_id(trace, "publish", parent),
-        parent=parent,
-        kind="client",
-        start_ns=times[0],
-        end_ns=times[1],
-        attributes={
-            "messaging.system": "nats",
-            "messaging.destination.name": subject,
-            "messaging.operation.name": "publish",
-            "messaging.operation.type": "send",
-            "messaging.message.id": message,
-            **({} if size is None else {"messaging.message.body.size": size}),
-        },
-    )
-
-
 def root_span(end: RolloutEnd) -> Span:
     """Return the root of a group's trace: from the environment's start to the rollout's end."""
     attributes: dict[str, str | int | float | bool | Sequence[str]] = {
@@ -337,13 +226,3 @@ def hold_span(group: str, env: str, times: Times) -> Span:
         start_ns=times[0],
         end_ns=max(times),
     )
-
-
-def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
-    """Return a whole trace that nobody exported on the way, as far as the stamps tell: root, generation, stages."""
-    stamps = sorted(stamps, key=lambda stamp: stamp.start_ns)
-    stored = [stamp.stored_ns for stamp in stamps]
-    spans = [generate_span(end.group, end.env, (end.started_ns, min(stored)))] if stored else []
-    for stamp in stamps:
-        spans += stage_spans(end.group, stamp, stage_subject(stamp.stage, end.run, end.env))
-    return [*spans, root_span(end)]

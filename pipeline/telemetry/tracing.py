@@ -10,9 +10,10 @@ import msgspec
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.messages import rebuilt
 from lachesis.pipeline.telemetry.performance import Performance
 from lachesis.pipeline.telemetry.sampling import Keeper, is_sampled
-from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, rebuilt, root_span
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, root_span
 from lachesis.schemas.annotations import Stamp
 
 __all__ = ["Sink", "Tracing"]

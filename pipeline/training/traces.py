@@ -1,16 +1,12 @@
 """What the trainer tells of a batch in traces: the step, and for each of its groups how its rollout ended."""
 
+import msgspec
+
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.spans import (
-    RolloutEnd,
-    Span,
-    Times,
-    batch_trace,
-    consume_spans,
-    span_id,
-    step_span,
-)
+from lachesis.pipeline.telemetry.messages import consume_spans
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, Times, batch_trace, span_id, step_span
 from lachesis.pipeline.training.feed import FedBatch
+from lachesis.schemas import subjects
 
 __all__ = ["step_trace", "trace_step"]
 
@@ -33,7 +29,9 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
     trace, _ = step_trace(batch)
     step = batch.batch.number + 1
     attributes: dict[str, str | int] = {"rl.run": entry.run, "rl.train.step": step, "rl.batch.id": batch.batch.number}
+    children = [msgspec.structs.replace(one, attributes={**attributes, **one.attributes}) for one in children]
     tracing.emit([*children, step_span(service.name, trace, "train.step", times, attributes, error=void)])
+    ledger = subjects.ledger(entry.run, entry.trainer)
     versions = {ref.group: group.policy_versions[0] for ref, group, _ in batch.groups}
     for ref in batch.batch.groups:
         started_ns = batch.started_ns.get(ref.group)
@@ -49,12 +47,15 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
             started_ns=started_ns,
             ended_ns=times[1],
             outcome="dropped" if void else "trained",
+            revision=service.revision,
             reason=void,
             step=step,
             staleness=batch.batch.number - ref.policy_step,
             policy_version=versions.get(ref.group),
         )
-        consumed = consume_spans(service.name, ref.group, trace, step, (entry.written_ns, *times))
+        consumed = consume_spans(
+            service.name, ref.group, trace, step, (entry.written_ns, *times), subject=ledger, server=service.bus.server
+        )
         if tracing.end(end, entry.stamps.get(ref.group, []), consumed):
             kept.append(ref.group)
     return kept

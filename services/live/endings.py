@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.telemetry.messages import rebuilt
 from lachesis.pipeline.telemetry.sampling import Keeper
-from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, rebuilt
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import Plan

@@ -41,6 +41,7 @@ async def find_rollout(bus: Bus, config: RunConfig, name: str) -> Rollout:
     if not name or len(name) > 32 or not _HEX.issuperset(name):
         raise ConfigError(f"{name[:80]!r} is no group id: 32 hex digits, or the first few of them")
     rollout = await _member(bus, config, name)
+    rollout.revision = config.revision
     await _ledger(bus, config, rollout)
     dead = rollout.outcome is not None and rollout.outcome.kind == "dead"
     if rollout.entry is None or dead or not rollout.stamps():

@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, batch_trace, consume_spans, generate_span, rebuilt
+from lachesis.pipeline.telemetry.messages import consume_spans, rebuilt
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, batch_trace, generate_span
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     DeadLetter,
     GroupReward,
@@ -65,6 +67,7 @@ class Rollout:
     seq: int
     plan: Plan
     stored_ns: int
+    revision: str = subjects.LIVE
     score: GroupScore | None = None
     reward: GroupReward | None = None
     teacher: TeacherPointer | None = None
@@ -208,6 +211,7 @@ class Rollout:
             started_ns=plan.started_ns,
             ended_ns=ended_ns or now_ns,
             outcome=outcome,
+            revision=self.revision,
             reason=self._reason(),
             step=None if self.batch is None else self.batch + 1,
             staleness=None if self.batch is None else self.batch - plan.policy_step,
@@ -218,5 +222,6 @@ class Rollout:
         if self.entry is not None and self.batch is not None and self.trained_ns is not None:
             trace = batch_trace(self.run, self.entry.trainer, self.batch)
             times = (self.entry.written_ns, *self.trained_ns)
-            spans += consume_spans("trainer", plan.group, trace, self.batch + 1, times)
+            ledger = subjects.ledger(self.run, self.entry.trainer)
+            spans += consume_spans("trainer", plan.group, trace, self.batch + 1, times, subject=ledger)
         return [*([root] if ended_ns is not None else []), *spans]

@@ -30,6 +30,66 @@ def traces(received: Received) -> dict[str, list[tuple[str, Any]]]:
     return found
 
 
+def values(span: Any) -> dict[str, Any]:
+    """Return a span's attributes; lists stay as OTLP has them."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+MESSAGE = {"messaging.system", "messaging.destination.name", "messaging.destination.template"}
+OPERATION = {*MESSAGE, "messaging.operation.name", "messaging.operation.type", "server.address", "server.port"}
+DELIVERY = {"rl.group.id", "rl.delivery.attempt", "rl.queue.wait_s"}
+CONSUMED = {"messaging.message.id", "messaging.consumer.group.name"}
+
+
+def check_attributes(spans: dict[tuple[str, str], Any], group: str, resources: dict[str, dict[str, str]]) -> None:
+    """What every span of a rollout's trace says, by service and kind of span."""
+    found = {(service, name.partition(" ")[0]): values(span) for (service, name), span in spans.items()}
+    publishes = {*OPERATION, "messaging.message.id", "messaging.message.body.size"}
+    expected = {
+        ("environment-sums", "generate"): {"rl.group.size", "rl.policy.version"},
+        ("environment-sums", "chat"): {
+            "gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens",
+        },
+        ("environment-sums", "publish"): publishes,
+        ("scorer", "queue.wait"): MESSAGE,
+        ("scorer", "process"): OPERATION | DELIVERY | CONSUMED,
+        ("scorer", "score"): {"rl.rater", "rl.samples", "rl.missing"},
+        ("scorer", "publish"): publishes,
+        ("teacher", "queue.wait"): MESSAGE,
+        ("teacher", "process"): OPERATION | DELIVERY | CONSUMED,
+        ("teacher", "prompt_logprobs"): {
+            "gen_ai.operation.name", "gen_ai.request.model", "gen_ai.usage.input_tokens",
+        },
+        ("teacher", "publish"): publishes,
+        ("normalizer", "queue.wait"): MESSAGE,
+        ("normalizer", "process"): OPERATION | DELIVERY | {"messaging.message.id"},
+        ("normalizer", "publish"): publishes,
+        ("batcher", "queue.wait"): MESSAGE,
+        ("batcher", "process"): OPERATION | DELIVERY,
+        ("batcher", "publish"): publishes,
+        ("trainer", "queue.wait"): MESSAGE,
+        ("trainer", "train.consume"): {
+            *OPERATION, "rl.group.id", "rl.train.step", "rl.batch.id", "rl.train.trace_id",
+        },
+    }  # fmt: skip
+    told = {key: about.keys() for key, about in found.items() if key != ("environment-sums", "rollout")}
+    assert told == expected
+    servers = {(about["server.address"], about["server.port"]) for about in found.values() if "server.port" in about}
+    assert len(servers) == 1
+    assert {about["rl.group.id"] for about in found.values() if "rl.group.id" in about} == {group}
+    published = {name: values(span)["messaging.message.id"] for (_, name), span in spans.items() if "publish " in name}
+    assert {name.removeprefix("publish "): stored.partition(":")[0] for name, stored in published.items()} == {
+        "rl.rollout.killed.sums": "ROLLOUTS",
+        "rl.score.killed.live.sums": "EVENTS",
+        "rl.logprobs.killed.live.sums": "TEACHER",
+        "rl.teacher.killed.live.sums": "EVENTS",
+        "rl.reward.killed.live.sums": "EVENTS",
+        "rl.ledger.killed.main": "LEDGER",
+    }
+    process = {"service.namespace", "service.instance.id", "host.name", "rl.run"}
+    assert all(resources[service].keys() >= process for service in ("scorer", "teacher", "normalizer", "trainer"))
+
+
 def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> None:
     with receiving("grpc") as received:
         run_traced(tmp_path / "a run", received, 1.0)
@@ -44,14 +104,13 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
     spans = {(service, span.name): span for service, span in trace}
     root = spans["environment-sums", "rollout sums"]
     assert root.parent_span_id == b""
-    rollout = "rl.rollout.killed.sums"
-    attributes = {one.key: one.value for one in root.attributes}
+    rollout, ledger = "rl.rollout.killed.sums", "rl.ledger.killed.main"
+    attributes = values(root)
     assert attributes.keys() >= {
         *("rl.group.id", "rl.group.size", "rl.env.name", "rl.policy.version", "rl.outcome", "rl.e2e_s"),
         *("rl.train.step", "rl.staleness", "rl.sampling.reason"),
     }
-    assert attributes["rl.outcome"].string_value == "trained"
-    assert attributes["rl.sampling.reason"].string_value == "ratio"
+    assert (attributes["rl.outcome"], attributes["rl.sampling.reason"]) == ("trained", "ratio")
     kinds = {name.partition(" ")[0]: span.kind for (_, name), span in spans.items()}
     assert kinds == {  # of OTLP: 1 is internal, 3 client, 5 consumer
         "rollout": 1, "generate": 1, "chat": 3, "publish": 3, "queue.wait": 1, "process": 5, "score": 1,
@@ -67,7 +126,7 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
         ("normalizer", "process rl.score.killed.live.sums"),
         ("batcher", "queue.wait rl.reward.killed.live.sums"),
         ("batcher", "process rl.reward.killed.live.sums"),
-        ("trainer", "queue.wait rl.ledger"),
+        ("trainer", f"queue.wait {ledger}"),
         ("trainer", "train.consume"),
     }
     assert {key for key, span in spans.items() if span.parent_span_id == root.span_id} == under_root
@@ -86,13 +145,17 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
         span.parent_span_id == taught and name.startswith("prompt_logprobs") for (_, name), span in spans.items()
     )
 
+    check_attributes(spans, root.trace_id.hex(), received.resources)
+
     link = spans["trainer", "train.consume"].links[0]
     batch = {span.name: span for _, span in whole[link.trace_id.hex()]}
     assert link.span_id == batch["train.step"].span_id
     assert batch["train.step"].parent_span_id == batch["assemble batch"].span_id
     assert root.trace_id in {back.trace_id for back in batch["assemble batch"].links}
+    assert values(batch["assemble batch"]).keys() >= {"rl.group.ids", "rl.batch.id", "rl.run"}
     for name in ("forward_backward", "optimizer.step", "publish_weights"):
         assert batch[name].parent_span_id == batch["train.step"].span_id
+        assert values(batch[name])["rl.train.step"] == values(batch["train.step"])["rl.train.step"]
 
     wait = received.metrics["scorer", "lachesis.stage.wait"].exponential_histogram.data_points[0]
     assert wait.count > 0

@@ -181,7 +181,7 @@ async def test_the_trainers_log_tells_of_a_step_that_is_not_reported_yet(world: 
     rollout.logged(began_ns + 700 * MS, began_ns + 900 * MS)
     told = rollout.timeline(BatchingConfig(), began_ns + 5000 * MS)
     assert (told.state, told.waits_for, told.seconds) == ("trained", None, 0.9)
-    assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger", "train.consume"]
+    assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger.r.main", "train.consume"]
 
 
 async def test_a_report_that_does_not_tell_of_the_step_leaves_its_time_open(world: World) -> None:

@@ -7,6 +7,9 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.stage.stateless import StatelessStage, run_stateless
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.messages import process_id
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode
@@ -38,6 +41,21 @@ def a_stage(handle, **settings):
 
 async def nothing(_):
     return None
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    traces, dropped = True, 0
+
+    def __init__(self):
+        self.spans = []
+
+    def emit(self, spans):
+        self.spans += spans
+
+    def observe(self, figures):
+        pass
 
 
 async def open_messages(lab):
@@ -580,3 +598,26 @@ async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
             await lab.store(lab.group(1, counter=counter))
             await lab.until(settled(lab, counter))
     assert [item.seq for event in await lab.events("score", ScoreEvent) for item in event.groups] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, True)]
+)
+async def test_the_work_that_ended_in_a_dead_letter_is_in_the_trace_of_the_dead(lab, name, ratio, told):
+    """Of a rollout that the letter ends, or that is sampled: its trace is kept."""
+
+    async def handle(rollout):
+        raise DataError("no such answer")
+
+    sink, group = Kept(), lab.group(1)
+    async with lab.running(a_stage(handle), name) as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
+        await lab.store(group)
+        await lab.until(lambda: _true(service.vitals.dead == 1))
+    if not told:
+        assert sink.spans == []
+        return
+    waited, worked = sink.spans
+    assert (waited.trace, worked.trace, worked.id) == (group.id, group.id, process_id(group.id, name, 1))
+    assert (worked.error, worked.attributes["error.type"]) == ("no such answer", "DataError")
+    assert worked.attributes["messaging.message.id"] == "ROLLOUTS:1"

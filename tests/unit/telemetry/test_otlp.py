@@ -11,8 +11,9 @@ from otlp import Protocol, receiving
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import Exemplar, Figures
 from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.pipeline.telemetry.messages import rebuilt
 from lachesis.pipeline.telemetry.otlp import Otlp, open_otlp
-from lachesis.pipeline.telemetry.spans import RolloutEnd, rebuilt
+from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError
@@ -84,6 +85,19 @@ def test_a_rebuilt_trace_arrives_whole(protocol: Protocol) -> None:
     assert services["process rl.rollout.r.words"] == "scorer"
     assert services["process rl.score.r.live.words"] == "normalizer"
     assert services["rollout words"] == "environment-words"
+
+
+def test_a_span_rebuilt_for_another_service_does_not_claim_this_ones_process() -> None:
+    about = {**RESOURCE, "service.instance.id": "r.scorer.1", "host.name": "here", "rl.run": "r"}
+    with receiving("grpc") as received:
+        otlp = open_otlp(TelemetryConfig(endpoint=received.url), about)
+        assert otlp is not None
+        otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
+        otlp.close()
+    assert received.resources["scorer"].items() >= about.items()
+    for other in ("normalizer", "environment-words"):
+        assert received.resources[other].items() >= {("service.namespace", "lachesis"), ("rl.run", "r")}
+        assert received.resources[other].keys().isdisjoint({"service.instance.id", "host.name"})
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -47,7 +47,7 @@ def test_a_failure_is_in_the_span_and_goes_on() -> None:
     with recording(Clock(), "scorer", new_group_id(), "ab" * 8) as spans:
         with pytest.raises(ValueError, match="no"), traced("score exact"):
             raise ValueError("no")
-        assert spans[0].error == "ValueError: no"
+        assert (spans[0].error, spans[0].attributes) == ("ValueError: no", {"error.type": "ValueError"})
 
 
 def test_the_clock_is_the_servers_once_it_was_measured() -> None:

@@ -1,0 +1,220 @@
+"""Spans of messages: waiting for one, working on it, storing one; by OpenTelemetry's conventions for messaging. Pure.
+
+Every stage adds a wait and its work to the trace of a group, whether it exports them on the way or they are rebuilt
+from its stamps at the end. NATS has no conventions of its own: a message is named `{stream}:{sequence}`, the consumer
+group is the durable consumer.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from lachesis.pipeline.telemetry.spans import (
+    GAP_NS,
+    Attributes,
+    Link,
+    RolloutEnd,
+    Server,
+    Span,
+    Times,
+    generate_span,
+    root_id,
+    root_span,
+    span_id,
+)
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import Stamp
+from lachesis.schemas.catalog import channel_of
+
+__all__ = [
+    "consume_spans",
+    "delivered",
+    "process_id",
+    "publish_attributes",
+    "publish_span",
+    "rebuilt",
+    "stage_spans",
+    "stage_subject",
+]
+
+
+def stage_spans(
+    group: str,
+    stamp: Stamp,
+    subject: str,
+    attributes: Attributes | None = None,
+    *,
+    server: Server | None = None,
+    children: Iterable[Span] = (),
+    error: Exception | None = None,
+) -> list[Span]:
+    """Return the wait and the work of one stage on one group, with the work's own children; `error` ended the work."""
+    wait_s = max(0, stamp.start_ns - stamp.stored_ns) / 1e9
+    waited = Span(
+        service=stamp.stage,
+        name=f"queue.wait {subject}",
+        trace=group,
+        id=span_id(group, "wait", stamp.stage, stamp.attempt),
+        parent=root_id(group),
+        kind="internal",
+        start_ns=min(stamp.stored_ns, stamp.start_ns - GAP_NS),
+        end_ns=stamp.start_ns - GAP_NS,
+        attributes=_message(subject),
+    )
+    worked = Span(
+        service=stamp.stage,
+        name=f"process {subject}",
+        trace=group,
+        id=process_id(group, stamp.stage, stamp.attempt),
+        parent=root_id(group),
+        kind="consumer",
+        start_ns=stamp.start_ns,
+        end_ns=max(stamp.end_ns, stamp.start_ns),
+        attributes={
+            **_message(subject, server),
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "rl.group.id": group,
+            "rl.delivery.attempt": stamp.attempt,
+            "rl.queue.wait_s": wait_s,
+            **(attributes or {}),
+            **({} if error is None else {"error.type": type(error).__name__}),
+        },
+        error=None if error is None else str(error),
+    )
+    return [waited, worked, *children]
+
+
+def process_id(group: str, stage: str, attempt: int) -> str:
+    """Return the id of a stage's `process` span, the parent of what the stage does for the group."""
+    return span_id(group, "process", stage, attempt)
+
+
+def delivered(seq: int, durable: str) -> Attributes:
+    """Return what a stage's work on the rollout at `seq`, taken from the consumer `durable`, says of the delivery."""
+    return {"messaging.message.id": f"{subjects.ROLLOUTS}:{seq}", "messaging.consumer.group.name": durable}
+
+
+def stage_subject(stage: str, run: str, env: str, revision: str = subjects.LIVE) -> str:
+    """Return the subject from which a stage takes a group up."""
+    match stage:
+        case "normalizer":
+            return subjects.event("score", run, revision, env)
+        case "batcher" | "curriculum":
+            return subjects.event("reward", run, revision, env)
+    return subjects.rollout(run, env)
+
+
+def publish_span(
+    service: str,
+    trace: str,
+    parent: str,
+    subject: str,
+    times: Times,
+    *,
+    server: Server | None,
+    message: str,
+    size: int,
+) -> Span:
+    """Return the span of storing a message of `size` bytes as `message`, `{stream}:{sequence}`."""
+    return Span(
+        service=service,
+        name=f"publish {subject}",
+        trace=trace,
+        id=span_id(trace, "publish", parent),
+        parent=parent,
+        kind="client",
+        start_ns=times[0],
+        end_ns=times[1],
+        attributes={**publish_attributes(subject, server, size), "messaging.message.id": message},
+    )
+
+
+def publish_attributes(subject: str, server: Server | None, size: int) -> Attributes:
+    """Return what the span of storing a message of `size` bytes on `subject` says."""
+    return {
+        **_message(subject, server),
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.message.body.size": size,
+    }
+
+
+def consume_spans(
+    service: str,
+    group: str,
+    trace: str,
+    step: int,
+    times: tuple[int, int, int],
+    *,
+    subject: str,
+    server: Server | None = None,
+) -> list[Span]:
+    """Return a group's wait for optimizer step `step` and its part in it, linked to the step in the batch's trace.
+
+    `times`: batched, step begun, step done, Unix ns. `subject`: the ledger's.
+    """
+    batched_ns, start_ns, end_ns = times
+    waited = Span(
+        service=service,
+        name=f"queue.wait {subject}",
+        trace=group,
+        id=span_id(group, "wait", "train.consume"),
+        parent=root_id(group),
+        kind="internal",
+        start_ns=min(batched_ns, start_ns - GAP_NS),
+        end_ns=start_ns - GAP_NS,
+        attributes=_message(subject),
+    )
+    consumed = Span(
+        service=service,
+        name="train.consume",
+        trace=group,
+        id=span_id(group, "train.consume"),
+        parent=root_id(group),
+        kind="consumer",
+        start_ns=start_ns,
+        end_ns=end_ns,
+        attributes={
+            **_message(subject, server),
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "rl.group.id": group,
+            "rl.train.step": step,
+            "rl.batch.id": step - 1,
+            "rl.train.trace_id": trace,
+        },
+        links=[Link(trace, span_id(trace, "train.step"))],
+    )
+    return [waited, consumed]
+
+
+def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
+    """Return a whole trace that nobody exported on the way, as far as the stamps tell: root, generation, stages."""
+    stamps = sorted(stamps, key=lambda stamp: stamp.start_ns)
+    stored = [stamp.stored_ns for stamp in stamps]
+    spans = [generate_span(end.group, end.env, (end.started_ns, min(stored)))] if stored else []
+    for stamp in stamps:
+        subject = stage_subject(stamp.stage, end.run, end.env, end.revision)
+        taken = None
+        if subject == subjects.rollout(end.run, end.env):
+            taken = delivered(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
+        spans += stage_spans(end.group, stamp, subject, taken)
+    return [*spans, root_span(end)]
+
+
+def _message(subject: str, server: Server | None = None) -> dict[str, str | int | float]:
+    """Return what every span of a message on `subject` says; `server`: which one it was stored on or taken from."""
+    found: dict[str, str | int | float] = {"messaging.system": "nats", "messaging.destination.name": subject}
+    template = _template(subject)
+    if template is not None:
+        found["messaging.destination.template"] = template
+    if server is not None:
+        found["server.address"], found["server.port"] = server
+    return found
+
+
+@lru_cache(maxsize=256)
+def _template(subject: str) -> str | None:
+    """Return the subject without the names in it, `rl.rollout.{run}.{env}` say, which is the same for all runs."""
+    channel = channel_of(subject)
+    return None if channel is None else channel.address
