@@ -1,11 +1,14 @@
 """`lachesis export` and `import` as a user runs them, on a real server."""
 
 import json
+import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 from integration.archive.world import RUN, World, a_group, a_world
@@ -145,25 +148,46 @@ async def test_a_replayed_revision_and_a_selection(world: World) -> None:
     assert list(world.folder.glob("full*")) == []
 
 
+async def frozen_while_it_writes(world: World, name: str, *, least: int = 0) -> subprocess.Popen[bytes]:
+    """Start an export and stop it (SIGSTOP) once it has written `least` bytes, not all; once more if it was faster."""
+    whole, partial = world.folder / name, world.folder / f"{name}.partial"
+    with anyio.fail_after(240):
+        while True:
+            process = world.start("export", name, "--overwrite")
+            while process.poll() is None and size(partial) < least:  # noqa: ASYNC110 - it is another process
+                await anyio.sleep(0.01)
+            if process.poll() is None:
+                process.send_signal(signal.SIGSTOP)
+                stops = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+                await anyio.to_thread.run_sync(os.waitid, os.P_PID, process.pid, stops)
+                if size(partial) >= least and not whole.exists():
+                    return process
+                process.send_signal(signal.SIGCONT)
+            code, _, err = await world.ended(process)
+            assert code == 0, err
+            whole.unlink()
+
+
+def size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return -1
+
+
 async def test_what_is_killed_leaves_nothing_that_looks_whole(world: World) -> None:
     for n in range(1, 1500):
         await world.store(a_group(n, samples=16, tokens=64))
-    process = world.start("export", "out.jsonl")
-    partial = world.folder / "out.jsonl.partial"
-    with anyio.fail_after(60):
-        while not (partial.exists() and partial.stat().st_size):  # noqa: ASYNC110 - it is another process
-            await anyio.sleep(0.01)
+    process = await frozen_while_it_writes(world, "out.jsonl", least=1)
     process.send_signal(signal.SIGKILL)
     assert (await world.ended(process))[0] == -signal.SIGKILL
     assert not (world.folder / "out.jsonl").exists()
     assert (await world.json("export", "out.jsonl"))["groups"] == 1499
-    assert not partial.exists()
+    assert not (world.folder / "out.jsonl.partial").exists()
     pytest.importorskip("pyarrow")
-    process = world.start("export", "out.parquet")
-    with anyio.fail_after(60):
-        while not (world.folder / "out.parquet.partial").exists():  # noqa: ASYNC110 - it is another process
-            await anyio.sleep(0.01)
+    process = await frozen_while_it_writes(world, "out.parquet")
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     code, _, err = await world.ended(process)
     assert (code, "Traceback" in err) == (130, False), err
     assert list(world.folder.glob("out.parquet*")) == []

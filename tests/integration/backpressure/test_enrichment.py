@@ -74,7 +74,7 @@ async def test_a_slow_teacher_that_is_waited_for_slows_everything_within_the_bou
 async def test_a_silent_teacher_that_is_required_costs_groups_at_its_deadline_and_gives_their_room_back(
     nats_bus: NatsBus,
 ) -> None:
-    world = World(nats_bus, make_config(words=8, batching={"teacher": "required", "teacher_deadline_s": 0.4}))
+    world = World(nats_bus, make_config(words=8, batching={"teacher": "required", "teacher_deadline_s": 2.0}))
     world.teacher.delay_s = None
     rounds = 3
     async with world.running(*ALL):
@@ -96,7 +96,7 @@ async def test_a_required_teacher_without_a_deadline_stops_the_run_until_it_come
     async with world.running(*(name for name in ALL if name != "teacher")):
         await world.until_full()
         full = world.governor.granted
-        await anyio.sleep(2 * world.config.flow.lease_s)
+        await anyio.sleep(1.5 * world.config.flow.lease_s)
         assert world.governor.granted == full
         assert not world.trainer.batches
         await world.start("teacher")

@@ -16,12 +16,12 @@ async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_g
     world.inference.delay_s["words"] = 0.02
     async with world.running():
         await world.trainer.until(5)
+        environment = world.services["environment-words"].vitals
         world.kill("governor")
+        await world.until(lambda: environment.state == "waiting" and "governor" in str(environment.note))
+        await anyio.sleep(1.5 * world.config.flow.lease_s)
         granted = world.governor.granted
-        await anyio.sleep(2 * world.config.flow.lease_s)
         assert len(world.inference.began_ns) <= granted, "generated without a lease"
-        assert world.services["environment-words"].vitals.state == "waiting"
-        assert "governor" in str(world.services["environment-words"].vitals.note)
         began = len(world.inference.began_ns)
         back_ns = time.time_ns()
         await world.start("governor")
@@ -37,7 +37,7 @@ async def test_what_a_killed_environment_held_expires_and_its_capacity_returns(n
     world.inference.gate = anyio.Event()  # its requests never come back
     async with world.running():
         await world.until(lambda: world.governor.now.leased == world.capacity)
-        renewals = 3 * world.config.flow.lease_s
+        renewals = 1.5 * world.config.flow.lease_s
         await anyio.sleep(renewals)
         assert world.governor.now.leased == world.capacity, "leases of a live environment ran out"
         world.kill("environment-words")

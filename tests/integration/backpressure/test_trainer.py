@@ -8,13 +8,14 @@ import pytest
 from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 
 
 async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everything_returns_with_it(
     nats_bus: NatsBus,
 ) -> None:
-    """Three lease periods stand for the minutes of a stopped trainer: nothing else in the run has a longer memory."""
+    """A lease period and a half stands for a stopped trainer's minutes: nothing else in the run has a longer memory."""
     world = World(nats_bus, make_config(words=8))
     async with world.running():
         await world.trainer.until(5)
@@ -22,7 +23,7 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
         await world.until_full()
         stored = (await nats_bus.usage(subjects.ROLLOUTS)).last
         began = len(world.inference.began_ns)
-        rest = time.monotonic() + 3 * world.config.flow.lease_s
+        rest = time.monotonic() + 1.5 * world.config.flow.lease_s
         while time.monotonic() < rest:
             await anyio.sleep(0.05)
             assert world.governor.now.outstanding <= world.capacity == 24
@@ -48,11 +49,19 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
 
 async def test_64_producers_at_once_never_pass_the_bound(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(batching={"batch_size": 16, "max_staleness": 1}, words=2), step_s=0.02)
+    world.inference.delay_s["words"] = 0.005
+    world.inference.gate = anyio.Event()
     async with world.running("governor", "batcher", "normalizer", "scorer"):
-        world.inference.delay_s["words"] = 0.005
+        environments: list[Service] = []
+
+        async def begin(replica: int) -> None:
+            environments.append(await world.start("environment-words", replica=replica))
+
         async with anyio.create_task_group() as starts:
             for replica in range(1, 65):
-                starts.start_soon(lambda n=replica: world.start("environment-words", replica=n))
+                starts.start_soon(begin, replica)
+        await world.until(lambda: all(one.started.is_set() for one in environments))  # else the first take everything
+        world.inference.gate.set()
         await world.trainer.until(25)
     await world.assert_bounded()
     producers = Counter(group.producer for _, group in await world.groups())

@@ -59,12 +59,16 @@ STAGES: dict[str, Callable[[Service, RunConfig], Awaitable[None]]] = {
 
 def make_config(
     *,
-    lease_s: float = 1.0,
+    lease_s: float = 3.0,
     batching: dict[str, Any] | None = None,
     scoring: ScoringConfig | None = None,
     **concurrency: int,
 ) -> RunConfig:
-    """A run with environments by name, each with its groups at once; batches of 8 and a capacity of 24 by default."""
+    """A run with environments by name, each with its groups at once; batches of 8 and a capacity of 24 by default.
+
+    Leases outlast any pause of this process: they are renewed four times, and after two seconds without contact the
+    governor gives everybody a lease period more.
+    """
     return RunConfig(
         run=RUN,
         environments={

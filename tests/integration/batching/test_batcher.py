@@ -257,17 +257,13 @@ async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> 
             async with batcher(bus, config):
                 await anyio.sleep(rng.uniform(0.0, 0.06))
     async with batcher(bus, config):
-        last = await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main"))
-        assert last is not None
         with anyio.fail_after(240):
             while True:
-                entries = await read_until(bus)
                 found = fates([e async for e in follow_ledger(bus, RUN, "main", Position(), follow=False)])
-                left = [group for seq, group in published if seq not in found]
-                if sum(len(group.sequences) for group in left) < 8 and all(seq in found for seq in repeats):
+                left = [len(group.sequences) for seq, group in published if seq not in found]
+                if not make_a_batch(left) and all(seq in found for seq in repeats):
                     break
                 await anyio.sleep(0.02)
-    assert entries
     assert {found[seq] for seq in repeats} == {"duplicate"}
     assert set(found) <= {seq for seq, _ in published} | set(repeats)
     entries = [entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)]
@@ -276,6 +272,14 @@ async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> 
     assert all(batch.sequences == 8 for batch in batches)
     assert all(batch.number - ref.policy_step <= 3 for batch in batches for ref in batch.groups)
     assert entries[-1].totals["batched"] == sum(len(batch.groups) for batch in batches)
+
+
+def make_a_batch(sizes: list[int]) -> bool:
+    """Whether some of the groups make exactly the eight sequences of a batch."""
+    sums = {0}
+    for size in sizes:
+        sums |= {size + other for other in sums}
+    return 8 in sums
 
 
 async def test_a_second_batcher_ends_the_first(bus: Bus) -> None:
@@ -290,7 +294,7 @@ async def test_a_second_batcher_ends_the_first(bus: Bus) -> None:
                 later.start_soon(run_batcher, second, make_config())
                 await world.reward(*[await world.rollout() for _ in range(2)])
                 await read_until(bus, batches=2)
-                await anyio.sleep(40)  # one of the two is refused long before
+                await anyio.sleep_forever()  # one of the two is refused
 
 
 async def test_what_cannot_be_read_gets_an_outcome_and_a_letter_and_the_rest_goes_on(bus: Bus) -> None:
@@ -373,10 +377,8 @@ async def test_the_deadline_of_a_batchers_life_before_still_holds(bus: Bus) -> N
     world = World(bus)
     async with batcher(bus, make_config(score_deadline_s=0.3)):
         seq, _ = await world.rollout()
-    begin = time.monotonic()
     async with batcher(bus, make_config(score_deadline_s=0.3)):
         assert fates(await read_until(bus, outcomes=1)) == {seq: "dead"}
-    assert time.monotonic() - begin < 10
 
 
 @pytest.mark.parametrize(
@@ -456,10 +458,10 @@ async def test_what_came_before_a_deadline_counts_even_if_its_reader_is_behind(m
                 yield _never() if follow and stream == subjects.EVENTS else reader
 
         monkeypatch.setattr(bus, "read", behind)
+        groups = [await world.rollout() for _ in range(2)]
+        await world.reward(*groups)
+        await world.teach(*groups)
         async with batcher(bus, make_config(teacher="required", teacher_deadline_s=0.3)):
-            groups = [await world.rollout() for _ in range(2)]
-            await world.reward(*groups)
-            await world.teach(*groups)
             batch = (await read_until(bus, batches=1))[-1].batch
         assert batch
         assert [ref.teacher for ref in batch.groups] == [seq for seq, _ in groups]

@@ -39,11 +39,12 @@ async def letters_after(bus: Bus, seq: int) -> list[DeadLetter]:
         return [decode(DeadLetter, message.data) async for message in messages]
 
 
-async def next_letter(bus: Bus, seq: int) -> None:
-    """Wait for a letter stored after `seq`."""
+async def next_letter(bus: Bus, seq: int, count: int = 1) -> None:
+    """Wait for so many letters stored after `seq`."""
     with anyio.fail_after(60):
         async with bus.read(subjects.EVENTS, [subjects.event("dead", RUN, "live")], start=seq + 1) as messages:
-            await anext(aiter(messages))
+            for _ in range(count):
+                await anext(aiter(messages))
 
 
 async def next_reward(bus: Bus, after: int) -> RewardEvent:
@@ -64,6 +65,7 @@ async def test_whoever_waits_for_what_cannot_be_read_is_given_up_and_the_others_
     await world.reward(*scored)
     async with batcher(bus, make_config(lost_deadline_s=0.3)):
         entries = await read_until(bus, outcomes=4, batches=1)
+        await next_letter(bus, lost, 3)  # they are stored beside the entries
         later = await world.rollout()
         with anyio.move_on_after(1.0) as patience:  # longer than the deadline of the others
             await read_until(bus, outcomes=5)
@@ -85,7 +87,7 @@ async def test_the_loss_is_not_forgotten_by_a_restart() -> None:
         async with batcher(bus, make_config(lost_deadline_s=3600.0)):
             await next_letter(bus, lost)
             # an entry written after the letter was read: a restart goes on from there
-            await anyio.sleep(0.1)
+            await anyio.wait_all_tasks_blocked()
             bad = await bus.publish(subjects.rollout(RUN, ENV), b"?", msg_id="bad", headers={PLAN_HEADER: "1"})
             (entry,) = await read_until(bus, outcomes=1)
         assert fates([entry]) == {bad.seq: "dead"}
@@ -118,8 +120,8 @@ async def test_a_lost_pointer_of_a_teacher_without_a_deadline_is_not_waited_for(
         assert [ref.teacher for ref in batch.groups] == [None, None]
 
 
-def run_config() -> RunConfig:
-    config = make_config(lost_deadline_s=0.3, max_staleness=10**6)
+def run_config(*, lost_deadline_s: float = 0.3) -> RunConfig:
+    config = make_config(lost_deadline_s=lost_deadline_s, max_staleness=10**6)
     environment = EnvironmentConfig(kind="reasoning_gym", params={"dataset": "spell_backward", "size": 4})
     return msgspec.structs.replace(config, environments={ENV: environment})
 
@@ -181,7 +183,7 @@ async def test_a_score_that_was_stored_before_the_deadline_counts_though_it_is_r
 ) -> None:
     """A writer that cannot commit, because EVENTS is full say, reads nothing more until it can."""
     async with MemoryBus() as bus:
-        world, config = World(bus), run_config()
+        world, config = World(bus), run_config(lost_deadline_s=1.0)
         width, commit, held, freed = config.normalization.window, bus.commit, anyio.Event(), anyio.Event()
 
         async def held_up(*args: Any, **kwargs: Any) -> int:
@@ -199,7 +201,7 @@ async def test_a_score_that_was_stored_before_the_deadline_counts_though_it_is_r
             await held.wait()
             for seq, group in groups[1:]:
                 await score(bus, seq, group)
-            await anyio.sleep(3 * config.batching.lost_deadline_s)
+            await anyio.sleep(2 * config.batching.lost_deadline_s)
             freed.set()
             rewarded: set[int] = set()
             with anyio.fail_after(60):

@@ -19,7 +19,7 @@ from lachesis.schemas.errors import AccessError, BusClosedError, ConfigError, St
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS
 
 MATH = subjects.rollout("run", "math")
-SHORT = ConnectionConfig(connect_timeout_s=0.5, give_up_s=1.0)
+SHORT = ConnectionConfig(connect_timeout_s=0.5, give_up_s=3.0)
 
 
 class CustomServer(EmbeddedServer):

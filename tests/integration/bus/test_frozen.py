@@ -69,7 +69,9 @@ async def test_frozen_until_the_connection_is_given_up(
             await bus.publish(subjects.rollout("run", "math"), b"1", msg_id="1")
             with anyio.fail_after(60):
                 assert (await anext(iterator)).data == b"1"
-                assert {(await anext(deliveries)).message.data for _ in range(2)} == {b"0", b"1"}
+                missing = {b"0", b"1"}
+                while missing:  # what was on its way when the server froze comes once more, later
+                    missing.discard((await anext(deliveries)).message.data)
 
 
 async def test_a_plain_cancellation_is_not_swallowed(
@@ -81,15 +83,14 @@ async def test_a_plain_cancellation_is_not_swallowed(
         await bus.ensure_streams(streams_config)
         os.kill(fresh_server.pid, signal.SIGSTOP)
         try:
-            started = anyio.current_time()
             tasks = [
                 asyncio.create_task(
                     asyncio.wait_for(bus.publish(subjects.rollout("run", "math"), bytes(1 << 20), msg_id=str(i)), 0.5)
                 )
                 for i in range(40)
             ]
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            assert anyio.current_time() - started < 5
+            with anyio.fail_after(60):  # one that is swallowed waits for the server
+                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
             assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)
@@ -103,9 +104,9 @@ async def test_a_subscription_made_while_the_server_is_frozen_does_not_break_the
         try:
             async with bus.listen("rl.heartbeat.run.a.b") as beats:  # gives up waiting for the server, and goes on
                 os.kill(fresh_server.pid, signal.SIGCONT)
-                with anyio.fail_after(60):  # a connection that went deaf is noticed after ten seconds or more
+                with anyio.fail_after(60):
                     await bus.broadcast("rl.heartbeat.run.a.b", b"heard")
                     assert (await anext(beats)).data == b"heard"
-            assert bus.reconnects == 0
+            assert bus.reconnects == 0, "the connection went deaf, and was given up for that"
         finally:
             os.kill(fresh_server.pid, signal.SIGCONT)

@@ -120,10 +120,10 @@ async def test_what_waits_in_the_queue_is_kept_alive(nats_bus: NatsBus) -> None:
     for i in range(10):
         await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
     got: list[Delivery] = []
-    async with nats_bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=1) as deliveries:
+    async with nats_bus.consume(ROLLOUTS, "scorer", [ALL], ack_wait_s=4) as deliveries:
         got.append(await anext(deliveries))
         for _ in range(6):
-            await anyio.sleep(0.4)
+            await anyio.sleep(1.0)
             await got[0].in_progress()
         got += [await anext(deliveries) for _ in range(9)]
         for delivery in got:

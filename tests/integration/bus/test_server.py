@@ -13,19 +13,12 @@ import anyio
 import anyio.to_thread
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
+from integration.harness import alive
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
 from lachesis.schemas.errors import AccessError, StartupError
-
-
-def runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
 
 
 async def test_start_and_stop(tmp_path: Path) -> None:
@@ -42,7 +35,7 @@ async def test_start_and_stop(tmp_path: Path) -> None:
             pass
         with pytest.raises(StartupError, match="runs already"):
             await server.start()
-    assert not runs(pid)
+    assert not alive(pid)
     with pytest.raises(StartupError, match="no server runs"):
         read_endpoint(store)
 
@@ -104,7 +97,7 @@ async def test_a_frozen_server_is_stopped(tmp_path: Path) -> None:
     async with EmbeddedServer(tmp_path / "store") as server:
         os.kill(server.pid, signal.SIGSTOP)
         pid = server.pid
-    assert not runs(pid)
+    assert not alive(pid)
 
 
 async def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
@@ -148,8 +141,8 @@ async def test_a_server_that_never_answers(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\necho $$ > " + str(tmp_path / "pid") + "\nexec sleep 60\n")
     script.chmod(0o700)
     with pytest.raises(StartupError, match="did not answer"):
-        await EmbeddedServer(tmp_path / "store", ServerConfig(start_timeout_s=0.5), binary=script).start()
-    assert not runs(int((tmp_path / "pid").read_text()))
+        await EmbeddedServer(tmp_path / "store", ServerConfig(start_timeout_s=5.0), binary=script).start()
+    assert not alive(int((tmp_path / "pid").read_text()))
 
 
 async def test_a_store_that_cannot_be_written() -> None:
@@ -210,13 +203,13 @@ async def test_the_server_dies_with_its_parent(tmp_path: Path, stopped: bool) ->
     assert parent.stdout is not None
     with parent.stdout:
         pid = int(await anyio.to_thread.run_sync(parent.stdout.readline))
-        assert runs(pid)
+        assert alive(pid)
         if stopped:
             os.kill(pid, signal.SIGSTOP)
         parent.kill()
         parent.wait()
         with anyio.fail_after(60):
-            while runs(pid):  # noqa: ASYNC110
+            while alive(pid):  # noqa: ASYNC110
                 await anyio.sleep(0.01)
     async with EmbeddedServer(tmp_path / "store"):  # the lock went with it
         pass

@@ -124,7 +124,8 @@ class Cluster:
 
     def connect(self, name: str, **config: Any) -> Any:
         """Return what `await`s to a bus on whichever node answers."""
-        return connect(self.url, name=name, token=TOKEN, config=ConnectionConfig(**config))
+        settings = ConnectionConfig(**{"connect_timeout_s": 60.0} | config)
+        return connect(self.url, name=name, token=TOKEN, config=settings)
 
     @asynccontextmanager
     async def during(self, name: str) -> AsyncIterator[NatsBus]:

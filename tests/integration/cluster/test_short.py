@@ -7,10 +7,11 @@ import anyio
 import msgspec
 import pytest
 from integration.bus.test_restart import Load
-from integration.cluster.nodes import Cluster, group_of, leader_of, settled
+from integration.cluster.nodes import Cluster, leader_of, settled
 
 from lachesis.pipeline.bus.answers import ConsumerInfo
 from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS
@@ -31,8 +32,9 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
             assert await bus.ensure_streams(three) == []
             await settled(bus, [stream.name for stream in await bus.describe_streams()])
             subject = f"$JS.API.CONSUMER.INFO.{ROLLOUTS}.scorer"
-            consumer = msgspec.json.decode((await bus._link.call_raw(subject, b"", what="scorer")).data)
-            assert len(consumer["cluster"]["replicas"]) == 2, "the consumer has one copy still"
+            with anyio.fail_after(60):  # a consumer with one copy has no replicas
+                while len(await replicas(bus, subject)) != 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
 
             async with anyio.create_task_group() as readers, anyio.create_task_group() as writers:
                 readers.start_soon(load.consume, other)
@@ -47,11 +49,17 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
                 with anyio.fail_after(60):
                     while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
                         await anyio.sleep(0.02)
+                    while (await bus._link.call(ConsumerInfo, subject, b"", what="scorer")).num_pending:  # noqa: ASYNC110
+                        await anyio.sleep(0.02)
                 readers.cancel_scope.cancel()
             assert [seq for seq, _ in load.read] == sorted(load.acked.values())
             assert set(load.consumed) == set(load.acked)
-            assert (await group_of(bus, ROLLOUTS))["leader"] != leader
-            assert (await bus._link.call(ConsumerInfo, subject, b"", what="scorer")).num_pending == 0
+            assert await leader_of(bus, ROLLOUTS) != leader
+
+
+async def replicas(bus: NatsBus, consumer_info: str) -> list[object]:
+    found = msgspec.json.decode((await bus._link.call_raw(consumer_info, b"", what="scorer")).data)
+    return found.get("cluster", {}).get("replicas", [])
 
 
 async def grown(load: Load, by: int) -> None:

@@ -54,14 +54,13 @@ async def one_of_two(site, bus, service, feed, *, config=CONFIG):
     found: list[subprocess.Popen[bytes]] = []
 
     async def keep_feeding():
-        while True:
+        while not found:  # never cut off: what is fed is stored whole, and noted
             await anyio.sleep(0.2)
             await feed()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_feeding)
         found += await site.ended(first, second)
-        tasks.cancel_scope.cancel()
     (ended,) = found
     assert ended.returncode == FENCED, site.said(ended)
     assert "Traceback" not in site.said(ended)
@@ -102,8 +101,8 @@ async def test_two_normalizers(site):
 
         await until(bus, subjects.EVENTS, all_rewarded)
         found = await events(bus, "reward", RewardEvent)
+        assert survivor.poll() is None, site.said(survivor)  # it ends with its server
     assert "another writer has taken over" in site.said(ended)
-    assert survivor.poll() is None
     assert sorted(item.seq for event in found for item in event.groups) == seqs
     assert [event.commit.index for event in found] == list(range(len(found)))
     assert len({event.commit.term for event in found}) <= 2
@@ -126,8 +125,8 @@ async def test_two_curricula(site):
 
         await until(bus, subjects.EVENTS, all_seen)
         found = await events(bus, "curriculum", CurriculumEvent)
+        assert survivor.poll() is None, site.said(survivor)  # it ends with its server
     assert "another writer has taken over" in site.said(ended)
-    assert survivor.poll() is None
     assert [event.commit.index for event in found] == list(range(len(found)))
     cursors = [event.commit.cursors[subjects.EVENTS] for event in found]
     assert cursors == sorted(set(cursors))
@@ -152,8 +151,8 @@ async def test_two_batchers(site):
 
         await until(bus, subjects.LEDGER, all_settled)
         entries = await ledger()
+        assert survivor.poll() is None, site.said(survivor)  # it ends with its server
     assert "another writer has taken over" in site.said(ended)
-    assert survivor.poll() is None
     assert fates(entries) == dict.fromkeys(seqs, "batched")
     assert [entry.batch.number for entry in entries if entry.batch] == list(range(len(seqs) // 2))
 
@@ -178,8 +177,9 @@ async def test_two_trainers(site, make_lab):
         lab, fed = make_lab(bus), []
 
         async def feed():
-            fed.append(lab.group(len(fed), tokenizer_hash=policy.tokenizer_hash))
-            await lab.extend_ledger([fed[-1]])
+            if len(fed) < 10:
+                fed.append(lab.group(len(fed), tokenizer_hash=policy.tokenizer_hash))
+                await lab.extend_ledger([fed[-1]])
 
         config = CONFIG.replace("MODEL", str(site.folder / "model"))
         survivor, ended = await one_of_two(site, bus, "trainer", feed, config=config)

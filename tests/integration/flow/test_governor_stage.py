@@ -224,7 +224,8 @@ async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_
         assert renewed.granted
         with anyio.fail_after(60):
             while service.vitals.metrics.get("flow/outstanding") != 8:
-                await anyio.lowlevel.checkpoint()
+                assert (await ask(bus, LeaseRequest(op="renew", producer="p", env="words", lease=held))).granted
+                await anyio.sleep(0.1)
         await granted(bus, acquire())  # once the one that nobody renews any more has run out
 
 
@@ -234,13 +235,13 @@ async def test_a_later_governor_ends_the_earlier_one(bus: Bus) -> None:
         async with governor(bus, config):
             await granted(bus, acquire())
             async with governor(bus, config):
-                await anyio.sleep(10)
+                await anyio.sleep_forever()
 
 
 async def test_hostile_requests_get_an_answer(bus: Bus) -> None:
     async with governor(bus, make_config()):
         await granted(bus, acquire(1))
-        answer = decode(LeaseReply, await bus.request(subjects.lease(RUN), b"\xc1", timeout_s=2.0))
+        answer = decode(LeaseReply, await bus.request(subjects.lease(RUN), b"\xc1", timeout_s=60.0))
         assert not answer.granted
         assert answer.reason
         await bus.publish(subjects.rollout(RUN, "words"), b"", msg_id="x", headers={PLAN_HEADER: "?"})
@@ -301,7 +302,9 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
     await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
     async with governor(bus, make_config()) as service:
         await granted(bus, acquire())
-        assert "policy record" in str(service.vitals.note)
+        with anyio.fail_after(60):
+            while "policy record" not in str(service.vitals.note):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
         await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
         await train(bus, 1)
         await granted(bus, acquire())
@@ -311,7 +314,7 @@ async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts
     nats_bus: NatsBus, nats_server: EmbeddedServer
 ) -> None:
     """Longer than leases last. The first to be heard after that is whoever wants more."""
-    config = make_config(lease_s=3.0)
+    config = make_config(lease_s=5.0)
     target = int(nats_server.url.rpartition(":")[2])
     async with (
         open_proxy(target) as proxy,
@@ -320,7 +323,7 @@ async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts
     ):
         used, running = [await granted(nats_bus, acquire()) for _ in range(2)]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(proxy.silence, 2 * config.flow.lease_s)
+            tasks.start_soon(proxy.silence, 1.3 * config.flow.lease_s)
             await publish(nats_bus, 0, 4, used)
         for _ in range(10):
             reply = await ask(nats_bus, acquire())

@@ -225,21 +225,21 @@ async def test_a_run_goes_on_for_many_times_its_budget(start) -> None:
 @pytest.mark.parametrize("stalled", ["normalizer", "trainer", "scorer"])
 async def test_a_stalled_reader_holds_what_it_needs_until_it_returns(start, caplog, stalled: str) -> None:
     caplog.set_level(logging.INFO)
-    async with start(a_config(score_deadline_s=0.3)) as world:
+    async with start(a_config(score_deadline_s=1.0)) as world:
         world.start()
         await world.goes_on()
         if stalled == "trainer":
             world.reports_every = 0  # it trains, and never makes a checkpoint
         else:
             world.kill(stalled)
-        await world.until(lambda: world.stopped_by() != "")
+        await world.until(lambda: stalled in world.stopped_by())  # at first it may wait for one that is merely slow
         note = world.stopped_by()
         assert "no group is admitted: stream ROLLOUTS is full" in note
-        assert stalled in note
         assert "raise streams.rollouts_bytes" in note
-        assert note in caplog.text
+        assert "no group is admitted: stream ROLLOUTS is full" in caplog.text
         await world.comes_to_rest()
-        assert stalled in world.services["producer"].vitals.note
+        producer = world.services["producer"].vitals
+        await world.until(lambda: stalled in str(producer.note))
         assert 0.5 * BUDGET < (await world.bus.usage(ROLLOUTS)).bytes < 0.8 * BUDGET
         if stalled == "trainer":
             world.reports_every = 1
@@ -312,9 +312,9 @@ async def test_a_hold_that_yields_never_stops_the_run(start, caplog) -> None:
         with pytest.raises(NotFoundError, match="gave way to the run"):  # noqa: PT012
             async with holding(world.bus, RUN, "shadow", {ROLLOUTS: 5}, about="a shadow", lease_s=8.0, yields=True):
                 world.start()
-                await world.until(lambda: world.published * 2 * TOKENS * 8 > 2 * BUDGET)
-                await anyio.sleep(10)  # longer than until the next renewal
+                await anyio.sleep_forever()  # until a renewal finds that it is gone
         assert re.search(r"hold shadow-\w+ \(a shadow\) gives way", caplog.text)
+        await world.until(lambda: world.published * 2 * TOKENS * 8 > 2 * BUDGET)
 
 
 async def test_a_hold_that_nobody_renews_lapses(start, caplog) -> None:
@@ -325,7 +325,7 @@ async def test_a_hold_that_nobody_renews_lapses(start, caplog) -> None:
                 past = type(old)(needs=old.needs, expires_ns=time.time_ns() - 1, about=old.about)
                 await change(world.bus, RUN, lambda it: it.replace(holds={held.name: past}))
                 await change(world.bus, RUN, lambda it: it.replace(holds={}))  # as a governor that trims does
-                await anyio.sleep(10)
+                await anyio.sleep_forever()  # until the next renewal
         past_too = type(old)(needs={ROLLOUTS: 1}, expires_ns=time.time_ns() - 1, about="dead")
         await change(world.bus, RUN, lambda it: it.replace(holds={"dead": past_too}))
         world.start()

@@ -26,7 +26,7 @@ from lachesis.schemas.retention import Reservations
 SIZE = 100_000
 BUDGET = 4 << 20
 CLOSE = int(0.8 * BUDGET)
-FLOW = FlowConfig(lease_s=2.0, reservation_s=1.0, retry_s=0.02)
+FLOW = FlowConfig(lease_s=3.0, reservation_s=1.0, retry_s=0.02)
 
 
 class Run:
@@ -77,8 +77,9 @@ class Run:
     async def _renew(self) -> None:
         while True:
             await anyio.sleep(FLOW.lease_s / 4)
-            for lease in list(self.held):
-                await self._ask(LeaseRequest(op="renew", producer="p", env="a", lease=lease))
+            async with anyio.create_task_group() as tasks:
+                for lease in self.held:
+                    tasks.start_soon(self._ask, LeaseRequest(op="renew", producer="p", env="a", lease=lease))
 
 
 async def reservations(bus: Bus) -> Reservations:
@@ -103,7 +104,7 @@ async def test_two_governors_race_for_the_last_bytes_and_a_third_is_told_who_has
             with anyio.fail_after(60):
                 while not three.reason:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
-            await anyio.sleep(2 * FLOW.lease_s)  # renewed, the leases last
+            await anyio.sleep(1.5 * FLOW.lease_s)  # renewed, the leases last
         print(f"{len(one.held)} + {len(two.held)} of {most} groups; {three.reason}")
         assert len(one.held) + len(two.held) == most
         assert not three.held

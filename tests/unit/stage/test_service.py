@@ -10,7 +10,8 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import InfrastructureError, StreamFullError
 
 
-async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab):
+async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab, monkeypatch):
+    monkeypatch.setattr("lachesis.pipeline.stage.service.HEARTBEAT_S", 60.0)
     states = []
     async with lab.bus.listen(subjects.heartbeat("r")) as heard:
         async with open_service(lab.bus, "scorer", "r") as service:

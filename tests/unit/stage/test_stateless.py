@@ -20,7 +20,7 @@ DURABLE = subjects.durable("stage", "r", subjects.LIVE)
 
 
 def a_stage(handle, **settings):
-    """A stage that scores; `handle` may raise, wait or change the score it is given."""
+    """A stage that scores; `handle` may raise, wait or change the score it is given. No pause brings a group again."""
 
     async def score(rollout):
         base = GroupScore(
@@ -35,7 +35,7 @@ def a_stage(handle, **settings):
     def stamp(item, times):
         return msgspec.structs.replace(item, stamps=[times])
 
-    stage = StatelessStage(kind="score", handle=score, event=event, stamp=stamp, **settings)
+    stage = StatelessStage(kind="score", handle=score, event=event, stamp=stamp, **{"ack_wait_s": 30.0} | settings)
     return lambda service: run_stateless(service, stage)
 
 
@@ -398,9 +398,9 @@ async def test_a_group_that_kills_its_process_becomes_a_dead_letter_and_its_neig
 
     async def handle(rollout):
         if rollout.group.item == "item-3":
-            await anyio.sleep(0.01)  # the neighbours have begun, and will not be done
+            await anyio.sleep(0.02)  # the neighbours have begun, and will not be done
             lives[-1].kill()
-        await anyio.sleep(0.03)
+        await anyio.sleep(0.25)
 
     stage = a_stage(handle, max_attempts=3, ack_wait_s=30.0)
     for n in range(6):
@@ -532,10 +532,10 @@ async def test_long_work_is_kept_from_being_delivered_again(lab):
 
     async def handle(rollout):
         handled.append(rollout.seq)
-        await anyio.sleep(0.9)
+        await anyio.sleep(3.5)
 
     await lab.store(lab.group(1))
-    async with lab.running(a_stage(handle, ack_wait_s=0.3)) as service, lab.running(a_stage(handle, ack_wait_s=0.3)):
+    async with lab.running(a_stage(handle, ack_wait_s=1.5)) as service, lab.running(a_stage(handle, ack_wait_s=1.5)):
         await lab.until(settled(lab, 1))
         assert handled == [1]
         assert service.vitals.redelivered == 0
