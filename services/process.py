@@ -11,10 +11,14 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
+from anyio.abc import TaskStatus
 
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -91,22 +95,24 @@ def _explain(error: BaseException) -> int:
 
 
 async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> int:
-    async with (
-        await connect_run(config, f"{config.run}.{role.name}", role.spec.name) as bus,
-        open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
-        micro_service(bus, service, role.spec.about),
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(follow_clock, bus, tracing.clock)
-        late = anyio.Event()
-        tasks.start_soon(_drain_on_signal, service)
-        if role.supervised:
-            tasks.start_soon(_drain_without_supervisor, service)
-        drain_s = config.drain_s(role.spec.name)
-        tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
-        log.info("started, pid %s", service.instance.partition("-")[0])
-        await main(service, config, role.part)
-        tasks.cancel_scope.cancel()
+    async with _told_to_drain(supervised=role.supervised) as told:
+        bus = await _connect(role, config, told)
+        if bus is None:
+            return DRAINED
+        async with (
+            bus,
+            open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
+            micro_service(bus, service, role.spec.about),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(follow_clock, bus, tracing.clock)
+            late = anyio.Event()
+            tasks.start_soon(_drain_when, told, service)
+            drain_s = config.drain_s(role.spec.name)
+            tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
+            log.info("started, pid %s", service.instance.partition("-")[0])
+            await main(service, config, role.part)
+            tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
         return DRAIN_TIMEOUT
@@ -115,15 +121,38 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
     return DRAINED if drained else 0
 
 
-async def _drain_on_signal(service: Service) -> None:
+async def _connect(role: Role, config: RunConfig, told: anyio.Event) -> NatsBus | None:
+    """Return the bus, or None where the process was told to drain while there was no server yet."""
+    bus = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+        bus = await connect_run(config, f"{config.run}.{role.name}", role.spec.name)
+        tasks.cancel_scope.cancel()
+    return bus
+
+
+@asynccontextmanager
+async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
+    """Yield what is set once the process is told to drain, by a signal or by its supervisor's end."""
+    told = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_tell_on_signal, told)
+        if supervised:
+            tasks.start_soon(_tell_without_supervisor, told)
+        yield told
+        tasks.cancel_scope.cancel()
+
+
+async def _tell_on_signal(told: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for number in signals:
             log.info("draining on %s", number.name)
-            service.drain()
+            told.set()
 
 
-async def _drain_without_supervisor(service: Service) -> None:
-    """Drain once standard input, which the supervisor holds open, has ended."""
+async def _tell_without_supervisor(told: anyio.Event) -> None:
+    """Tell once standard input, which the supervisor holds open, has ended."""
     try:
         await anyio.wait_readable(sys.stdin)
         while os.read(sys.stdin.fileno(), 4096):
@@ -131,6 +160,16 @@ async def _drain_without_supervisor(service: Service) -> None:
     except (ConnectionResetError, PermissionError):
         pass  # it died with something unread; or this is a file, which nobody holds open
     log.warning("draining: the supervisor is gone")
+    told.set()
+
+
+async def _cancel_when(told: anyio.Event, scope: anyio.CancelScope) -> None:
+    await told.wait()
+    scope.cancel()
+
+
+async def _drain_when(told: anyio.Event, service: Service) -> None:
+    await told.wait()
     service.drain()
 
 
