@@ -65,7 +65,12 @@ class Question(NamedTuple):
 
 
 async def hang_up(nc: Client, within_s: float) -> None:
-    """Close a client's connection, which may be going at that moment: the client writes what it still holds first."""
+    """Close a client's connection, which may be going at that moment: the client writes what it still holds first.
+
+    An attempt to reconnect that survives its cancellation, as it does where it fails in the same moment (`wait_for` of
+    Python 3.11), gives up by itself: it would go on for ever, and keep the process from ending.
+    """
+    nc.options.update(allow_reconnect=False, max_reconnect_attempts=1)
     with anyio.move_on_after(within_s, shield=True), suppress(OSError):
         await nc.close()
 

@@ -38,8 +38,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_spare_becomes_what_it_is_told_and_another_takes_its_place(tmp_path: Path) -> None:
     log = tmp_path / "trainer.log"
     async with keeping(tmp_path, "--nats", "nats://127.0.0.1:9", "--set", f"folder={tmp_path}") as spares:
-        await until(lambda: len(waiting()) == 1)
-        first = waiting()[0].pid
+        await until(lambda: len(spares._idle) == 1)
+        first = spares._idle[0].process.pid
         process = await spares.take(Told(service="trainer", part="", replica=1, log=str(log)))
         assert process is not None
         assert process.pid == first
@@ -53,10 +53,10 @@ async def test_a_spare_becomes_what_it_is_told_and_another_takes_its_place(tmp_p
 async def test_a_spare_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AGAIN_S", 0.0)
     async with keeping(tmp_path) as spares:
-        await until(lambda: len(waiting()) == 1)
+        await until(lambda: bool(spares._idle))
         first = waiting()[0]
         first.kill()
-        await until(lambda: [child.pid for child in waiting()] not in ([], [first.pid]))
+        await until(lambda: bool(spares._idle) and spares._idle[0].process.pid != first.pid)
         taken = await spares.take(Told(service="trainer", part="", replica=1, log=str(tmp_path / "log")))
         assert taken is not None
         assert taken.pid != first.pid
@@ -68,7 +68,7 @@ async def test_what_waits_when_they_are_renewed_is_never_taken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with keeping(tmp_path) as spares:
-        await until(lambda: len(waiting()) == 1)
+        await until(lambda: bool(spares._idle))
         first = waiting()[0]
         spares.renew()
         told = Told(service="trainer", part="", replica=1, log=str(tmp_path / "log"))

@@ -1,5 +1,6 @@
 """What connecting finds out, and what the server refuses later."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from integration.harness import alive
+from integration.harness import alive, until
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -187,3 +188,31 @@ async def test_closing_while_the_server_goes_is_no_error(tmp_path: Path) -> None
             pass  # nor is the client to read of the end before it writes
         await bus.client.publish("unsent", b"")
         await bus.close()
+
+
+async def test_no_attempt_to_reconnect_outlives_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trying, swallowed = anyio.Event(), anyio.Event()
+
+    async def refused_when_cancelled(*_: object, **__: object) -> None:
+        trying.set()
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            if swallowed.is_set():
+                raise
+            swallowed.set()  # `wait_for` of Python 3.11 does this where both come at once
+            raise ConnectionRefusedError from None
+
+    async with EmbeddedServer(tmp_path) as server:
+        bus = await connect(server.url, name="test", token=server.token)
+        os.kill(server.pid, signal.SIGKILL)
+        await until(lambda: any(one.reconnects > 1 for one in bus.client._server_pool), 60)
+        monkeypatch.setattr("nats.aio.transport.TcpTransport.connect", refused_when_cancelled)
+        await trying.wait()
+        await bus.close()
+
+    def attempts() -> list[object]:
+        return [task for task in asyncio.all_tasks() if "_attempt_reconnect" in repr(task)]
+
+    await until(lambda: not attempts(), 30)
+    assert swallowed.is_set()
