@@ -25,7 +25,7 @@ from lachesis.pipeline.training.model import build_tiny_policy, load_model, save
 from lachesis.pipeline.training.sequences import training_sequences
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 
-__all__ = ["RUN", "Run", "alive", "trained_in_one_go", "until"]
+__all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until"]
 
 RUN = "killed"
 SUMS = Path(__file__).parents[1] / "examples" / "sums.py"

@@ -38,7 +38,7 @@ class World:
         return [sys.executable, "-m", "lachesis", *arguments, "--config", "run.toml", "--run", "demo"]
 
     async def lachesis(self, *arguments: str):
-        with anyio.fail_after(45):
+        with anyio.fail_after(120):
             done = await anyio.run_process(self.command(*arguments), cwd=self.folder, check=False)
         return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -85,7 +85,7 @@ class World:
     async def alerts(self, count: int) -> list[AlertEvent]:
         """Wait for `count` alert events and return them."""
         found: list[AlertEvent] = []
-        with anyio.fail_after(40):
+        with anyio.fail_after(120):
             subject = subjects.event("alert", "demo", "live", "words")
             async with self.bus.read(subjects.EVENTS, [subject]) as messages:
                 async for message in messages:

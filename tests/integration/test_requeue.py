@@ -57,7 +57,7 @@ class World:
 
     async def lachesis(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         sets = ("--run", RUN, "--set", "batching.batch_size=2", "--set", "batching.max_staleness=4")
-        with anyio.fail_after(45):
+        with anyio.fail_after(120):
             return await anyio.run_process(
                 [sys.executable, "-m", "lachesis", "dead", *arguments, *sets], cwd=self.folder, check=False
             )
@@ -99,7 +99,7 @@ class World:
         return found
 
     async def until_settled(self, *seqs: int) -> dict[int, str]:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not set(seqs) <= (found := await self.outcomes()).keys():  # noqa: ASYNC110 - the ledger is elsewhere
                 await anyio.sleep(0.05)
         return found

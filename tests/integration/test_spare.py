@@ -1,7 +1,7 @@
 """Warm spares as the supervisor keeps them, in real processes."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -12,7 +12,7 @@ from lachesis.services import spare as module
 from lachesis.services.process import STARTUP
 from lachesis.services.spare import Spares, Told
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @asynccontextmanager
@@ -25,12 +25,16 @@ async def keeping(folder: Path, *arguments: str) -> AsyncIterator[Spares]:
 
 
 def waiting() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if child.status() != "zombie" and "spare" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if child.status() != psutil.STATUS_ZOMBIE and "spare" in child.cmdline():
+                found.append(child)
+    return found
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(150):
         while not condition():  # noqa: ASYNC110 - other processes bring it about
             await anyio.sleep(0.02)
 
@@ -106,7 +110,7 @@ async def test_a_spare_ends_with_its_supervisor(tmp_path: Path) -> None:
         process = spares._idle[0].process
         assert process.stdin is not None
         await process.stdin.aclose()  # as when the supervisor is killed
-        with anyio.fail_after(60):
+        with anyio.fail_after(150):
             assert await process.wait() == 0
 
 

@@ -9,18 +9,26 @@ from integration.servers import Supervised
 from otlp import Received, receiving
 
 STEPS = 6
+CLOCKS_NS = 200_000_000
+"""Each process knows the server's time to half an exchange with it, which is long on a busy machine."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run_traced(folder: Path, received: Received, ratio: float, **settings: object) -> None:
     folder.mkdir()
     sets = {"telemetry.endpoint": received.url, "telemetry.ratio": ratio, **settings}
-    run = Run(folder, STEPS, Supervised(folder), sets=sets, environ={"OTEL_METRIC_EXPORT_INTERVAL": "500"})
+    run = Run(
+        folder,
+        STEPS,
+        Supervised(folder),
+        sets=sets,
+        environ={"OTEL_METRIC_EXPORT_INTERVAL": "500", "OTEL_BSP_SCHEDULE_DELAY": "100"},
+    )
     with run:
         run.start()
         assert run.process is not None
-        assert run.process.wait(200) == 0, run.tail()
+        assert run.process.wait(400) == 0, run.tail()
 
 
 def traces(received: Received) -> dict[str, list[tuple[str, Any]]]:
@@ -99,7 +107,7 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
         for trace in whole.values()
         if any(span.name == "train.consume" for _, span in trace) and len({span.name for _, span in trace}) > 10
     ]
-    assert len(trained) >= STEPS * 4 - 4
+    assert len(trained) >= (STEPS - 2) * 4  # what the last ones leave has two seconds to be delivered
     trace = max(trained, key=len)
     spans = {(service, span.name): span for service, span in trace}
     root = spans["environment-sums", "rollout sums"]
@@ -131,7 +139,7 @@ def test_a_sampled_rollout_is_one_trace_over_all_processes(tmp_path: Path) -> No
     }
     assert {key for key, span in spans.items() if span.parent_span_id == root.span_id} == under_root
     assert all(
-        root.start_time_unix_nano - 1_000_000 <= span.start_time_unix_nano <= span.end_time_unix_nano
+        root.start_time_unix_nano - CLOCKS_NS <= span.start_time_unix_nano <= span.end_time_unix_nano
         for span in spans.values()
     )
     parents = {key: spans[key].span_id for key in under_root}
@@ -173,7 +181,7 @@ def test_at_ratio_0_a_slow_rollout_is_kept_whole_and_others_are_not(tmp_path: Pa
             tmp_path / "slow run", received, 0.0, **{"telemetry.slow_s": 0.001, "telemetry.protocol": "http/protobuf"}
         )
     kept = [trace for trace in traces(received).values() if any(span.name == "train.consume" for _, span in trace)]
-    assert len(kept) >= STEPS * 4
+    assert len(kept) >= (STEPS - 2) * 4  # as above
     for trace in kept:
         names = {span.name for _, span in trace}
         assert {"rollout sums", "generate sums", "process rl.rollout.killed.sums"} <= names

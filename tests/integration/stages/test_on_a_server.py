@@ -43,7 +43,7 @@ async def test_two_scorers_score_every_group_over_kills_of_the_server(bus, fresh
         scored = {item.group for event in await lab.events("score", ScoreEvent) for item in event.groups}
         return len(scored) == 120 and len(await lab.events("dead", DeadLetter)) == 1
 
-    with anyio.fail_after(50):
+    with anyio.fail_after(200):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(scorer)
             tasks.start_soon(scorer)
@@ -75,7 +75,7 @@ async def test_batches_by_url_and_by_folder_with_commit_and_resume(bus, fresh_se
     policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
     await lab.extend_ledger(*([lab.group(n, tokenizer_hash=policy.tokenizer_hash)] for n in range(4)))
     url = fresh_server.url.replace("nats://", f"nats://{fresh_server.token}@")
-    with anyio.fail_after(30):
+    with anyio.fail_after(120):
         async with lachesis.batches("r", nats=url) as batches:
             async for batch in batches:
                 assert batch.packed.tokens_BT.dtype == torch.int64

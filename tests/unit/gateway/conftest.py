@@ -96,7 +96,7 @@ class World:
             self.service = service
             await self.lab.until(lambda: _true(service.vitals.metrics.get("gateway/port")))
             url = f"http://127.0.0.1:{service.vitals.metrics['gateway/port']}"
-            async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False, **client) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, **client) as http:
                 yield http
 
     async def registered(self, http: httpx.AsyncClient, name: str = "words", **changes: Any) -> int:
@@ -109,7 +109,7 @@ class World:
         async with self.bus.read(subjects.ROLLOUTS, [subjects.rollout("r", env)], follow=False) as stored:
             return [decode(RolloutGroup, message.data) async for message in stored]
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 40) -> None:
         with anyio.fail_after(seconds):
             while not condition():  # noqa: ASYNC110 - it is about an HTTP server, which offers nothing to wait on
                 await anyio.sleep(0.005)

@@ -171,7 +171,7 @@ async def test_a_kill_at_any_write_of_a_completion_stores_each_group_once(world,
     sent = [(2, 1), (2, 2)]
     async with world.gateway() as http:
         number = await world.registered(http)
-        bus, writes = world.service.bus, 0
+        bus, writes, patience = world.service.bus, 0, anyio.CancelScope()
 
         def dying(name):
             real = getattr(bus, name)
@@ -181,14 +181,15 @@ async def test_a_kill_at_any_write_of_a_completion_stores_each_group_once(world,
                 writes += 1
                 if writes == call:
                     world.service.kill()
+                    patience.cancel()  # whoever waits for its answer waits in vain
                 return await real(*args, **kwargs)
 
             return write
 
         bus.put, bus.publish_large = dying("put"), dying("publish_large")
         answered = 0
-        for n, seed in sent:
-            with anyio.move_on_after(1.0):
+        with patience:
+            for n, seed in sent:
                 try:
                     answer = await http.post("/scored_data", json=make_scored(n, seed=seed, env_id=number))
                 except Exception:  # noqa: BLE001 - whatever its death looks like from outside
@@ -358,7 +359,7 @@ async def test_a_second_gateway_ends_the_first(world):
                 body = {"max_token_length": 64, "desired_name": "words", "weight": 1.0, "group_size": 4}
                 assert (await first.post("/register-env", json=body)).status_code == 503
                 await world.registered(second)
-            await anyio.sleep(5)
+            await anyio.sleep(40)
 
 
 async def test_it_refuses_to_listen_to_everybody_or_where_somebody_does(world):
