@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "matplotlib", "wandb", "reasoning_gym")
 
 def lachesis(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lachesis", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=cwd, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=cwd, check=False)
 
 
 def imported_by(code: str) -> set[str]:
