@@ -372,6 +372,7 @@ class _Batcher:
             written_ns=self.service.now_ns(),
         )
         stored = await self._store(entry)
+        self.service.vitals.emitted += len(batched) + len(settled)
         trace_entry(self.service, stored, [*batched, *settled], start_ns)
         if batch is not None:
             self.joiner.judge(self.chain.next_batch)
@@ -392,7 +393,6 @@ class _Batcher:
                     headers={PREVIOUS_HEADER: str(self.entry_seq)},
                 )
         self.entry_seq = self.seq
-        self.service.vitals.emitted += 1
         self.service.recovered()
         return StoredEntry(entry, self.seq, len(data), (storing_ns, self.service.now_ns()))
 

@@ -56,9 +56,9 @@ class Vitals:
     def _busy(self) -> float:
         return self._busy_s + self._working * (time.perf_counter() - self._since_s)
 
-    def done(self, stamp: Stamp, *, traced: str | None = None) -> None:
-        """Count one handled group and the times it took; `traced` is its id if its trace is exported."""
-        self.handled += 1
+    def done(self, stamp: Stamp, groups: int = 1, *, traced: str | None = None) -> None:
+        """Count groups handled together and the times they took; `traced` is a group's id if its trace is exported."""
+        self.handled += groups
         wait_s, process_s = (stamp.start_ns - stamp.stored_ns) / 1e9, (stamp.end_ns - stamp.start_ns) / 1e9
         self.wait.record(wait_s)
         self.process.record(process_s)

@@ -236,8 +236,8 @@ class _Trainer:
             figures |= latencies(trained) | self.rolling.figures()
         else:
             self.on_past.trained(self.learner.steps)
-        self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns))
-        self.service.vitals.emitted += 1
+        self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
+        self.service.vitals.emitted += len(batch.batch.groups)
         self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         if due or self._finished():

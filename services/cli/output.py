@@ -1,31 +1,36 @@
 """Printing: tables that fit a terminal and are plain, uncut lines without one."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_seconds", "print_json", "print_table", "printable"]
+__all__ = ["human_bytes", "human_seconds", "print_json", "print_rendered", "print_table", "printable"]
 
 _PLAIN_WIDTH = 10_000
+"""Characters a line where no terminal limits them."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print rows of values; None is shown as a dash, since it means "not known". A `Text` keeps its style."""
-    terminal = sys.stdout.isatty()
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
-        table.add_column(name, overflow="fold", no_wrap=not terminal)
+        table.add_column(name, overflow="fold", no_wrap=not sys.stdout.isatty())
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in row))
-    console = Console(width=None if terminal else _PLAIN_WIDTH, highlight=False)
+    print_rendered(lambda _: table)
+
+
+def print_rendered(picture: Callable[[int], RenderableType]) -> None:
+    """Print what `picture` makes for a number of characters a line, without the blanks at the ends of lines."""
+    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
     with console.capture() as captured:
-        console.print(table)
+        console.print(picture(console.width))
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 

@@ -18,6 +18,7 @@ from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
 from lachesis.services.connect import History, is_trained, recent_heartbeats
+from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
@@ -132,7 +133,7 @@ async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
         index=entry.index,
         batches=entry.next_batch,
         watermark=entry.watermark,
-        outcomes=dict(sorted(entry.totals.items())),
+        outcomes=by_outcome(entry.totals),
         age_s=_age(stored.time_ns),
         promoted=entry.promoted or None,
     )

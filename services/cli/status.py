@@ -1,18 +1,25 @@
 """`lachesis status`: one snapshot of a run, as tables or JSON."""
 
+from collections.abc import Callable, Sequence
+
 import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.cli.columns import FULL, Column, print_columns
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table
+from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
 from lachesis.services.cli.snapshot import Snapshot, take
 from lachesis.services.connect import open_run
 from lachesis.services.live.overview import barren
-from lachesis.services.live.services import Quantiles
+from lachesis.services.live.services import Quantiles, ServiceStatus
 
 __all__ = ["run_status"]
 
+_LEGEND = (
+    "groups of rollouts and times since each process started (`lachesis top`: of late). lag: still to pass the stage; "
+    "held: in it; again: delivered more than once; dead: given up; wait: from stored to taken up"
+)
 _STYLES = {"ok": "green", "silent": "red", "waiting": "red", "backpressure": "yellow"}
 
 
@@ -44,27 +51,12 @@ def _print(snapshot: Snapshot) -> None:
     for warning in barren(snapshot.ledger.outcomes if snapshot.ledger else {}):
         print(f"warning  {warning}")
     print()
-    services = (
-        (
-            row.service,
-            Text(row.state, style=_STYLES.get(row.state, "")),
-            len(row.instances) or None,
-            row.lag,
-            row.in_flight,
-            row.handled,
-            row.redelivered,
-            row.dead,
-            _times(row.wait),
-            _times(row.process),
-            "; ".join(row.notes),
-        )
-        for row in snapshot.services
-    )
-    header = (
-        "service", "state", "replicas", "lag", "held", "handled", "again", "dead",
-        "wait p50/p95/p99", "process p50/p95/p99", "",
-    )  # fmt: skip
-    print_table(header, services)
+    print_columns(_columns(snapshot.services))
+    for row in snapshot.services:
+        for note in row.notes:
+            print(f"{row.service}: {printable(note)}")
+    if not snapshot.ended:
+        print(_LEGEND)
     print()
     streams = (
         (row.name, row.messages, human_bytes(row.bytes), human_bytes(row.max_bytes), _share(row.bytes, row.max_bytes))
@@ -73,6 +65,27 @@ def _print(snapshot: Snapshot) -> None:
     print_table(("stream", "messages", "bytes", "budget", "full"), streams)
     if not snapshot.streams:
         print("no streams yet: lachesis init")
+
+
+def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
+    def figures(name: str, cell: Callable[[ServiceStatus], object], least: int = 0, most: int = FULL) -> Column:
+        cells = [cell(row) for row in rows]
+        return Column(name, [Text("-" if one is None else str(one)) for one in cells], least=least, most=most)
+
+    return [
+        Column("service", [Text(printable(row.service)) for row in rows]),
+        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
+        figures("replicas", lambda row: len(row.instances) or None, least=2),
+        figures("lag", lambda row: row.lag),
+        figures("held", lambda row: row.in_flight, least=2),
+        figures("handled", lambda row: row.handled),
+        figures("again", lambda row: row.redelivered, least=1),
+        figures("dead", lambda row: row.dead, least=1),
+        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL),
+        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL),
+        figures("wait p99", lambda row: human_seconds(row.wait.p99), most=FULL - 1),
+        figures("process p99", lambda row: human_seconds(row.process.p99), most=FULL - 1),
+    ]
 
 
 def _policy(snapshot: Snapshot) -> str:
@@ -98,8 +111,8 @@ def _ledger(snapshot: Snapshot) -> str:
         return "empty"
     outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
     return (
-        f"entry {ledger.index}, batches {ledger.batches}, resolved up to {ledger.watermark}, {ledger.age_s:.0f} s ago; "
-        f"outcomes: {outcomes}"
+        f"entry {ledger.index}, batches {ledger.batches}, every rollout up to {ledger.watermark} has its outcome, "
+        f"{ledger.age_s:.0f} s ago; groups: {outcomes}"
     )
 
 

@@ -5,12 +5,11 @@ What goes in: heartbeats, and what the server says of the durable consumers; not
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import anyio
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
@@ -21,6 +20,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
@@ -37,6 +37,19 @@ _REDRAW_S = 1.0
 _PLAIN_WIDTH = 200
 _STYLES = {"ok": "green", "backpressure": "yellow", "waiting": "red", "stale": "red", "silent": "red"}
 _BARS = "▁▂▃▄▅▆▇█"
+_MEANINGS = {
+    "load": "share of the time at work, near 100 % it cannot go faster",
+    "lag": "still to pass the stage (trainer: batches)",
+    "trend": "growth of the lag",
+    "held": "in the stage",
+    "unacked": "delivered to it and not done",
+    "wait": "from stored to taken up",
+    "process": "from taken up to done",
+    "again": "delivered more than once",
+    "dead": "given up",
+    "n": "processes",
+}
+_STATES = "backpressure: waits until the run has room, a consequence of what is slow; e2e: from task to optimizer step"
 _TREND = 0.2
 """Messages a second from which a lag counts as growing or shrinking."""
 
@@ -54,7 +67,8 @@ def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> 
         print_json(overview)
     else:
         terminal = sys.stdout.isatty()
-        Console(width=None if terminal else _PLAIN_WIDTH, highlight=False).print(render(overview))
+        console = Console(width=None if terminal else _PLAIN_WIDTH, highlight=False)
+        console.print(render(overview, console.width))
 
 
 async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | None:
@@ -98,7 +112,7 @@ class _Watch:
         """Redraw for ever, on a screen of its own."""
         with Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(render(self.look()), refresh=True)
+                live.update(render(self.look(), live.console.width), refresh=True)
                 await anyio.sleep(_REDRAW_S)
 
     async def follow_heartbeats(self, bus: Bus) -> None:
@@ -124,9 +138,13 @@ class _Watch:
             await anyio.sleep(1.0)
 
 
-def render(overview: Overview) -> RenderableType:
-    """Return what is shown of a run."""
-    return Group(*_header(overview), Text(), _stages(overview), Text(), *_footer(overview))
+def render(overview: Overview, width: int = _PLAIN_WIDTH) -> RenderableType:
+    """Return what is shown of a run in `width` characters."""
+    columns = fitting(_columns(overview), width)
+    slowest = overview.bottleneck.service if overview.bottleneck else None
+    styles = ["bold reverse" if row.service == slowest else "" for row in overview.stages]
+    legend = _legend(overview, {column.name.partition(" ")[0] for column in columns})
+    return Group(*_header(overview), Text(), table(columns, styles), Text(), *_footer(overview), legend)
 
 
 def _header(overview: Overview) -> Iterator[Text]:
@@ -134,8 +152,8 @@ def _header(overview: Overview) -> Iterator[Text]:
         (f"run {overview.run}", "bold"),
         ("   ENDED: how it stood then" if overview.ended else "", "bold red"),
         f"   step {_count(overview.step)}   {_number(overview.s_per_step)} s/step   ",
-        f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max of "
-        f"{_number(overview.staleness_bound)}   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
+        f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max, "
+        f"{_number(overview.staleness_bound)} allowed   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
     )
     trend = "" if overview.reward_trend is None else f" {overview.reward_trend:+.2g} a step"
     yield Text(
@@ -147,47 +165,36 @@ def _header(overview: Overview) -> Iterator[Text]:
         yield Text(f"warning: {warning}", style="yellow")
 
 
-def _stages(overview: Overview) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    right = ("load", "lag", "trend", "held", "unacked", "in/s", "out/s")
-    for name in ("", "stage", "state", *right):
-        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
-    for name in ("wait p50/p95/p99", "process p50/p95/p99", "again", "dead", "n"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _columns(overview: Overview) -> list[Column]:
+    rows = overview.stages
     slowest = overview.bottleneck.service if overview.bottleneck else None
-    for row in overview.stages:
-        marked = row.service == slowest
-        table.add_row(
-            Text(">" if marked else " "),
-            Text(printable(row.service)),
-            Text(row.state, style=_STYLES.get(row.state, "")),
-            *map(Text, _cells(row)),
-            style="bold reverse" if marked else "",
-        )
-    return table
 
+    def figures(name: str, cell: Callable[[StageRow], str], least: int = 0, most: int = FULL) -> Column:
+        return Column(name, [Text(cell(row)) for row in rows], right=True, least=least, most=most)
 
-def _cells(row: StageRow) -> list[str]:
     return [
-        "-" if row.load is None else f"{100 * row.load:.0f} %",
-        _count(row.lag),
-        _trend(row.lag_per_s),
-        _count(row.in_flight),
-        _count(row.unacked),
-        _number(row.in_per_s),
-        _number(row.out_per_s),
-        _times(row.wait),
-        _times(row.process),
-        _count(row.redelivered),
-        _count(row.dead),
-        str(row.instances),
+        Column("", [Text(">" if row.service == slowest else " ") for row in rows]),
+        Column("stage", [Text(printable(row.service)) for row in rows]),
+        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
+        figures("load", lambda row: "-" if row.load is None else f"{100 * row.load:.0f} %"),
+        figures("lag", lambda row: _count(row.lag)),
+        figures("trend", lambda row: _trend(row.lag_per_s), least=2),
+        figures("held", lambda row: _count(row.in_flight), least=1),
+        figures("unacked", lambda row: _count(row.unacked), least=2),
+        figures("in/s", lambda row: _number(row.in_per_s), least=1),
+        figures("out/s", lambda row: _number(row.out_per_s)),
+        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL),
+        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL),
+        figures("wait p99", lambda row: human_seconds(row.wait.p99) or "-", most=FULL - 1),
+        figures("process p99", lambda row: human_seconds(row.process.p99) or "-", most=FULL - 1),
+        figures("again", lambda row: _count(row.redelivered), least=1),
+        figures("dead", lambda row: _count(row.dead), least=1),
+        figures("n", lambda row: str(row.instances), least=2),
     ]
 
 
 def _footer(overview: Overview) -> Iterator[Text]:
     if overview.ended:
-        times = f"times and rates: of its last steps, {overview.window_s:.3g} s; `lachesis up` would go on with it"
-        yield Text(times, style="dim")
         return
     found = overview.bottleneck
     if found is None:
@@ -201,7 +208,15 @@ def _footer(overview: Overview) -> Iterator[Text]:
         yield Text("slowest rollouts of the last steps (lachesis trace ID shows where the time went)")
     for rollout in overview.slow:
         yield Text(f"  {rollout.group}  {human_seconds(rollout.seconds)}  {rollout.url or ''}")
-    yield Text(f"over the last {overview.window_s:g} s; held: groups at the stage; again: redelivered", style="dim")
+
+
+def _legend(overview: Overview, shown: Collection[str]) -> Text:
+    """Say what the columns that are shown mean."""
+    if overview.ended:
+        times = f"times and rates: of its last steps, {overview.window_s:.3g} s; `lachesis up` would go on with it"
+        return Text(times, style="dim")
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items() if name in shown)
+    return Text(f"groups of rollouts, over the last {overview.window_s:g} s. {meanings}. {_STATES}", style="dim")
 
 
 def _times(times: Quantiles) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple, Self
 
 import anyio
 import httpx
@@ -38,6 +39,9 @@ __all__ = ["render", "run_follow", "run_trace"]
 
 _PLAIN_WIDTH = 120
 _BAR = 44
+_LEAST_BAR = 20
+_TIMES = 24
+"""Characters of the columns `at` and `took`, with what lies between all columns."""
 _POLL_S = 5.0
 _BEHIND = timedelta(minutes=5)
 """How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
@@ -49,7 +53,8 @@ def run_trace(options: Options, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(timeline)
     else:
-        _console().print(render(timeline))
+        console = _console()
+        console.print(render(timeline, console.width))
 
 
 def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None:
@@ -161,9 +166,10 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
 
 
-def render(timeline: Timeline) -> RenderableType:
-    """Return the waterfall: what was done to the rollout, when, and for how long it waited before."""
-    return Group(*_head(timeline), Text(), _waterfall(timeline))
+def render(timeline: Timeline, width: int = _PLAIN_WIDTH) -> RenderableType:
+    """Return the waterfall: what was done to the rollout, when, and for how long it waited before; `width` wide."""
+    legend = Text("░ waits for the service to take it up   █ the service works on it", style="dim")
+    return Group(*_head(timeline), Text(), _waterfall(timeline, width), Text(), legend)
 
 
 def _head(timeline: Timeline) -> Iterator[Text]:
@@ -177,6 +183,10 @@ def _head(timeline: Timeline) -> Iterator[Text]:
     yield Text(f"{timeline.state}{step}, {human_seconds(timeline.seconds)}{so_far}", style="bold")
     if timeline.waits_for is not None:
         yield Text(f"waits for {timeline.waits_for}", style="yellow")
+    longest = max((span for span in timeline.spans if span.parent is not None), key=_took_s, default=None)
+    if longest is not None and timeline.ended_ns is not None:
+        share = 100 * _took_s(longest) / max(timeline.seconds, 1e-9)
+        yield Text(f"longest: {longest.service} {_short(longest)}, {human_seconds(_took_s(longest))} ({share:.0f} %)")
     if timeline.reason is not None:
         yield Text(printable(timeline.reason), style="red")
     if timeline.state == "trained" and timeline.ended_ns is None:
@@ -185,41 +195,64 @@ def _head(timeline: Timeline) -> Iterator[Text]:
         )
 
 
-def _waterfall(timeline: Timeline) -> Table:
+def _waterfall(timeline: Timeline, width: int) -> Table:
+    spans = sorted(timeline.spans, key=lambda span: (span.parent is not None, span.start_ns))
+    end_ns = max([timeline.ended_ns or timeline.now_ns, *(span.end_ns for span in spans)])
+    rows = [_Row.of(span) for span in spans]
+    if timeline.waits_for is not None:
+        since_ns = max([timeline.stored_ns, *(span.end_ns for span in spans)])
+        rows.append(_Row("", "waiting", "waiting", since_ns, end_ns, waits=True))
+    room = width - max(len(row.service) for row in rows) - _TIMES
+    short = room - max(len(row.name) for row in rows) < _LEAST_BAR  # figures and bars go before the subjects
+    bar = max(1, min(_BAR, room - max(len(row.short if short else row.name) for row in rows)))
+    whole_ns = max(1, end_ns - timeline.started_ns)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, side in (("service", "left"), ("span", "left"), ("at", "right"), ("took", "right"), ("", "left")):
         table.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
-    spans = sorted(timeline.spans, key=lambda span: (span.parent is not None, span.start_ns))
-    end_ns = max([timeline.ended_ns or timeline.now_ns, *(span.end_ns for span in spans)])
-    whole_ns = max(1, end_ns - timeline.started_ns)
-    for span in spans:
-        waits = span.name.startswith("queue.wait")
-        attempt = span.attributes.get("rl.delivery.attempt", 1)
-        again = f" (delivery {attempt})" if attempt != 1 else ""
+    for row in rows:
         table.add_row(
-            span.service,
-            Text(f"{span.name}{again}", style="dim" if waits else ""),
-            human_seconds((span.start_ns - timeline.started_ns) / 1e9),
-            human_seconds((span.end_ns - span.start_ns) / 1e9),
-            Text(
-                _bar(span, timeline.started_ns, whole_ns, "░" if waits else "█"),
-                style="red" if span.error else "yellow" if waits else "cyan",
-            ),
-        )
-    if timeline.waits_for is not None:
-        since_ns = max([timeline.stored_ns, *(span.end_ns for span in spans)])
-        waiting = msgspec.structs.replace(spans[0], start_ns=since_ns, end_ns=end_ns)
-        table.add_row(
-            "",
-            Text("waiting", style="yellow"),
-            human_seconds((since_ns - timeline.started_ns) / 1e9),
-            human_seconds((end_ns - since_ns) / 1e9),
-            Text(_bar(waiting, timeline.started_ns, whole_ns, "░"), style="yellow"),
+            row.service,
+            Text(row.short if short else row.name, style="dim" if row.waits else ""),
+            human_seconds((row.start_ns - timeline.started_ns) / 1e9),
+            human_seconds((row.end_ns - row.start_ns) / 1e9),
+            Text(_bar(row, timeline.started_ns, whole_ns, bar), style=row.style),
         )
     return table
 
 
-def _bar(span: Span, start_ns: int, whole_ns: int, mark: str) -> str:
-    begin = min(_BAR - 1, max(0, (span.start_ns - start_ns) * _BAR // whole_ns))
-    end = min(_BAR, -(-(span.end_ns - start_ns) * _BAR // whole_ns))
-    return " " * begin + mark * max(1, end - begin)
+class _Row(NamedTuple):
+    """A line of the waterfall; `short` is the name without the subject."""
+
+    service: str
+    name: str
+    short: str
+    start_ns: int
+    end_ns: int
+    waits: bool = False
+    failed: bool = False
+
+    @classmethod
+    def of(cls, span: Span) -> Self:
+        attempt = span.attributes.get("rl.delivery.attempt", 1)
+        again = f" (delivery {attempt})" if attempt != 1 else ""
+        waits = span.name.startswith("queue.wait")
+        names = span.name + again, _short(span) + again
+        return cls(span.service, *names, span.start_ns, span.end_ns, waits=waits, failed=span.error is not None)
+
+    @property
+    def style(self) -> str:
+        return "red" if self.failed else "yellow" if self.waits else "cyan"
+
+
+def _short(span: Span) -> str:
+    return span.name.partition(" ")[0]
+
+
+def _took_s(span: Span) -> float:
+    return (span.end_ns - span.start_ns) / 1e9
+
+
+def _bar(row: _Row, start_ns: int, whole_ns: int, width: int) -> str:
+    begin = min(width - 1, max(0, (row.start_ns - start_ns) * width // whole_ns))
+    end = min(width, -(-(row.end_ns - start_ns) * width // whole_ns))
+    return " " * begin + ("░" if row.waits else "█") * max(1, end - begin)

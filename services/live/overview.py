@@ -1,15 +1,17 @@
 """The whole of what `lachesis top` shows: stages, what limits them, and how the training goes. Pure: no bus."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 import msgspec
 
 from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.live.bottleneck import Bottleneck, find_bottleneck
 from lachesis.services.live.services import Quantiles, place
 from lachesis.services.live.window import Recent, StageRow
 
-__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "look", "look_back", "trace_url"]
+__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "look", "look_back", "trace_url"]
 
 _FRUITLESS = ("zero_variance", "unscorable")
 _FEW = 20
@@ -150,7 +152,7 @@ def look_back(
         rewards=rewards.values(),
         outstanding=None,
         capacity=None,
-        outcomes=dict(outcomes),
+        outcomes=by_outcome(outcomes),
         bottleneck=None,
         warnings=barren(dict(outcomes)),
         stages=[
@@ -182,6 +184,11 @@ def barren(outcomes: dict[str, int]) -> list[str]:
         return []
     kinds = ", ".join(f"{outcomes[kind]} {kind}" for kind in _FRUITLESS if kind in outcomes)
     return [f"no group was fit to train on ({kinds}): look at the task and its raters with `lachesis dev ENV`"]
+
+
+def by_outcome(totals: Mapping[str, int]) -> dict[str, int]:
+    """Return the groups by what became of them, of a ledger's totals, which count sequences as well."""
+    return {kind: totals[kind] for kind in sorted(get_args(OutcomeKind)) if kind in totals}
 
 
 def _outcomes(metrics: dict[str, float]) -> dict[str, int]:

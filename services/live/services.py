@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.schemas.control import Heartbeat, PackedHistogram
+from lachesis.schemas.control import Heartbeat, PackedHistogram, StageVitals
 from lachesis.services.registry import SERVICES
 
 __all__ = ["Quantiles", "ServiceStatus", "merge", "merged", "place", "total"]
@@ -76,8 +76,8 @@ def merged(name: str, beats: Sequence[Heartbeat]) -> ServiceStatus:
         state=min((stage.state for stage in stages), key=_WORST_FIRST.index),
         instances=[beat.instance for beat in beats],
         pids=sorted({beat.pid for beat in beats}),
-        handled=sum(stage.handled for stage in stages),
-        emitted=sum(stage.emitted for stage in stages),
+        handled=_groups(stages, sum(stage.handled for stage in stages)),
+        emitted=_groups(stages, sum(stage.emitted for stage in stages)),
         redelivered=sum(stage.redelivered for stage in stages),
         retried=sum(stage.retried for stage in stages),
         dead=sum(stage.dead for stage in stages),
@@ -88,6 +88,11 @@ def merged(name: str, beats: Sequence[Heartbeat]) -> ServiceStatus:
         notes=sorted({stage.note for stage in stages if stage.note}),
         metrics={key: value for beat in beats for key, value in beat.metrics.items()},
     )
+
+
+def _groups(stages: Sequence[StageVitals], count: int) -> int | None:
+    """Return a count of groups, None where there is none and the service has no slots to work on groups either."""
+    return count if count or any(stage.slots is not None for stage in stages) else None
 
 
 def total(packed: Iterable[PackedHistogram | None]) -> Histogram:

@@ -28,8 +28,8 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     state: ok, starting, waiting (a dependency is down), backpressure (no lease, or a stream is full), draining, stale
     (its heartbeats stopped) or silent (none came). instances: replicas that speak. load: share of the time its slots
     were at work, 0 to 1. lag: messages that wait for it or are held by it (trainer: batches), lag_per_s its growth.
-    in_flight: groups it holds; unacked: deliveries not acknowledged. in_per_s, out_per_s: groups taken up and stored
-    (trainer: batches), None for what handles no groups. wait: stored to taken up; process: taken up to done.
+    in_flight: groups it holds; unacked: deliveries not acknowledged. in_per_s, out_per_s: groups taken up and done
+    with, None for what handles no groups. wait: stored to taken up; process: taken up to done.
     redelivered, retried, dead: since its instances started. held: groups that wait for it or are in it, averaged over
     the window.
     """

@@ -35,10 +35,10 @@ def main() -> None:
     given = parser.parse_args()
     config = Options(file=given.config, sets=tuple(given.sets)).config()
     overview = anyio.run(top._top, config, True, WINDOW_S)
-    draw(top.render(overview), "lachesis top", given.out / "top.svg", 176)
+    draw(top.render(overview, 150), "lachesis top", given.out / "top.svg", 150)
     slowest = overview.slow[0].group
     timeline = anyio.run(trace._find, config, slowest)
-    draw(trace.render(timeline), f"lachesis trace {slowest[:13]}", given.out / "trace.svg", 124)
+    draw(trace.render(timeline, 120), f"lachesis trace {slowest[:13]}", given.out / "trace.svg", 120)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,8 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert {row["state"] for row in empty["services"]} == {"silent"}
 
     await run.lachesis("init")
-    entry = ledger_entry(next_batch=4, totals={"batched": 2, "stale": 1})
+    totals = {"batched": 2, "stale": 1, "sequences": 12, "batched_sequences": 8}
+    entry = ledger_entry(next_batch=4, totals=totals)
     await run.publish(subjects.ledger("demo", "main"), entry, "l")
     await run.publish(subjects.state("demo", "trainer", "live", "main"), train_report(step=9, next_batch=4), "t")
     record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)

@@ -166,10 +166,11 @@ def fates(entries: list[LedgerEntry]) -> dict[int, str]:
 
 async def test_batches_are_exact_and_their_payloads_come_back(bus: Bus) -> None:
     world = World(bus)
-    async with batcher(bus, make_config()):
+    async with batcher(bus, make_config()) as service:
         groups = [await world.rollout(sequences) for sequences in (3, 3, 5, 5, 16)]
         await world.reward(*groups)
         entries = await read_until(bus, outcomes=5)
+    assert service.vitals.emitted == 5  # groups, not entries
     assert fates(entries)[groups[4][0]] == "oversized"
     batches = [entry.batch for entry in entries if entry.batch]
     assert [batch.sequences for batch in batches] == [8, 8]

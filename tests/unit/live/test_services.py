@@ -34,4 +34,6 @@ def test_what_is_not_known_is_none() -> None:
     (row,) = merge([], {"scorer"})
     assert (row.service, row.state, row.handled, row.lag) == ("scorer", "silent", None, None)
     (row,) = merge([beat("a", lag=None)], set())
-    assert row.lag is None
+    assert (row.lag, row.handled) == (None, None), "without slots it works on no groups"
+    (row,) = merge([beat("a", slots=4)], set())
+    assert row.handled == 0

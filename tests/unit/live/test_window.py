@@ -6,7 +6,7 @@ import pytest
 from lachesis.pipeline.bus.api import ConsumerLag
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.services.live.overview import Rewards, barren, look
+from lachesis.services.live.overview import Rewards, barren, by_outcome, look, look_back
 from lachesis.services.live.window import Recent, StageRow
 
 S = 1_000_000_000
@@ -121,6 +121,12 @@ def test_the_training_is_seen_through_the_newest_heartbeats() -> None:
 )  # fmt: skip
 def test_a_run_that_learns_nothing_is_warned_of(outcomes: dict[str, int], warned: bool) -> None:
     assert bool(barren(outcomes)) is warned
+
+
+def test_a_ledgers_totals_of_sequences_are_no_outcomes() -> None:
+    totals = {"stale": 1, "batched": 2, "sequences": 12, "batched_sequences": 8}
+    assert by_outcome(totals) == {"batched": 2, "stale": 1}
+    assert look_back("r", [], [], totals).outcomes == {"batched": 2, "stale": 1}
 
 
 def test_a_run_that_learns_nothing_any_more_is_warned_of() -> None:

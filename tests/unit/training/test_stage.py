@@ -264,12 +264,14 @@ async def test_a_drain_checkpoints_and_reports_what_was_trained(lab, model, conf
     await fill(lab, model, steps=3)
     async with lab.running(lambda service: run_trainer(service, config), "trainer") as service:
         await lab.until(lambda: handled(service, 3))
+    assert (service.vitals.handled, service.vitals.emitted) == (6, 6)  # groups, two a step
     assert [report.step for report in await reports(lab)] == [2, 3]
     assert weights_after(config)[0] == 3
 
 
 async def handled(service, count):
-    return service.vitals.handled >= count
+    """Whether so many steps are done."""
+    return service.vitals.process.count >= count
 
 
 async def test_a_batch_whose_payload_is_gone_is_void_and_the_step_goes_on(lab, model, config):
