@@ -82,6 +82,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     durables = {stage: (ROLLOUTS, subjects.durable(stage, run, revision)) for stage in _DURABLE_STAGES}
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
+    promotions = subjects.promotion(run, revision)
 
     def row(
         service: str,
@@ -132,7 +133,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         ),
         "batcher": row(
             "batcher",
-            writes=(subjects.ledger(run, scope.trainer), dead, state("promotion", "all")),
+            writes=(subjects.ledger(run, scope.trainer), dead, promotions),
             hears=(subjects.heartbeat(run, "governor"),),
             reads=(ROLLOUTS, EVENTS, LEDGER),
         ),
@@ -152,8 +153,8 @@ def access_table(scope: Scope) -> dict[str, Access]:
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER, BUCKETS["resume"]),
         ),
-        # it gets the list of promotions, and reads it whole where somebody else has published there
-        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(LEDGER,)),
+        # the list of promotions is among the rollouts
+        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(ROLLOUTS,)),
         "teacher": row(
             "teacher",
             writes=(
@@ -210,7 +211,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
-    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"), state("promotion", "all"))
+    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"), promotions)
     # trainers on past rollouts have names of their own
     trains = (subjects.ledger(run, "*"), subjects.state(run, "trainer", subjects.LIVE, "*"), subjects.past(run, "*"))
     live = (subjects.ledger(run, scope.trainer), subjects.state(run, "trainer", subjects.LIVE, scope.trainer))

@@ -100,6 +100,14 @@ CHANNELS: tuple[Channel, ...] = (
         "Chunks of a large group, stored before its head. Raw bytes.",
         "environment",
     ),
+    Channel(
+        "promotion",
+        subjects.promotion("{run}", "{revision}"),
+        subjects.ROLLOUTS,
+        (Promotions,),
+        "The revisions that the run was switched to, all of them in each message.",
+        "operator, batcher",
+    ),
     *_ANNOTATIONS,
     Channel(
         "replay",
@@ -145,10 +153,9 @@ CHANNELS: tuple[Channel, ...] = (
         "state",
         subjects.state("{run}", "{stage}", "{revision}", "{partition}"),
         subjects.LEDGER,
-        (StateSnapshot, StatePart, TrainReport, Promotions, PastRecord),
+        (StateSnapshot, StatePart, TrainReport, PastRecord),
         "Snapshots of stateful stages; a trainer (stage `trainer`, partition its name) writes its reports here, and "
-        "one on past rollouts (stage `past`) what it trains on. Stage `promotion` lists the revisions that the run was "
-        "switched to.",
+        "one on past rollouts (stage `past`) what it trains on.",
         "stateful stages, trainer, operator",
     ),
     Channel(

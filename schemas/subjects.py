@@ -3,12 +3,12 @@
 Streams (all: limits retention, file storage, discard new, bounded in bytes, no maximum age):
 
     ROLLOUTS  rl.rollout.<run>.<env>                               payloads, immutable
+              rl.promotion.<run>.<revision>                        the revisions that the run was switched to
     EVENTS    rl.<kind>.<run>.<revision>.<env>                     annotations of live revisions
     REPLAY    rl.replay.rescore.<run>.<revision>.<env>             scores and rewards of re-scored history
               rl.replay.revision.<run>.<revision>.all              what that revision is
     TEACHER   rl.logprobs.<run>.<revision>.<env>                   large arrays
     LEDGER    rl.ledger.<run>.<trainer>, rl.state.<run>.<stage>.<revision>.<partition>
-              rl.state.<run>.promotion.<revision>.all              the revisions that the run was switched to
 
 ROLLOUTS and TEACHER take the chunks of large messages as well: rl.blob.<rollout or logprobs>.<run>.<name>.
 """
@@ -44,6 +44,7 @@ __all__ = [
     "micro_name",
     "micro_requests",
     "past",
+    "promotion",
     "replay",
     "revision",
     "rollout",
@@ -68,7 +69,7 @@ BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 """What may be stored in chunks, by kind, and the stream that takes them."""
 
 STREAMS: Final[dict[str, list[str]]] = {
-    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*"],
+    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*", "rl.promotion.*.*"],
     EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
     REPLAY: [f"rl.replay.{kind}.*.*.*" for kind in get_args(ReplayKind)],
     TEACHER: ["rl.logprobs.*.*.*", "rl.blob.logprobs.*.*"],
@@ -107,6 +108,11 @@ def rollout(run: str, env: str = "*") -> str:
 def blob(kind: str, run: str, name: str = "*") -> str:
     """Chunks of a large message, stored in the stream of `rl.<kind>.<run>.>`; kind is one of `BLOB_KINDS`."""
     return f"rl.blob.{kind}.{run}.{name}"
+
+
+def promotion(run: str, revision: str) -> str:
+    """Where the promotions of the run's `revision` are listed: among the rollouts, whose order says who judges."""
+    return f"rl.promotion.{run}.{revision}"
 
 
 def event(kind: Kind, run: str, revision: str, env: str = "*") -> str:

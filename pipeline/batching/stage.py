@@ -294,19 +294,22 @@ class _Batcher:
     async def watch_promotions(self) -> None:
         """Decide from which rollout on a revision counts that the run is to go on with; see `promotion.logic`."""
         service = self.service
-        subject = promotion.subject(service.run, service.revision)
-        async with service.bus.read(subjects.LEDGER, [subject]) as lists:
-            async for _ in lists:
+        subject = subjects.promotion(service.run, service.revision)
+        async with service.bus.read(subjects.ROLLOUTS, [subject]) as lists:
+            async for message in lists:
                 async with self._lock:
-                    await self._promote()
+                    await self._promote(message.seq)
 
-    async def _promote(self) -> None:
+    async def _promote(self, listed_at: int) -> None:
         service = self.service
         async for attempt in service.retrying("promote a revision"):
             with attempt:
                 known, seq = await promotion.read(service.bus, service.run, service.revision)
-                last = (await service.bus.usage(subjects.ROLLOUTS)).last  # after the list, or it would prove nothing
-        decided = decide(known, self.chain.promoted, max(last, self.joiner.frontier))
+                if seq < listed_at:
+                    raise InfrastructureError(
+                        f"the list of promotions at {listed_at} is not on a server that lags behind"
+                    )
+        decided = decide(known, self.chain.promoted, seq)
         if decided is not None:
             self.chain.promoted = decided
             await self._append([])

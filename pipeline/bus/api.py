@@ -22,6 +22,7 @@ __all__ = [
     "ConsumerLag",
     "Delivery",
     "Entry",
+    "Extent",
     "PubAck",
     "Reader",
     "Stored",
@@ -82,6 +83,14 @@ class StreamUsage:
     messages: int
     bytes: int
     max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What one server has of a stream: everything up to sequence `last`, `messages` of it on one subject."""
+
+    last: int
+    messages: int
 
 
 class Delivery(Protocol):
@@ -204,6 +213,12 @@ class Bus(Protocol):
         """Raises `NotFoundError` when there is no such consumer."""
 
     async def usage(self, stream: str) -> StreamUsage: ...
+
+    async def extent(self, stream: str, subject: str) -> Extent:
+        """Return how far the stream goes, and how many messages are on `subject`: both as one server has them.
+
+        That server may lag behind, as any may that a question reaches, but then `last` says so.
+        """
 
     async def server_time_ns(self) -> int:
         """Return the Unix time by the server's clock, as of its answer."""

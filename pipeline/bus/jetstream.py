@@ -8,7 +8,7 @@ from nats.aio.client import Client
 
 from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
 from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
-from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
+from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.getter import Getter
@@ -168,6 +168,11 @@ class NatsBus:
 
     async def usage(self, stream: str) -> StreamUsage:
         return streams.to_usage(await streams.stream_info(self._link, stream))
+
+    async def extent(self, stream: str, subject: str) -> Extent:
+        # the server counts what is on the subject after it looked how far the stream goes
+        state = (await streams.stream_info(self._link, stream, {"subjects_filter": subject})).state
+        return Extent(state.last_seq, sum((state.subjects or {}).values()))
 
     async def server_time_ns(self) -> int:
         return to_ns((await streams.stream_info(self._link, ROLLOUTS)).ts)

@@ -12,7 +12,7 @@ from typing import Self
 
 import anyio
 
-from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, PubAck, Reader, Stored, StreamUsage
+from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
 from lachesis.pipeline.bus.memory_talk import Talk
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
@@ -295,6 +295,9 @@ class MemoryBus:
 
     async def usage(self, stream: str) -> StreamUsage:
         return self._log(stream).usage()
+
+    async def extent(self, stream: str, subject: str) -> Extent:
+        return self._log(stream).extent(subject)
 
     async def server_time_ns(self) -> int:
         await anyio.lowlevel.checkpoint()

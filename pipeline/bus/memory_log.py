@@ -7,7 +7,7 @@ the duplicate window, the expected-sequence fence, a byte budget, redelivery for
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.bus.api import ConsumerLag, PubAck, Stored, StreamUsage
+from lachesis.pipeline.bus.api import ConsumerLag, Extent, PubAck, Stored, StreamUsage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, matches
 from lachesis.schemas.errors import FencedError, NotFoundError, StreamFullError
 
@@ -109,6 +109,9 @@ class Log:
     def usage(self) -> StreamUsage:
         first = next(iter(self._messages), self.last_seq + 1)
         return StreamUsage(first, self.last_seq, len(self._messages), self._bytes, self.max_bytes)
+
+    def extent(self, subject: str) -> Extent:
+        return Extent(self.last_seq, sum(1 for _ in self.matching(1, [subject])))
 
 
 @dataclass(slots=True)

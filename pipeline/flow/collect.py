@@ -339,7 +339,7 @@ def everything(run: str) -> dict[str, list[str]]:
         REPLAY: [f"rl.replay.*.{run}.*.*"],
         TEACHER: [f"rl.logprobs.{run}.*.*", subjects.blob("logprobs", run)],
         EVENTS: [f"rl.*.{run}.*.*"],
-        ROLLOUTS: [subjects.rollout(run), subjects.blob("rollout", run)],
+        ROLLOUTS: [subjects.rollout(run), subjects.blob("rollout", run), subjects.promotion(run, "*")],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.>"],
     }
 

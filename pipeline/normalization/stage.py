@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import Stored, StreamUsage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.normalization.logic.generations import Change, Generations, Terms
+from lachesis.pipeline.normalization.logic.generations import Change, Generations, Terms, promotions_in
 from lachesis.pipeline.normalization.logic.normalizer import Ready
 from lachesis.pipeline.normalization.logic.reward import RewardRule, reliability_shares, shaping_metrics
 from lachesis.pipeline.normalization.lost import LostScores
 from lachesis.pipeline.normalization.rules import reward_rule
-from lachesis.pipeline.promotion.record import read, under
+from lachesis.pipeline.promotion.record import InForce, under
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
@@ -37,6 +37,9 @@ from lachesis.schemas.values import unpack
 __all__ = ["run_normalizer"]
 
 log = logging.getLogger("lachesis")
+
+_LOOKS = 40
+_LOOK_AGAIN_S = 0.25
 
 
 async def run_normalizer(service: Service, config: RunConfig) -> None:
@@ -71,7 +74,7 @@ class _EnvWriter:
         self.env = env
         self.log = log
         self.normalizer = Generations(env, self._terms(config))
-        self._promotions: dict[int, Promotion] = {}
+        self.in_force = InForce(service.bus, service.run, service.revision)
         self.cursors = {subjects.ROLLOUTS: 1, subjects.EVENTS: 1}
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._events_read = 0
@@ -90,13 +93,14 @@ class _EnvWriter:
             term=service.instance,
         )
         writer = cls(service, config, env, log)
-        await writer._read_promotions()
-        writer.normalizer.restore(
-            unpack("normalizer state", restored.state) if restored.state is not None else None,
-            [unpack("normalizer delta", delta) for delta in restored.deltas],
-            {first: writer._promoted(one) for first, one in writer._promotions.items()},
-        )
         writer.cursors.update(restored.cursors)
+        state = unpack("normalizer state", restored.state) if restored.state is not None else None
+        deltas = [unpack("normalizer delta", delta) for delta in restored.deltas]
+        known_to = max([writer.cursors[subjects.ROLLOUTS] - 1, *promotions_in(state, deltas)])
+        async for attempt in service.retrying("read the promotions"):
+            with attempt:
+                found = await writer.in_force.known(known_to)
+        writer.normalizer.restore(state, deltas, writer._terms_of(found))
         # where there is a promotion, a revision's first may have been folded by another, before it was known here
         if not writer.normalizer.switched and writer.cursors[subjects.ROLLOUTS] != writer.normalizer.watermark:
             raise LedgerError(
@@ -107,27 +111,33 @@ class _EnvWriter:
         writer.lost.start(writer.cursors)
         return writer
 
-    async def _read_promotions(self) -> None:
-        service = self.service
-        async for attempt in service.retrying("read the promotions"):
-            with attempt:
-                found, _ = await read(service.bus, service.run, service.revision)
-        self._promotions = {one.first: one for one in found if one.first is not None}
-
     async def _promote(self, first: int) -> None:
         """Make the promotion known that begins with `first`. Raises `DataError` where there is none."""
-        await self._read_promotions()
-        if first not in self._promotions:
+        found: Promotion | None = None
+        if await self._is_stored(first):
+            async for attempt in self.service.retrying("read the promotions"):
+                with attempt:
+                    found = await self.in_force.at(first)
+        if found is None or found.first != first:
             raise DataError(f"scores are of a promotion from sequence {first} on, and there is none")
-        for known, one in sorted(self._promotions.items()):
-            self.normalizer.promote(known, self._promoted(one))
-            log.info("%s: revision %s judges rollouts from sequence %d on", self.env, one.revision, known)
+        for known, terms in sorted(self._terms_of(await self.in_force.known(first)).items()):
+            self.normalizer.promote(known, terms)
+        log.info("%s: revision %s judges rollouts from sequence %d on", self.env, found.revision, first)
+
+    async def _is_stored(self, seq: int) -> bool:
+        """Whether ROLLOUTS goes so far. A server that lags behind has some seconds to catch up."""
+        for _ in range(_LOOKS):
+            usage: StreamUsage = await self.service.retrying("read ROLLOUTS")(self.service.bus.usage, subjects.ROLLOUTS)
+            if usage.last >= seq:
+                return True
+            await anyio.sleep(_LOOK_AGAIN_S)
+        return False
 
     def _terms(self, config: RunConfig) -> Terms:
         return Terms(config.normalization_of(self.env), reward_rule(config, self.env))
 
-    def _promoted(self, one: Promotion) -> Terms:
-        return self._terms(under(one, self.config))
+    def _terms_of(self, promotions: Sequence[Promotion]) -> dict[int, Terms]:
+        return {one.first: self._terms(under(one, self.config)) for one in promotions if one.first is not None}
 
     async def take_burst(self, burst: list[Stored]) -> None:
         """Feed a burst of input and commit what follows from it."""

@@ -3,16 +3,18 @@
 Three steps, each one fenced message; whoever dies between two is continued by whoever starts next:
 
 1. *asked*  `lachesis promote` appends the revision, its settings with it, to the run's list of promotions, undecided.
-2. *decided*  the batcher finds the list with an undecided one, reads the last sequence of ROLLOUTS after that, and
-   writes an entry into the ledger that says from which sequence on (`first`, the one behind). This is the promotion:
-   before the entry there is none, after it there is no way back.
+2. *decided*  the batcher finds the list with an undecided one and writes an entry into the ledger that says from which
+   sequence on (`first`, the one behind the list). This is the promotion: before the entry there is none, after it there
+   is no way back.
 3. *told*  the batcher writes `first` into the list. A start that finds it missing there takes it from the ledger.
 
-Who judges a rollout looks at the list *after* the rollout was stored. So where a scorer finds nothing undecided, any
-later promotion begins behind what it holds; where it finds one undecided, it waits until step 3. Hence every rollout
-below `first` is scored by the old revision and every one from there on by the new one, whatever is killed, frozen or
-delivered again, and no rollout is scored by both. Scores and rewards of a promoted revision say its `first`; those who
-meet one that they do not know (the normalizer) look at the list, which has it by then.
+The list is stored in ROLLOUTS, among the rollouts. Who judges a rollout looks at the list as a server has it that has
+the rollout as well, and so has every list below it: one that lags behind is asked again, and a server that wrongly
+believes that it leads cannot hide a list. So where a scorer finds nothing undecided, any later promotion begins behind
+what it holds; where it finds one undecided, it waits until step 3. Hence every rollout below `first` is scored by the
+old revision and every one from there on by the new one, whatever is killed, frozen, cut off or delivered again, and no
+rollout is scored by both. Scores and rewards of a promoted revision say its `first`; those who meet one that they do
+not know (the normalizer) look at the list, which has it by then.
 
 The normalizer folds each revision's rollouts by themselves: rewards from `first` on are to the bit those of a replay of
 the same rollouts under the same settings, statistics and warm-up included. Batches take rewards of both sides.
@@ -59,10 +61,10 @@ def ask(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | 
     return Promotions(run=run, promotions=[*known, asked])
 
 
-def decide(known: Sequence[Promotion], recorded: Promoted | None, last: int) -> Promoted | None:
+def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int) -> Promoted | None:
     """Return what the ledger is to say of the undecided promotion; None where nothing is to be decided any more.
 
-    `recorded` is what the newest entry says, `last` the last sequence of ROLLOUTS, read after `known` was.
+    `recorded` is what the newest entry says, `stored_at` the sequence of ROLLOUTS at which `known` is stored.
     """
     asked = undecided(known)
     if asked is None or _is(asked, recorded):
@@ -70,7 +72,7 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, last: int) -> 
     return Promoted(
         revision=asked.revision,
         digest=asked.digest,
-        first=max(last, recorded.first if recorded else 1) + 1,
+        first=stored_at + 1,
         by=asked.by,
         asked_ns=asked.asked_ns,
         std_floor=asked.std_floor,

@@ -7,8 +7,8 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.promotion.logic import given_up, in_force, settings_digest, undecided
@@ -16,22 +16,17 @@ from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionError
 from lachesis.schemas.promotion import Judging, Promotion, Promotions
-from lachesis.schemas.subjects import LEDGER
+from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["InForce", "promotion", "read", "subject", "under", "write"]
+__all__ = ["InForce", "promotion", "read", "under", "write"]
 
 log = logging.getLogger("lachesis")
 
 _LOOK_AGAIN_S = 0.05
 _OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s"})
 """Settings of scoring that judge nothing."""
-
-
-def subject(run: str, revision: str) -> str:
-    """Return where the promotions of the run's `revision` are listed."""
-    return subjects.state(run, "promotion", revision, "all")
 
 
 def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_up: bool = False) -> Promotion:
@@ -92,43 +87,57 @@ def _judged(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
 
 async def read(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
     """Return the promotions, and the last sequence on their subject, which the next `write` must expect."""
-    found, _, last = await newest(bus, LEDGER, subject(run, revision), Promotions, lambda one: one.run == run)
+    subject = subjects.promotion(run, revision)
+    found, _, last = await newest(bus, ROLLOUTS, subject, Promotions, lambda one: one.run == run)
     return (found.promotions if found else []), last
 
 
 async def write(bus: Bus, promotions: Promotions, revision: str, *, expected: int) -> int:
     """Store the list and return its sequence. Raises `FencedError` where somebody else wrote meanwhile."""
     promotions.check()
-    name = subject(promotions.run, revision)
+    name = subjects.promotion(promotions.run, revision)
     last = promotions.promotions[-1]
     msg_id = f"{name}.{expected}.{last.revision}.{last.asked_ns}.{last.first}"
     return await bus.commit(name, encode(promotions), expected=expected, msg_id=msg_id)
 
 
 class InForce:
-    """Which promotion judges a rollout, as told after it was stored.
+    """Which promotion judges a rollout, by a list that a server has who has the rollout as well.
 
-    One look serves everybody who asked before it began, and every rollout stored by then: behind a backlog there are
-    few, and nobody waits for more than one that is under way and the next.
+    One look serves everybody who asked before it began, and every rollout that the server has: behind a backlog there
+    are few, and nobody waits for more than one that is under way and the next.
     """
 
     def __init__(self, bus: Bus, run: str, revision: str) -> None:
-        self._bus, self._run, self._revision = bus, run, revision
+        self._bus, self._run = bus, run
+        self._subject = subjects.promotion(run, revision)
         self._promotions: list[Promotion] = []
+        self._lists = 0  # how many were stored when the newest was read
+        self._newest = 0  # its sequence
         self._stored_to = 0  # by what was asked: a delivered rollout is stored, and all below are
-        self._known_to = 0
+        self._known_to = -1
         self._looking = anyio.Lock()
 
-    async def at(self, seq: int) -> Promotion | None:
-        """Return what judges the rollout at `seq`, which is stored; None: the run's configuration.
+    async def known(self, seq: int) -> list[Promotion]:
+        """Return all promotions by a list that a server has who has everything up to `seq`, which is stored.
 
-        Raises `InfrastructureError` while that cannot be told.
+        Raises `InfrastructureError` while none answers.
         """
         self._stored_to = max(self._stored_to, seq)
         if seq > self._known_to:
             async with self._looking:
                 if seq > self._known_to:  # whoever looked meanwhile began before this rollout was known to be there
                     await self._look()
+        return self._promotions
+
+    async def at(self, seq: int) -> Promotion | None:
+        """Return what judges the rollout at `seq`, which is stored; None: the run's configuration.
+
+        Raises `InfrastructureError` while that cannot be told.
+        """
+        if undecided(await self.known(seq)) is not None:
+            await anyio.sleep(_LOOK_AGAIN_S)
+            await self._look_again()
         return in_force(self._promotions, seq)
 
     async def given_up(self, seq: int) -> Promotion | None:
@@ -136,18 +145,45 @@ class InForce:
 
         Raises `InfrastructureError` as `at`.
         """
-        async with self._looking:
-            await self._look()
+        await self._look_again()
         return given_up(self._promotions, seq)
 
-    async def _look(self) -> None:
-        last = self._stored_to
-        promotions, _ = await read(self._bus, self._run, self._revision)
-        if undecided(promotions) is not None:
-            await anyio.sleep(_LOOK_AGAIN_S)
+    async def _look_again(self) -> None:
+        async with self._looking:
+            await self._look()
+        asked = undecided(self._promotions)
+        if asked is not None:
             raise InfrastructureError(
-                f"revision {promotions[-1].revision} is being promoted, and the batcher has not said from where on"
+                f"revision {asked.revision} is being promoted, and the batcher has not said from where on"
             )
-        for one in promotions[len(self._promotions) :]:
+
+    async def _look(self) -> None:
+        needed = self._stored_to
+        extent = await self._bus.extent(ROLLOUTS, self._subject)
+        if extent.last < needed:
+            raise InfrastructureError(
+                f"{ROLLOUTS} ends at {extent.last} on a server that lags behind: {needed} is stored"
+            )
+        if extent.messages != self._lists:
+            await self._learn(extent.messages)
+        self._known_to = max(self._known_to, extent.last)
+
+    async def _learn(self, lists: int) -> None:
+        """Take over the newest list of promotions; at least `lists` of them are stored."""
+        found, at, newest = 0, 0, Promotions(run=self._run, promotions=[])
+        async with self._bus.read(ROLLOUTS, [self._subject], follow=False) as messages:
+            async for message in messages:
+                found, at = found + 1, message.seq
+                newest = self._list_in(message) or newest
+        if found < lists or at < self._newest:
+            raise InfrastructureError(f"{self._subject}: {found} lists on a server that lags behind")
+        decided = [one for one in newest.promotions if one.first is not None]
+        for one in decided[sum(one.first is not None for one in self._promotions) :]:
             log.info("revision %s, promoted by %s, judges from sequence %d on", one.revision, one.by, one.first)
-        self._promotions, self._known_to = promotions, last
+        self._promotions, self._lists, self._newest = newest.promotions, found, at
+
+    def _list_in(self, message: Stored) -> Promotions | None:
+        try:
+            return owned(Promotions, message, lambda one: one.run == self._run)
+        except VersionError as error:  # rollouts wait for the upgrade
+            raise InfrastructureError(str(error)) from error

@@ -331,6 +331,17 @@ async def test_lag(bus: Bus) -> None:
         await eventually(floor_rose)
 
 
+async def test_extent(bus: Bus) -> None:
+    extent = await bus.extent(ROLLOUTS, MATH)
+    assert (extent.last, extent.messages) == (0, 0)
+    for i in range(5):
+        await bus.publish(CODE if i % 2 else MATH, b"%d" % i, msg_id=str(i))
+    found = [await bus.extent(ROLLOUTS, subject) for subject in (MATH, CODE, ALL, subjects.promotion("run", LIVE))]
+    assert [(extent.last, extent.messages) for extent in found] == [(5, 3), (5, 2), (5, 5), (5, 0)]
+    with pytest.raises(NotFoundError):
+        await bus.extent("NONE", MATH)
+
+
 async def test_an_error_in_the_body_comes_out_as_itself(bus: Bus) -> None:
     with pytest.raises(FencedError):
         async with bus.consume(ROLLOUTS, "scorer", [ALL]):

@@ -21,7 +21,7 @@ from lachesis.pipeline.normalization.logic.snapshot import Snapshot
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import Seq, shaped
 
-__all__ = ["Change", "Generation", "Generations", "Terms"]
+__all__ = ["Change", "Generation", "Generations", "Terms", "promotions_in"]
 
 _OWN = 1
 
@@ -65,6 +65,15 @@ class _Saved(msgspec.Struct, frozen=True):
 
 class _State(msgspec.Struct, frozen=True):
     generations: list[_Saved]
+
+
+def promotions_in(state: Any, deltas: Sequence[Any]) -> list[int]:
+    """Return the first sequences of the promotions that committed state and deltas are of. Raises `SchemaError`."""
+    saved: list[_Saved] = []
+    if isinstance(state, dict) and "generations" in state:
+        saved = shaped("normalizer state", _State, state).generations
+    tagged = [delta["promoted"] for delta in deltas if isinstance(delta, dict) and "promoted" in delta]
+    return [*(one.promoted for one in saved if one.promoted), *shaped("normalizer deltas", list[Seq], tagged)]
 
 
 class Generations:

@@ -22,12 +22,13 @@ STATES = {
     stage: f"rl.state.one.{stage}.live.{partition}"
     for stage, partition in (
         ("governor", "0"), ("normalizer", "words"), ("curriculum", "words"), ("health", "words"), ("trainer", "main"),
-        ("batcher", "0"), ("promotion", "all"),
+        ("batcher", "0"),
     )
 }  # fmt: skip
 OTHERS = {
     "rollout": "rl.rollout.one.words",
     "rollout chunk": "rl.blob.rollout.one.abc",
+    "promotions": "rl.promotion.one.live",
     "logprobs": "rl.logprobs.one.live.words",
     "logprobs chunk": "rl.blob.logprobs.one.abc",
     "ledger": "rl.ledger.one.main",
@@ -56,7 +57,7 @@ SUBJECTS = {**EVENTS, **{f"{stage} state": state for stage, state in STATES.item
 
 WRITES = {
     "governor": {"governor state", "rollout chunk", "logprobs chunk", "retention", "reservations"},
-    "batcher": {"ledger", "dead", "promotion state"},
+    "batcher": {"ledger", "dead", "promotions"},
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
     "health": {"alert", "health state"},
@@ -85,7 +86,7 @@ WRITES = {
         "trainer on the past",
         "retention",
         "shadow",
-        "promotion state",
+        "promotions",
     },
     OBSERVER: set(),
 }
@@ -97,7 +98,7 @@ READS = {
     "normalizer": {"ROLLOUTS", "EVENTS", "LEDGER"},
     "curriculum": {"EVENTS", "LEDGER"},
     "health": {"EVENTS", "LEDGER", "resume"},
-    "scorer": {"LEDGER"},
+    "scorer": {"ROLLOUTS"},
     "teacher": {"inference"},
     "inference": {"policy", "inference"},
     "trainer": {"LEDGER", "policy"},
@@ -111,7 +112,7 @@ READS = {
 
 FETCHES = {
     "governor": {"retention"},
-    "scorer": {"ROLLOUTS", "attempts"},
+    "scorer": {"attempts"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},

@@ -301,30 +301,30 @@ async def test_a_rollout_that_died_before_its_revision_was_known_here_is_never_w
     the promotion must not read it again."""
     async with lab.running(normalizer, "normalizer") as service:
         await publish_scores(lab, [a_score(lab, n, await lab.store(lab.group(n))) for n in range(9)], "before")
+        await promote(lab, 11)
         await publish_letter(lab, 9, await lab.store(lab.group(9)))
-        await promote(lab, 10)
         for n in range(10, 100):
             await lab.store(lab.group(n, env="other"))
         last = [(n, await lab.store(lab.group(n))) for n in (100, 101)]
         await lab.until(committed_up_to(lab, 101))
         service.kill()
     async with lab.running(normalizer, "normalizer"):
-        await publish_scores(lab, [a_score(lab, n, seq) for n, seq in last], "after", promoted=10)
+        await publish_scores(lab, [a_score(lab, n, seq) for n, seq in last], "after", promoted=11)
         await lab.until(rewarded(lab, 11))
         assert await committed_up_to(lab, 101)()
 
 
 async def test_a_score_by_the_wrong_revision_ends_its_rollout_with_a_letter(lab):
-    await promote(lab, 3)
+    await promote(lab, 4)
     seqs = [await lab.store(lab.group(n)) for n in range(10)]
     async with lab.running(normalizer, "normalizer"):
         await publish_scores(lab, [a_score(lab, n, seqs[n]) for n in (0, 1, 2)], "old")  # 2 is the new one's
-        await publish_scores(lab, [a_score(lab, n, seqs[n]) for n in range(3, 10)], "new", promoted=3)
+        await publish_scores(lab, [a_score(lab, n, seqs[n]) for n in range(3, 10)], "new", promoted=4)
         await lab.until(rewarded(lab, 9))
         await lab.until(committed_up_to(lab, 9))
     (letter,) = await lab.events("dead", DeadLetter)
-    assert (letter.stream, letter.seq, letter.group) == (subjects.ROLLOUTS, 3, f"{2:032x}")
-    assert "judged by the run's own, where the revision promoted at 3 judges" in letter.reason
+    assert (letter.stream, letter.seq, letter.group) == (subjects.ROLLOUTS, 4, f"{2:032x}")
+    assert "judged by the run's own, where the revision promoted at 4 judges" in letter.reason
 
 
 def committed_up_to(lab, seq):

@@ -25,30 +25,34 @@ def asked(revision: str, at: int = 1, first: int | None = None, *, give_up: bool
 
 
 class Promoting(RuleBasedStateMachine):
-    """The log: `last` of ROLLOUTS, the list of promotions, the ledger's newest. Any actor may stop between two steps,
+    """The log: rollouts and lists of promotions in ROLLOUTS, the ledger's newest. Any actor may stop between two steps,
     which is to say that it holds what it read while the others go on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = 1
-        self.known: list[Promotion] = []
-        self.version = 0
+        self.log: list[list[Promotion] | None] = [None]  # None: a rollout
         self.ledger: list[Promoted] = []
         self.operators: list[tuple[int, Promotions]] = []
-        self.batcher: tuple[int, list[Promotion], int, int] | None = None
-        self.looks: list[tuple[int, int]] = []  # a scorer that holds a rollout, and what it knew of ROLLOUTS before
+        self.batcher: tuple[int, list[Promotion], int] | None = None
         self.judged: dict[int, str | None] = {}
         self.time = 0
 
+    def listed(self, last: int) -> tuple[int, list[Promotion]]:
+        """The newest list, and where it is stored, on a server that has the log up to `last`."""
+        return next(((seq, self.log[seq - 1]) for seq in range(last, 0, -1) if self.log[seq - 1] is not None), (0, []))
+
+    @property
+    def known(self) -> list[Promotion]:
+        return self.listed(len(self.log))[1]
+
     def write(self, expected: int, promotions: Promotions) -> None:
-        if expected == self.version:  # the fence
+        if expected == self.listed(len(self.log))[0]:  # the fence
             promotions.check()
-            self.known, self.version = promotions.promotions, self.version + 1
+            self.log.append(promotions.promotions)
 
     @rule()
     def produce(self) -> None:
-        self.last += 1
-        self.looks.append((self.last, self.last))
+        self.log.append(None)
 
     @rule(revision=st.sampled_from("abc"), give_up=st.booleans())
     def operator_reads(self, revision: str, give_up: bool) -> None:
@@ -59,7 +63,7 @@ class Promoting(RuleBasedStateMachine):
             assert undecided(self.known) is not None
         else:
             if wanted is not None:
-                self.operators.append((self.version, wanted))
+                self.operators.append((self.listed(len(self.log))[0], wanted))
 
     @precondition(lambda self: self.operators)
     @rule(which=st.integers(0, 9))
@@ -69,36 +73,37 @@ class Promoting(RuleBasedStateMachine):
     @rule()
     def batcher_reads(self) -> None:
         """A batcher, or its next life: what the one before held is gone."""
-        known, version = self.known, self.version
-        self.batcher = (version, known, self.last, len(self.ledger))
+        self.batcher = (*self.listed(len(self.log)), len(self.ledger))
 
     @precondition(lambda self: self.batcher)
     @rule()
     def batcher_decides(self) -> None:
-        version, known, last, entries = self.batcher
+        version, known, entries = self.batcher
         if entries != len(self.ledger):
             return  # fenced: the ledger went on
-        decided = decide(known, self.ledger[-1] if self.ledger else None, last)
+        decided = decide(known, self.ledger[-1] if self.ledger else None, version)
         if decided is not None:
             self.ledger.append(decided)
-            self.batcher = (version, known, last, len(self.ledger))
+            self.batcher = (version, known, len(self.ledger))
 
     @precondition(lambda self: self.batcher)
     @rule()
     def batcher_tells(self) -> None:
-        version, known, _, entries = self.batcher
+        version, known, entries = self.batcher
         told = tell("r", known, self.ledger[entries - 1] if entries else None)
         if told is not None:
             self.write(version, told)
 
-    @precondition(lambda self: self.looks)
-    @rule(which=st.integers(0, 99), score=st.booleans())
-    def scorer_looks(self, which: int, score: bool) -> None:
-        """It looks at the list after the rollout was stored; then it dies, or scores, at once or much later."""
-        seq, _ = self.looks[which % len(self.looks)]
-        if undecided(self.known) is not None:
+    @rule(which=st.integers(0, 99), lag=st.integers(0, 9), score=st.booleans())
+    def scorer_looks(self, which: int, lag: int, score: bool) -> None:
+        """It looks at the list as a server has it that has the rollout, and maybe nothing behind it; then it dies, or
+        scores, at once or much later."""
+        rollouts = [seq for seq, stored in enumerate(self.log, 1) if stored is None]
+        seq = rollouts[which % len(rollouts)]
+        _, known = self.listed(max(seq, len(self.log) - lag))
+        if undecided(known) is not None:
             return  # it waits
-        one = in_force(self.known, seq)
+        one = in_force(known, seq)
         judge = one.revision if one else None
         if score:
             assert self.judged.setdefault(seq, judge) == judge, "one rollout, two who judge it"

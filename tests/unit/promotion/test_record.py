@@ -1,14 +1,18 @@
 """What a service makes of a promotion that another build wrote, and how often who judges is looked up."""
 
+from contextlib import asynccontextmanager
+
 import msgspec
 import pytest
 
+from lachesis.pipeline.bus.api import Extent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.promotion.record import InForce, promotion, under, write
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
-from lachesis.schemas.annotations import ScoreEvent
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.annotations import DeadLetter, ScoreEvent
+from lachesis.schemas.codec import SCHEMA_VERSION
+from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.promotion import Promotion, Promotions
 
 CONFIG = RunConfig(
@@ -32,9 +36,10 @@ def test_settings_that_this_build_does_not_take_say_what_to_do(setting):
 
 
 async def test_scorers_wait_with_what_a_newer_build_judges_and_go_on_with_the_rest(lab):
-    await write(lab.bus, Promotions(run="r", promotions=[promoted(of_a_newer_build=1)]), "live", expected=0)
-    for n in (1, 2):
-        await lab.store(lab.group(n, task={"answer": "2"}))
+    await lab.store(lab.group(1, task={"answer": "2"}))
+    listed = Promotions(run="r", promotions=[promoted(of_a_newer_build=1)])
+    assert await write(lab.bus, listed, "live", expected=0) == 2
+    await lab.store(lab.group(2, task={"answer": "2"}))
     async with lab.running(lambda service: run_scorer(service, CONFIG), "scorer") as service:
 
         async def waiting() -> bool:
@@ -44,12 +49,109 @@ async def test_scorers_wait_with_what_a_newer_build_judges_and_go_on_with_the_re
     assert [item.seq for event in await lab.events("score", ScoreEvent) for item in event.groups] == [1]
 
 
-async def test_what_is_delivered_says_how_far_a_look_reaches(lab, monkeypatch):
-    """One look serves all who asked before it, and asks nobody for the end of ROLLOUTS."""
+async def test_one_look_serves_all_that_the_server_has(lab, monkeypatch):
+    await lab.store(lab.group(1))
     await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
-    monkeypatch.setattr(lab.bus, "usage", None)
+    for n in (2, 3):
+        await lab.store(lab.group(n))
     in_force = InForce(lab.bus, "r", "live")
-    found = [await in_force.at(seq) for seq in (5, 1, 4)]
-    assert [one and one.first for one in found] == [2, None, 2]
-    monkeypatch.setattr(lab.bus, "last", None)
+    found = [await in_force.at(seq) for seq in (3, 1)]
+    assert [one and one.first for one in found] == [2, None]
+    monkeypatch.setattr(lab.bus, "read", None)
+    monkeypatch.setattr(lab.bus, "extent", None)
+    assert (await in_force.at(4)).first == 2
+
+
+class LagsBehind:
+    """A server's view of the bus that ends at `last_seq` of every stream, though it leads them by its own account."""
+
+    def __init__(self, bus, last_seq: int) -> None:
+        self._bus, self.last_seq = bus, last_seq
+
+    def __getattr__(self, name):
+        return getattr(self._bus, name)
+
+    async def last(self, stream, subject):
+        found = await self._bus.last(stream, subject)
+        return found if found is not None and found.seq <= self.last_seq else None
+
+    async def extent(self, stream, subject):
+        async with self.read(stream, [subject], follow=False) as messages:
+            return Extent(self.last_seq, len([message async for message in messages]))
+
+    @asynccontextmanager
+    async def read(self, stream, filters, **options):
+        async def whole(messages):
+            async for message in messages:
+                if message.seq <= self.last_seq:
+                    yield message
+
+        async with self._bus.read(stream, filters, **options) as messages:
+            yield whole(messages)
+
+
+async def test_nobody_judges_by_the_list_of_a_server_that_lags_behind(lab):
+    await lab.store(lab.group(1))
+    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await lab.store(lab.group(2))
+    old = LagsBehind(lab.bus, 1)
+    in_force = InForce(old, "r", "live")
+    assert await in_force.at(1) is None, "any later promotion begins behind it"
+    with pytest.raises(InfrastructureError, match="ROLLOUTS ends at 1 on a server that lags behind: 3 is stored"):
+        await in_force.at(3)
+    old.last_seq = 3
     assert (await in_force.at(3)).first == 2
+    old.last_seq = 1
+    with pytest.raises(InfrastructureError, match="lags behind"):
+        await in_force.at(4)
+    assert (await in_force.at(3)).first == 2, "what is known stays known"
+
+
+async def test_a_list_may_lag_behind_the_answer_that_there_is_one(lab):
+    """Two servers that both believe to lead: the one says how many lists there are, the other has fewer."""
+    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await lab.store(lab.group(1))
+    old = LagsBehind(lab.bus, 0)
+    old.extent = lab.bus.extent
+    in_force = InForce(old, "r", "live")
+    with pytest.raises(InfrastructureError, match="0 lists on a server that lags behind"):
+        await in_force.at(2)
+    old.last_seq = 2
+    assert (await in_force.at(2)).first == 2
+
+
+async def test_a_list_of_a_newer_build_is_waited_for_and_buries_nothing(lab):
+    await write(lab.bus, Promotions(run="r", promotions=[promoted()], v=SCHEMA_VERSION + 1), "live", expected=0)
+    await lab.store(lab.group(1))
+    with pytest.raises(InfrastructureError, match="upgrade this service"):
+        await InForce(lab.bus, "r", "live").at(2)
+
+
+async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_the_newest_list(lab):
+    await lab.store(lab.group(1, task={"answer": "2"}))
+    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await lab.store(lab.group(2, task={"answer": "2"}))
+
+    async def judged() -> list[tuple[int, int | None]]:
+        return [(item.seq, event.promoted) for event in await lab.events("score", ScoreEvent) for item in event.groups]
+
+    async def main(service):
+        service.bus = LagsBehind(service.bus, 1)
+        await run_scorer(service, CONFIG)
+
+    async with lab.running(main, "scorer") as service:
+
+        async def waiting() -> bool:
+            return service.vitals.retried >= 2 and bool(await judged())
+
+        await lab.until(waiting)
+        assert "lags behind" in service.vitals.note
+        assert await judged() == [(1, None)]
+        service.bus.last_seq = 3
+
+        async def both() -> bool:
+            return len(await judged()) == 2
+
+        await lab.until(both)
+    assert await judged() == [(1, None), (3, 2)]
+    assert not await lab.events("dead", DeadLetter)
