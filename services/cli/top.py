@@ -161,6 +161,10 @@ def _header(overview: Overview) -> Iterator[Text]:
         f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   "
         f"reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
     )
+    if not overview.ended:
+        found = overview.bottleneck
+        named = f"{found.service} {printable(found.reason)}" if found else "none: nothing is under way"
+        yield Text(f"bottleneck  {named}", style="bold")
     for warning in overview.warnings:
         yield Text(f"warning: {warning}", style="yellow")
 
@@ -196,11 +200,6 @@ def _columns(overview: Overview) -> list[Column]:
 def _footer(overview: Overview) -> Iterator[Text]:
     if overview.ended:
         return
-    found = overview.bottleneck
-    if found is None:
-        yield Text("bottleneck  none: nothing is under way", style="bold")
-    else:
-        yield Text(f"bottleneck  {found.service} {printable(found.reason)}", style="bold")
     for row in overview.stages:
         if row.notes and row.state in {"waiting", "stale"}:  # what holds back a lease is a consequence, not a cause
             yield Text(f"{row.service}: {printable(row.notes[0])}", style="dim")

@@ -40,12 +40,18 @@ def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bott
     if governor is not None and governor.state in {"stale", "silent"}:
         return Bottleneck(service="governor", reason=f"is {governor.state}: without it nothing is generated")
     stages = [row for row in rows if row.service.partition("-")[0] in _NEEDED]
-    found = _down(stages, flow) or _busy(stages) or _fullest(stages) or _held_back(stages)
-    server = by_name.get(_SERVES.get(found.service.partition("-")[0], "")) if found else None
-    if found is None or server is None or not (server.in_flight or server.lag):
+    missed = _down(stages, flow)
+    if missed is not None:
+        return missed
+    found = _busy(stages) or _fullest(stages)
+    if found is None:
+        return _held_back(stages)
+    server = by_name.get(_SERVES.get(found.service.partition("-")[0], ""))
+    if server is None or server.state in _DOWN:
         return found
-    serving = f"{found.reason}; {server.service} has {server.in_flight or 0} requests running, {server.lag or 0} queued"
-    return Bottleneck(service=found.service, reason=serving)
+    running, queued = server.in_flight or 0, server.lag or 0
+    serves = f"has {running} requests running, {queued} queued" if running or queued else "is idle at the moment"
+    return Bottleneck(service=found.service, reason=f"{found.reason}; {server.service} {serves}")
 
 
 def _down(stages: Sequence[StageRow], flow: Mapping[str, float]) -> Bottleneck | None:
@@ -75,7 +81,8 @@ def _busy(stages: Sequence[StageRow]) -> Bottleneck | None:
     if not saturated:
         return None
     row = max(saturated, key=lambda row: row.held or 0.0)
-    return Bottleneck(service=row.service, reason=f"is at work {100 * (row.load or 0):.0f} % of the time")
+    times = "" if row.process.p50 is None else f", {row.process.p50:.3g} s each time (p50)"
+    return Bottleneck(service=row.service, reason=f"is at work {100 * (row.load or 0):.0f} % of the time{times}")
 
 
 def _held_back(stages: Sequence[StageRow]) -> Bottleneck | None:

@@ -3,6 +3,7 @@
 import pytest
 
 from lachesis.services.live.bottleneck import find_bottleneck
+from lachesis.services.live.services import Quantiles
 from lachesis.services.live.window import StageRow
 
 
@@ -78,6 +79,23 @@ def test_what_a_slow_environment_waits_for_is_told() -> None:
     found = find_bottleneck(rows, FLOW)
     assert found is not None
     assert found.reason == "is at work 100 % of the time; inference-policy has 8 requests running, 24 queued"
+
+
+def test_an_environment_that_is_slow_itself_is_told_from_one_that_waits_for_its_model() -> None:
+    server = StageRow(service="inference-policy", state="ok", instances=1, in_flight=0, lag=0)
+    slow = StageRow(
+        service="environment-a",
+        state="ok",
+        instances=1,
+        load=1.0,
+        held=4.0,
+        process=Quantiles(p50=2.35, p95=3.0, p99=3.0),
+    )
+    found = find_bottleneck(run(slow=slow, server=server), FLOW)
+    assert found is not None
+    assert found.reason == (
+        "is at work 100 % of the time, 2.35 s each time (p50); inference-policy is idle at the moment"
+    )
 
 
 def test_an_environment_that_gets_no_lease_though_nothing_is_under_way_says_why() -> None:
