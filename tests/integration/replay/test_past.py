@@ -36,6 +36,7 @@ from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 RUN = "demo"
+SLOWED = Path(__file__).parents[1] / "slowed"
 GROUPS = 60
 SAMPLES, TOKENS = 4, 6
 CONFIG = """
@@ -70,17 +71,20 @@ class World:
             await bus.ensure_streams(RunConfig().streams)
             yield bus
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str, step_s: float = 0.0) -> subprocess.Popen[bytes]:
+        """Start a command; where it trains, each step takes `step_s` more."""
+        (self.folder / "slowed").write_text(f"trainer {step_s}")
+        paths = os.pathsep.join([str(SLOWED), str(Path(__file__).parents[2])])
         return subprocess.Popen(
             [sys.executable, "-m", "lachesis", *arguments, "--config", "run.toml"],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": paths, "SLOWED": str(self.folder / "slowed"), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
 
     async def ended(self, process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
-        out, err = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=90))
+        out, err = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=400))
         return process.returncode, out, err
 
     async def lachesis(self, *arguments: str, code: int = 0) -> dict[str, Any]:
@@ -183,7 +187,7 @@ async def test_what_cannot_be_is_refused_in_one_line(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 async def test_trained_killed_and_rebuilt(world: World, tmp_path: Path) -> None:
     async with world.server():
         await world.lachesis("replay", "--revision", "again")
@@ -191,10 +195,10 @@ async def test_trained_killed_and_rebuilt(world: World, tmp_path: Path) -> None:
         assert whole["finished"]
         assert whole["steps"] == whole["batches"] == GROUPS * SAMPLES // 16
         killed = 0
-        for step in (1, 5, 10):
-            process = world.start("train", "--revision", "again")
+        for step in (1, 4, 8):
+            process = world.start("train", "--revision", "again", step_s=0.5)
             await until(
-                lambda step=step, process=process: world.steps("again") > step or process.poll() is not None, 60
+                lambda step=step, process=process: world.steps("again") > step or process.poll() is not None, 200
             )
             process.send_signal(signal.SIGKILL)
             killed += (await world.ended(process))[0] == -signal.SIGKILL

@@ -45,7 +45,7 @@ async def shadows(world: World) -> list[dict[str, Any]]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(40):
+    with anyio.fail_after(150):
         while not await condition():  # noqa: ASYNC110 - it is elsewhere
             await anyio.sleep(0.05)
 
@@ -77,18 +77,25 @@ async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -
         await until(both)
 
         async def told() -> bool:
-            (row,) = await shadows(world)
-            return row["compared"]["pairs"] == 40
+            rows[:] = await shadows(world)
+            return [
+                (row["revision"], row["state"], row["position"], row["lag"], row["compared"]["pairs"]) for row in rows
+            ] == [("honest", "ok", 41, 0, 40)]
 
+        rows: list[dict[str, Any]] = []
         await until(told)
-    (row,) = await shadows(world)
-    assert (row["revision"], row["state"], row["position"], row["lag"]) == ("honest", "ok", 41, 0)
+    await until(told)  # a heartbeat may be late
+    (row,) = rows
     assert row["compared"]["rank_correlation"] < 0.6, "the bribed rater ranks otherwise"
     assert row["compared"]["sign_flips"] > 0.9
     assert [hold.about for hold in (await record(world.bus, RUN)).holds.values()] == ["shadow honest"]
-    code, out, err = await world.lachesis("status", "--json")
-    assert code == 0, err
-    assert "shadow-honest" in {service["service"] for service in json.loads(out)["services"]}
+
+    async def shown() -> bool:
+        code, out, err = await world.lachesis("status", "--json")
+        assert code == 0, err
+        return "shadow-honest" in {service["service"] for service in json.loads(out)["services"]}
+
+    await until(shown)
     code, out, err = await world.lachesis("shadow", "stop", "honest")
     assert code == 0, err
     code, out, err = await world.ended(process)
@@ -103,14 +110,14 @@ async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 async def test_killed_again_and_again_while_the_run_goes_on_it_gives_the_bits_of_a_replay(world: World) -> None:
-    lives, process = 5, None
+    lives, each, process = 5, 80, None
     async with live_run(world), anyio.create_task_group() as tasks:
-        tasks.start_soon(world.store, 400)
         for life in range(lives):
             before = await committed(world, "honest")
-            process = world.start("shadow", "start", "honest", "--from-seq", "1", "--max-rate", "150", "--json")
+            tasks.start_soon(world.store, each * (life + 1), each * life)  # so that there is always something further
+            process = world.start("shadow", "start", "honest", "--from-seq", "1", "--max-rate", "60", "--json")
             assert process.poll() is None
 
             async def further(before: int = before) -> bool:
@@ -121,7 +128,7 @@ async def test_killed_again_and_again_while_the_run_goes_on_it_gives_the_bits_of
                 await killed(world, process)
 
     async def done() -> bool:
-        return await committed(world, "honest") == 400
+        return await committed(world, "honest") == lives * each
 
     assert process is not None
     await until(done)

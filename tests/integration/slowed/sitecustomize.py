@@ -65,3 +65,5 @@ def install(service: str) -> None:
 _command = sys.orig_argv[sys.orig_argv.index("lachesis") + 1 :] if "lachesis" in sys.orig_argv else []
 if _command[:1] == ["run"]:
     install(_command[1])
+elif _command[:1] == ["train"]:
+    install("trainer")
