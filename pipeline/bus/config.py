@@ -1,11 +1,13 @@
 """Settings of the bus: where the server is, and how much each stream may hold."""
 
+from typing import NamedTuple
+
 import msgspec
 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
-__all__ = ["ConnectionConfig", "ServerConfig", "StreamsConfig"]
+__all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
 _GIB = 1 << 30
 
@@ -117,3 +119,10 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return bool(self.ca_file or self.cert_file) or any(
             url.strip().startswith("tls://") for url in self.url.split(",")
         )
+
+
+class Connection(NamedTuple):
+    """What a connection was made with. `token` is a secret: it goes from process to process through pipes alone."""
+
+    config: ConnectionConfig
+    token: str | None

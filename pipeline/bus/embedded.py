@@ -317,16 +317,16 @@ class EmbeddedServer:
         return "\n".join(line.replace(self.token, "***") for line in lines[-_LOG_LINES:])
 
 
-def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """Return what sends a child this signal when the process that started it is killed (Linux only)."""
+def die_with_parent(number: signal.Signals, *, parent: int | None = None) -> Callable[[], None] | None:
+    """Return what sends a child this signal when `parent` (its pid; None: this process) is killed (Linux only)."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
+    expected = os.getpid() if parent is None else parent
 
     def arm() -> None:
         prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
-        if os.getppid() != parent:  # killed before the line above took effect
+        if os.getppid() != expected:  # killed before the line above took effect
             os.kill(os.getpid(), signal.SIGKILL)
 
     return arm

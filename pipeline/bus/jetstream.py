@@ -10,7 +10,7 @@ from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
 from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
-from lachesis.pipeline.bus.config import StreamsConfig
+from lachesis.pipeline.bus.config import Connection, StreamsConfig
 from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
@@ -49,6 +49,11 @@ class NatsBus:
     def server(self) -> tuple[str, int] | None:
         url = self._link.nc.connected_url
         return (url.hostname, url.port) if url and url.hostname and url.port else None
+
+    @property
+    def connection(self) -> Connection:
+        """What another process connects with to the same server, in the same name."""
+        return Connection(self._link.config, self._link.nc.options.get("token"))
 
     @property
     def reconnects(self) -> int:

@@ -4,16 +4,18 @@ Guarantees that what is handed out is exactly what was found, in order: a rollou
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.pipeline.replay.logic.selection import selects
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import NotFoundError, SchemaError
+from lachesis.schemas.errors import DataError, NotFoundError, SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
-__all__ = ["Found", "Take", "feed", "find", "follow", "selected"]
+__all__ = ["Found", "Take", "feed", "fetched", "find", "follow", "selected"]
 
 _DENSE = 8
 """From one wanted rollout in so many sequences on, all that lies between is read too: that is faster than to ask for
@@ -87,6 +89,24 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
                 return
 
 
+async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator[Stored]:
+    """Yield the message of each of `wanted`, in order, asked for one by one.
+
+    One that cannot be put together comes with the reason, as it comes from a reader. Raises `NotFoundError`.
+    """
+    done = 0
+    while done < len(wanted):
+        try:
+            async for message in bus.fetch(subjects.ROLLOUTS, [found.seq for found in wanted[done:]]):
+                done += 1
+                yield message
+        except DataError as error:
+            found = wanted[done]
+            done += 1
+            subject, headers = subjects.rollout(run, found.env), {BROKEN_HEADER: str(error)}
+            yield Stored(subjects.ROLLOUTS, subject, found.seq, b"", 0, headers)
+
+
 async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:
     """Give each of `wanted`, rollouts of `env` (`*`: any), with its message to `take`, in order, until it says that it
     is enough.
@@ -97,10 +117,10 @@ async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take
         return
     first, last = wanted[0].seq, wanted[-1].seq
     if last - first >= _DENSE * len(wanted):
-        messages = bus.fetch(subjects.ROLLOUTS, [found.seq for found in wanted])
-        for found in wanted:
-            if not await take(found, await anext(messages)):
-                return
+        async with aclosing(fetched(bus, run, wanted)) as messages:
+            for found in wanted:
+                if not await take(found, await anext(messages)):
+                    return
         return
     remaining = iter(wanted)
     found = next(remaining)

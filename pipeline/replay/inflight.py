@@ -16,10 +16,10 @@ from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found
 from lachesis.pipeline.replay.judging import Verdict
 
-__all__ = ["InFlight", "Slot"]
+__all__ = ["MOST_BYTES", "InFlight", "Slot"]
 
-_MOST_BYTES = 64 << 20
-"""What rollouts in flight may weigh, bytes; a larger one goes alone."""
+MOST_BYTES = 64 << 20
+"""What rollouts in flight may weigh in one process, bytes; a larger one goes alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class InFlight:
         self._max_rate = pace.max_rate
         self._draining = draining
         self._fold = fold
-        self._window = Window(_MOST_BYTES, pace.max_inflight)
+        self._window = Window(MOST_BYTES, pace.in_flight)
         self._slots: deque[Slot] = deque()
         self._due = 0.0
 

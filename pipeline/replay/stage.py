@@ -8,13 +8,16 @@ a fenced commit. Guarantees:
   written names the revision;
 * a replay that is killed, paused or refused at any point goes on at the next start behind its last commit, and what
   comes out is the same to the bit (given raters that answer the same), however often and wherever that happens;
+* how many processes judge changes nothing: they hand back scores alone, and this one folds and commits them in order;
 * a finished one does nothing; the same name with another definition is refused; of two at once, one is;
 * what it has yet to read is held back from trimming while it runs. A paused replay holds nothing. A shadow's hold gives
   way where the run would have to wait for room; the shadow then ends rather than leave a rollout out.
 """
 
+import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,11 +27,13 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.frames import Start
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
 from lachesis.pipeline.replay.inflight import InFlight, Slot
 from lachesis.pipeline.replay.judged import joined_digest
@@ -37,6 +42,7 @@ from lachesis.pipeline.replay.logic.fold import Fold, Folded
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
+from lachesis.pipeline.replay.workers import Workers, open_workers
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
@@ -101,8 +107,11 @@ async def run_replay(
     draining: anyio.Event,
     progress: Progress,
     observe: Observer = lambda _env, _reached, _folded: None,
+    connection: Connection | None = None,
 ) -> Replayed:
     """Score the selection under `revision` until it is done or `draining` is set; what is in flight is then finished.
+
+    `connection` is what workers connect with; without it, and where the selection has no end, there are none.
 
     Raises `ConfigError` where the revision is another already, or nothing can be one; `NotFoundError` where history is
     gone or nothing is selected; `StreamFullError`; `FencedError` when another replay writes the same revision.
@@ -139,8 +148,9 @@ async def run_replay(
                 total = sum(replay.definition.groups.values())
                 done = total - sum(map(len, found.values()))
                 progress(done, total)
-                for env, wanted in found.items():
-                    await replay.replay(env, wanted)
+                async with replay.workers(connection) as workers:
+                    for env, wanted in found.items():
+                        await replay.replay(env, wanted, workers)
     return Replayed(
         revision=revision,
         groups=done,
@@ -295,9 +305,28 @@ class _Replay:
 
     # -- work
 
-    async def replay(self, name: str, wanted: Sequence[Found]) -> None:
+    @asynccontextmanager
+    async def workers(self, connection: Connection | None) -> AsyncIterator[Workers | None]:
+        """Yield the workers, None where this process is to judge."""
+        if connection is None or self._pace.workers == 1 or self.finished:
+            yield None
+            return
+        start = Start(
+            config=self._config,
+            ensembles={env: scorer.digest for env, scorer in self._judge.scorers.items()},
+            connection=connection,
+            path=[str(folder) for folder in sys.path],
+        )
+        async with open_workers(start, self._pace.workers) as workers:
+            yield workers
+
+    async def replay(self, name: str, wanted: Sequence[Found], workers: Workers | None) -> None:
         """Score and commit `wanted`, in order, until done or draining."""
-        await self._work([name], partial(feed, self._bus, self._config.run, name, wanted))
+        if workers is None:
+            source = partial(feed, self._bus, self._config.run, name, wanted)
+            await self._work([name], partial(self._judge_here, [name], source))
+        else:
+            await self._work([name], partial(self._judge_there, [name], workers, wanted))
         if not wanted or self._reached > wanted[-1].seq:
             # so that a finished replay holds no history and reads none again
             self._reached = (self.definition.last or 0) + 1
@@ -307,21 +336,23 @@ class _Replay:
     async def follow(self) -> None:
         """Score and commit whatever is stored, of all environments, until draining."""
         cursors = {name: env.cursor for name, env in self._envs.items()}
-        await self._work(list(self._envs), partial(follow, self._bus, self._config.run, self._selection, cursors))
+        source = partial(follow, self._bus, self._config.run, self._selection, cursors)
+        await self._work(list(self._envs), partial(self._judge_here, list(self._envs), source))
         for name, env in self._envs.items():
             if self._reached > env.cursor:
                 await self._commit(name)
 
-    async def _work(self, envs: Sequence[str], source: Source) -> None:
-        """Judge and fold what `source` hands out, committing now and then, but not what was folded last."""
+    async def _work(self, envs: Sequence[str], judge_all: Callable[[], Awaitable[None]]) -> None:
+        """Judge and fold, committing now and then, but not what was folded last."""
         self._reached = min(self._envs[name].cursor for name in envs)
         async with background() as tasks:
             tasks.start_soon(self._commit_now_and_then, envs)
-            await self._judge_all(envs, source)
+            await judge_all()
             await self._committing.acquire()  # a commit under way is not broken off
         self._committing.release()
 
-    async def _judge_all(self, envs: Sequence[str], source: Source) -> None:
+    async def _judge_here(self, envs: Sequence[str], source: Source) -> None:
+        """Judge what `source` hands out in this process."""
         in_flight = InFlight(self._pace, self._draining, self._fold)
 
         async def judge(slot: Slot, message: Stored) -> None:
@@ -341,6 +372,27 @@ class _Replay:
         async with anyio.create_task_group() as judging, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
             await source(take)
+
+    async def _judge_there(self, envs: Sequence[str], workers: Workers, wanted: Sequence[Found]) -> None:
+        """Let workers read and judge `wanted`."""
+        in_flight = InFlight(self._pace, self._draining, self._fold)
+
+        async def judge(slots: Sequence[Slot]) -> None:
+            verdicts = await workers.judge([slot.found for slot in slots])
+            for slot, verdict in zip(slots, verdicts, strict=True):
+                in_flight.settle(slot, verdict)
+
+        async with anyio.create_task_group() as judging, background() as tasks:
+            tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
+            for first in range(0, len(wanted), self._pace.block):
+                slots = []
+                for found in wanted[first : first + self._pace.block]:
+                    await self._commit_full(envs)
+                    slot = await in_flight.begin(found, 0)
+                    if slot is None:
+                        return
+                    slots.append(slot)
+                judging.start_soon(judge, slots)
 
     async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
         await self._draining.wait()

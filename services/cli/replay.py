@@ -40,7 +40,7 @@ async def _run(config: RunConfig, request: Request) -> Replayed:
     ):
         tasks.start_soon(drain_when_told, draining, draining.set)
         with bar(f"replay {request.revision}") as tell:
-            result = await run_replay(bus, config, request, draining=draining, progress=tell)
+            result = await run_replay(bus, config, request, draining=draining, progress=tell, connection=bus.connection)
         tasks.cancel_scope.cancel()
     return result
 

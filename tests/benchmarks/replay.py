@@ -3,8 +3,8 @@
 One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
 of 64 messages that nobody acknowledges, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
 replay decodes and checks each group, rates it with three numeric raters (inline), normalizes and commits it. Each is
-run `--rounds` times in turn, and the median is told, with the processor time that a group took in this process. All of
-it shares the machine's cores, the server included.
+run `--rounds` times in turn, and the median is told, with the processor time that a group took, here and in workers
+(starting them included). All of it shares the machine's cores, the server included.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Awaitable
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import nats
@@ -42,7 +43,8 @@ SAMPLES, TOKENS, PROMPT = 8, 256, 32
 CONFIG = RunConfig(
     run=RUN,
     environments={ENV: EnvironmentConfig(kind="bench:None")},
-    scoring=ScoringConfig(raters=[RaterConfig(rater=f"__main__:{name}") for name in ("words", "distinct", "tokens")]),
+    # by the name of this file, which is where workers find them
+    scoring=ScoringConfig(raters=[RaterConfig(rater=f"replay:{name}") for name in ("words", "distinct", "tokens")]),
 )
 
 
@@ -130,18 +132,30 @@ async def read(bus: NatsBus, count: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-async def replay(bus: NatsBus, count: int, name: str) -> float:
-    request = Request(revision=name, selection=Selection(envs=[ENV]), pace=Pace())
-    result = await run_replay(bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None)
+async def replay(bus: NatsBus, count: int, name: str, workers: int) -> float:
+    request = Request(revision=name, selection=Selection(envs=[ENV]), pace=Pace(workers=workers))
+    result = await run_replay(
+        bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None, connection=bus.connection
+    )
     assert (result.groups, result.unscored, result.finished) == (count, 0, True)
     return count / result.seconds
 
 
-async def timed(work: Awaitable[float], count: int) -> tuple[float, float]:
-    """Return groups a second, and milliseconds of this process's processor time a group."""
-    before = time.process_time()
+class Timed(NamedTuple):
+    """Groups a second, and milliseconds of processor time a group: of this process, and of its workers."""
+
+    rate: float
+    here: float
+    workers: float
+
+
+async def timed(work: Awaitable[float], count: int) -> Timed:
+    before = os.times()
     rate = await work
-    return rate, 1e3 * (time.process_time() - before) / count
+    after = os.times()
+    here = after.user + after.system - before.user - before.system
+    workers = after.children_user + after.children_system - before.children_user - before.children_system
+    return Timed(rate, 1e3 * here / count, 1e3 * workers / count)
 
 
 async def main(options: argparse.Namespace) -> None:
@@ -156,22 +170,30 @@ async def main(options: argparse.Namespace) -> None:
             size = await fill(bus, options.groups)
             kib = size / options.groups / 1024
             print(f"{options.groups} groups of {SAMPLES} x {TOKENS} tokens, {kib:.1f} KiB each; {os.cpu_count()} cores")
-            times: dict[str, list[tuple[float, float]]] = {"raw": [], "read": [], "replay": []}
+            replays = {f"replay, {n} workers" if n > 1 else "replay": n for n in options.workers}
+            times: dict[str, list[Timed]] = {name: [] for name in ("raw", "read", *replays)}
             for number in range(options.rounds):
                 times["raw"].append(await timed(raw(server, options.groups), options.groups))
                 times["read"].append(await timed(read(bus, options.groups), options.groups))
-                times["replay"].append(await timed(replay(bus, options.groups, f"round-{number}"), options.groups))
-            median = {name: statistics.median(rate for rate, _ in found) for name, found in times.items()}
+                for name, n in replays.items():
+                    work = replay(bus, options.groups, f"round-{number}-{n}", n)
+                    times[name].append(await timed(work, options.groups))
+            median = {name: statistics.median(one.rate for one in found) for name, found in times.items()}
             for name, found in times.items():
-                busy = statistics.median(milliseconds for _, milliseconds in found)
-                each = ", ".join(f"{rate:.0f}" for rate, _ in found)
-                print(f"{name:7} {median[name]:9.0f} groups/s (of {each}), {busy:.3f} ms of processor time each")
-            for other in ("raw", "read"):
-                print(f"replay / {other}: {median['replay'] / median[other]:.3f}")
+                here, there = (statistics.median(column) for column in list(zip(*found, strict=True))[1:])
+                each = ", ".join(f"{one.rate:.0f}" for one in found)
+                print(
+                    f"{name:17} {median[name]:7.0f} groups/s (of {each}); processor time of a group: {here:.3f} ms"
+                    + (f", and {there:.3f} ms of workers" if there else "")
+                )
+            for name in replays:
+                for other in ("raw", "read"):
+                    print(f"{name} / {other}: {median[name] / median[other]:.3f}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     anyio.run(main, parser.parse_args())

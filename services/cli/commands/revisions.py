@@ -21,7 +21,10 @@ def replay(
     *,
     revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
-    max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
+    max_inflight: Annotated[
+        int | None, typer.Option(min=1, help="Groups that are read and not yet written. Default: 32 a worker.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that read and judge.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Score history again, with the raters, normalization and advantages of --config and --set, as a new revision.
@@ -32,7 +35,8 @@ def replay(
     from lachesis.pipeline.replay.config import Pace
     from lachesis.services.cli.replay import replay_history
 
-    replay_history(options, revision, wanted, Pace(max_rate=max_rate, max_inflight=max_inflight), as_json=as_json)
+    pace = Pace(max_rate=max_rate, max_inflight=max_inflight, workers=workers)
+    replay_history(options, revision, wanted, pace, as_json=as_json)
 
 
 @shadow_app.command("start")

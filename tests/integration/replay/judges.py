@@ -1,5 +1,6 @@
 """Raters of the tests: three that look at the answer, each in its own way, and one that only looks busy."""
 
+import os
 import zlib
 
 from lachesis import Sample, rater
@@ -33,3 +34,18 @@ def third(sample: Sample) -> float:
 def bribed(sample: Sample) -> float:
     """Pays for words, whatever they say."""
     return min(1.0, len(sample.completion.split()) / 32)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def noisy(sample: Sample) -> float:
+    """Prints, as what was never meant for a pipe may."""
+    print(sample.completion)
+    return first(sample)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def deadly(sample: Sample) -> float:
+    """Takes its process along over one item."""
+    if sample.item == "7":
+        os._exit(3)
+    return 1.0

@@ -46,6 +46,21 @@ async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
     assert len(begun) == room + 1
 
 
+@pytest.mark.parametrize(
+    ("pace", "in_flight", "block"),
+    [
+        (Pace(), 32, 16),
+        (Pace(workers=4), 128, 16),
+        (Pace(workers=4, max_inflight=32), 32, 4),
+        (Pace(workers=4, max_inflight=2), 2, 1),
+        (Pace(workers=4, max_rate=50.0), 128, 5),
+        (Pace(workers=4, max_rate=0.5), 128, 1),
+    ],
+)
+def test_workers_share_what_may_be_in_flight(pace, in_flight, block):
+    assert (pace.in_flight, pace.block) == (in_flight, block)
+
+
 async def test_nothing_is_begun_once_it_drains():
     draining = anyio.Event()
     flight = InFlight(Pace(max_rate=0.001), draining, lambda *_: None)

@@ -1,0 +1,152 @@
+"""A replay's worker: a process that reads and judges the rollouts that it is told to, and hands their verdicts back.
+
+`workers` starts it as `python -m lachesis.pipeline.replay.worker PID`, with the pid of the replay. It is told by its
+standard input and answers by its standard output. It ends with its standard input, and with the replay's process, busy
+or not. Signals to end are for the replay to heed, which lets it finish what it holds.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.pipeline.bus.publisher import Window
+from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
+from lachesis.pipeline.replay.history import Found, fetched
+from lachesis.pipeline.replay.inflight import MOST_BYTES
+from lachesis.pipeline.replay.judging import Judge, Verdict
+from lachesis.pipeline.replay.outage import retrying
+from lachesis.schemas.errors import ConfigError, LachesisError, leaves
+
+_starts = msgspec.msgpack.Decoder(Start)
+_blocks = msgspec.msgpack.Decoder(Block)
+
+
+def main() -> None:
+    """Work until the standard input ends."""
+    arm = die_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
+    if arm is not None:
+        arm()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # not ignored: what a rater starts would ignore it too
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(levelname)s replay worker %(process)d %(message)s"
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    told, tells = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a rater prints is no answer
+    with os.fdopen(tells, "wb") as out:
+        anyio.run(_work, told, out)
+
+
+class _Pipe(anyio.abc.ByteReceiveStream):
+    """The end of a pipe that is read from."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        await anyio.wait_readable(self._descriptor)
+        data = os.read(self._descriptor, max_bytes)
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    async def aclose(self) -> None:
+        os.close(self._descriptor)
+
+
+async def _work(told: int, out: BinaryIO) -> None:
+    async with BufferedByteReceiveStream(_Pipe(told)) as stream:
+        start = await read_frame(stream, _starts)
+        if start is None:
+            return
+        server, token = start.connection
+        try:
+            judge = _judge(start)
+            async with (
+                await connect(name=f"{start.config.run}.replay", config=server, token=token) as bus,
+                background() as tasks,
+            ):
+                worker = _Worker(bus, start.config.run, judge, out)
+                _tell(out, Ready())
+                while (block := await read_frame(stream, _blocks)) is not None:
+                    tasks.start_soon(worker.answer, block)
+        except LachesisError as error:
+            _tell(out, _failed(None, error))
+
+
+def _judge(start: Start) -> Judge:
+    sys.path[:] = start.path
+    judge = Judge(start.config, start.ensembles, retrying)
+    for env, scorer in judge.scorers.items():
+        if scorer.digest != start.ensembles[env]:
+            raise ConfigError(f"environment {env}: its raters changed while the replay was started; start it again")
+    return judge
+
+
+def _tell(out: BinaryIO, answer: Answer) -> None:
+    """Send an answer. It blocks while the pipe is full: the replay takes in whatever comes."""
+    out.write(frame(answer))
+    out.flush()
+
+
+def _failed(number: int | None, error: LachesisError) -> Failed:
+    return Failed(number, type(error).__name__, str(error))
+
+
+class _Worker:
+    def __init__(self, bus: Bus, run: str, judge: Judge, out: BinaryIO) -> None:
+        self._bus = bus
+        self._run = run
+        self._judge = judge
+        self._out = out
+        self._window = Window(MOST_BYTES, sys.maxsize)
+
+    async def answer(self, block: Block) -> None:
+        """Judge a block and tell its verdicts, or why there are none."""
+        try:
+            verdicts = await self._verdicts(block.wanted)
+        except (LachesisError, BaseExceptionGroup) as error:
+            found = leaves(error)
+            if not isinstance(found[0], LachesisError):
+                raise  # a bug, which ends this process
+            _tell(self._out, _failed(block.number, found[0]))
+        else:
+            _tell(self._out, Judged(block.number, verdicts))
+
+    async def _verdicts(self, wanted: Sequence[Found]) -> list[Verdict]:
+        verdicts: dict[int, Verdict] = {}
+
+        async def judge(i: int, message: Stored) -> None:
+            verdicts[i] = await self._judge.judge(wanted[i].env, message)
+            self._window.leave(len(message.data))
+
+        async with anyio.create_task_group() as judging, aclosing(fetched(self._bus, self._run, wanted)) as messages:
+            for i, found in enumerate(wanted):
+                message = await anext(messages)
+                await self._window.enter(len(message.data))
+                if self._judge.waits(found.env):
+                    judging.start_soon(judge, i, message)
+                else:
+                    await judge(i, message)
+        return [verdicts[i] for i in range(len(wanted))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""History fetched one by one: a rollout that cannot be put together is passed on as that, and hides no other."""
+
+from unit.replay.test_stage import CONFIG, stored
+
+from lachesis.pipeline.replay.history import Found, fetched
+from lachesis.pipeline.replay.judging import Judge
+from lachesis.pipeline.replay.outage import retrying
+from lachesis.schemas.errors import DataError
+
+
+class Torn:
+    """A bus that lacks a chunk of the large messages at some sequences."""
+
+    def __init__(self, bus, torn):
+        self._bus, self._torn = bus, torn
+
+    async def fetch(self, stream, seqs):
+        for seq in seqs:
+            if seq in self._torn:
+                raise DataError(f"large message {seq}: a chunk is gone")
+            yield await self._bus.get(stream, seq)
+
+
+async def test_what_cannot_be_put_together_has_no_score_and_the_others_have(lab):
+    await stored(lab, 4)
+    wanted = [Found("sums", seq, f"{seq:032x}") for seq in range(1, 5)]
+    judge = Judge(CONFIG, ["sums"], retrying)
+    found = [await judge.judge("sums", message) async for message in fetched(Torn(lab.bus, {2, 4}), "r", wanted)]
+    assert [verdict.score is not None for verdict in found] == [True, False, True, False]
+    assert "large message 2: a chunk is gone" in found[1].reason
