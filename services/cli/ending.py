@@ -2,8 +2,7 @@
 
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 import anyio
 
@@ -18,24 +17,23 @@ _PATIENCE_S = 5.0
 """A server that is away for less is not told of: a run that ends takes its own along."""
 
 
-@asynccontextmanager
-async def follow_run(config: RunConfig, name: str) -> AsyncIterator[History]:
-    """Yield the run, as `open_run` does, for as long as it goes on or until SIGINT or SIGTERM: the body is cancelled.
+async def follow_run(config: RunConfig, name: str, show: Callable[[History], Awaitable[None]]) -> None:
+    """Let `show` follow the run until that ends, or until SIGINT or SIGTERM, whatever is being waited for then.
 
-    Of a run that has `ended` already the body is to show what there is of it. That a run has ended, and that its server
-    is away, is said on standard error; after an absence the body's readers go on from where they were.
+    Of a run that has `ended` already it is to show what there is of it. That a run has ended, and that its server is
+    away, is said on standard error; after an absence readers go on from where they were. Raises as `open_run`.
     """
     async with background() as watching:
         watching.start_soon(end_when_told, watching.cancel_scope)
         async with open_run(config, name) as (bus, ended):
             if ended or await has_ended(bus, config):
                 _tell(f"run {config.run} has ended; this is what there is of it")
-                yield History(bus, ended=True)
+                await show(History(bus, ended=True))
                 return
             async with background() as tasks:
                 tasks.start_soon(_end_with_run, bus, config, tasks.cancel_scope)
                 tasks.start_soon(_tell_absence, bus, config.run)
-                yield History(bus, ended=False)
+                await show(History(bus, ended=False))
 
 
 async def end_when_told(scope: anyio.CancelScope) -> None:

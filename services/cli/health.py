@@ -3,6 +3,7 @@ way on."""
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import anyio
 import msgspec
@@ -20,7 +21,7 @@ from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
-from lachesis.services.connect import connect_run, open_history
+from lachesis.services.connect import History, connect_run, open_history
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 
@@ -145,20 +146,24 @@ async def follow_health(config: RunConfig, as_json: bool) -> None:
 
     Of a run that has ended all are printed.
     """
+    await follow_run(config, f"{config.run}.health-cli", partial(_show, config, as_json))
+
+
+async def _show(config: RunConfig, as_json: bool, history: History) -> None:
+    bus, ended = history
     before: dict[str, Standing] = {}
-    async with follow_run(config, f"{config.run}.health-cli") as (bus, ended):
-        subject = subjects.event("alert", config.run, config.revision)
-        usage = await bus.usage(subjects.EVENTS)
-        start = usage.first if ended else usage.last + 1
-        async with bus.read(subjects.EVENTS, [subject], start=start, follow=not ended) as messages:
-            async for message in messages:
-                event = _event(message)
-                if event is None:
-                    continue
-                changed = event.standing != before.get(event.env, Standing()) or event.source == "resume"
-                before[event.env] = event.standing
-                for line in _lines(event, changed=changed, as_json=as_json):
-                    print(line, flush=True)
+    subject = subjects.event("alert", config.run, config.revision)
+    usage = await bus.usage(subjects.EVENTS)
+    start = usage.first if ended else usage.last + 1
+    async with bus.read(subjects.EVENTS, [subject], start=start, follow=not ended) as messages:
+        async for message in messages:
+            event = _event(message)
+            if event is None:
+                continue
+            changed = event.standing != before.get(event.env, Standing()) or event.source == "resume"
+            before[event.env] = event.standing
+            for line in _lines(event, changed=changed, as_json=as_json):
+                print(line, flush=True)
 
 
 def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:

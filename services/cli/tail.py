@@ -6,6 +6,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
@@ -16,7 +17,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import open_run
+from lachesis.services.connect import History, open_run
 
 __all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
 
@@ -106,11 +107,19 @@ def _parts(channel: Channel) -> list[tuple[str, str]]:
 
 
 async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
-    name = f"{config.run}.tail"
-    opened = follow_run(config, name) if span.follow else open_run(config, name)
-    async with opened as (bus, ended), anyio.create_task_group() as tasks:
-        if ended and span.follow:
-            span = Span(since_start=span.last is None, last=span.last, follow=False)
+    name, show = f"{config.run}.tail", partial(_show, wanted, span, printer)
+    if span.follow:
+        await follow_run(config, name, show)
+    else:
+        async with open_run(config, name) as history:
+            await show(history)
+
+
+async def _show(wanted: Wanted, span: Span, printer: Printer, history: History) -> None:
+    bus, ended = history
+    if ended and span.follow:
+        span = Span(since_start=span.last is None, last=span.last, follow=False)
+    async with anyio.create_task_group() as tasks:
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
                 tasks.start_soon(_end_with_reader, readers.cancel_scope)

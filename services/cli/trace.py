@@ -28,7 +28,7 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_seconds, print_json, printable
-from lachesis.services.connect import open_history
+from lachesis.services.connect import History, open_history
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
 from lachesis.services.live.jaeger import Jaeger
@@ -85,13 +85,15 @@ async def _find(config: RunConfig, name: str) -> Timeline:
 
 
 async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
-    if slow_s is None:
-        slow_s = config.telemetry.slow_s
-    async with follow_run(config, f"{config.run}.trace") as (bus, ended):
-        if config.telemetry.jaeger_url is not None and not ended:
+    slow_s = config.telemetry.slow_s if slow_s is None else slow_s
+
+    async def follow(history: History) -> None:
+        if config.telemetry.jaeger_url is not None and not history.ended:
             await _follow_jaeger(config.telemetry.jaeger_url, slow_s, show)
         else:
-            await _follow_streams(bus, config, ended, Endings(config.run, slow_s), show)
+            await _follow_streams(history.bus, config, history.ended, Endings(config.run, slow_s), show)
+
+    await follow_run(config, f"{config.run}.trace", follow)
 
 
 async def _follow_streams(

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.abc
 import pytest
 
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
@@ -127,6 +128,30 @@ async def test_a_signal_ends_it_quietly(world: World, which: str, number: signal
     process = await world.follow(which)
     process.send_signal(number)
     assert await ended(process) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("which", FOLLOWING)
+async def test_a_signal_ends_it_quietly_while_it_waits_for_a_server(tmp_path: Path, which: str) -> None:
+    mute = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    url = f"nats://127.0.0.1:{mute.extra(anyio.abc.SocketAttribute.local_port)}"  # noqa: S610 - no Django
+    async with mute, anyio.create_task_group() as tasks:
+        asked = anyio.Event()
+
+        async def take(client: anyio.abc.SocketStream) -> None:
+            asked.set()
+            async with client:
+                await anyio.sleep_forever()
+
+        tasks.start_soon(mute.serve, take)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "lachesis", *FOLLOWING[which][0], "--run", "demo", "--nats", url,
+            cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        with anyio.fail_after(60):
+            await asked.wait()
+        process.terminate()
+        assert await ended(process) == (0, b"", b"")
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_server_that_goes_away_is_told_of_and_waited_for(world: World) -> None:
