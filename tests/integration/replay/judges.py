@@ -1,9 +1,10 @@
-"""Raters of the tests: three that look at the answer, each in its own way, and one that only looks busy."""
+"""Raters of the tests: three that look at the answer, each in its own way, and some that do not."""
 
 import os
 import zlib
 
 from lachesis import Sample, rater
+from lachesis.schemas.errors import InfrastructureError
 
 
 def _noise(sample: Sample, salt: str) -> float:
@@ -49,3 +50,9 @@ def deadly(sample: Sample) -> float:
     if sample.item == "7":
         os._exit(3)
     return 1.0
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def absent(sample: Sample) -> float:
+    """Is never there."""
+    raise InfrastructureError("connection refused")

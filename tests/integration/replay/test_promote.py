@@ -5,7 +5,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,14 +35,14 @@ STALE = ("--set", "batching.max_staleness=100000")
 class Services:
     """Processes of the run, started with the configuration that it began with, and again whenever one was killed."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.running = [self.start(i) for i in range(len(SERVICES))]
+    def __init__(self, world: World, names: Sequence[str], sets: Sequence[str]) -> None:
+        self.world, self.names, self.sets = world, names, sets
+        self.running = [self.start(i) for i in range(len(names))]
 
     def start(self, i: int) -> subprocess.Popen[bytes]:
-        with (self.world.folder / f"{i}-{SERVICES[i]}.log").open("ab") as log:
+        with (self.world.folder / f"{i}-{self.names[i]}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "lachesis", "run", SERVICES[i], "--config", "live.toml", *STALE],
+                [sys.executable, "-m", "lachesis", "run", self.names[i], "--config", "live.toml", *STALE, *self.sets],
                 cwd=self.world.folder,
                 env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
                 stdout=log,
@@ -56,8 +56,8 @@ class Services:
 
 
 @contextmanager
-def services(world: World) -> Iterator[Services]:
-    found = Services(world)
+def services(world: World, *names: str, sets: Sequence[str] = ()) -> Iterator[Services]:
+    found = Services(world, names or SERVICES, sets)
     try:
         yield found
     finally:
@@ -177,3 +177,34 @@ async def test_a_run_goes_on_with_a_revision_and_says_so(world: World) -> None:
 @pytest.mark.parametrize("kills", [6, 12])
 async def test_killed_while_it_is_switched_every_rollout_is_judged_once(world: World, kills: int) -> None:
     await switched(world, kills=kills)
+
+
+@pytest.mark.slow
+async def test_a_run_leaves_raters_that_stay_away_and_loses_no_rollout(world: World) -> None:
+    await world.store(6)
+    await world.replay("honest")
+    away = ("--set", "scoring.raters=[{rater='integration.replay.judges:absent'}]", "--set", "scoring.patience_s=0.1")
+    with services(world, *SERVICES, "governor", sets=away):
+        code, out, err = await world.lachesis("promote", "honest", "--json")
+        assert code == 0, err
+        first = json.loads(out)["first"]
+        await world.store(9, 6)
+        await until(lambda: rewarded(world, 3))
+        assert await resolved(world) <= 3, "those before wait"
+        code, _, err = await world.lachesis("promote", "honest", "--give-up")
+        assert code == 0, err
+        await until(lambda: buried(world, 6))
+        code, out, err = await world.lachesis("dead", "requeue", "--reason", "given up", "--yes", "--json")
+        assert code == 0, err
+        stored = {row["message"]["seq"]: row["stored"] for row in json.loads(out)}
+        await until(lambda: rewarded(world, 9))
+    assert sorted(stored) == [1, 2, 3, 4, 5, 6]
+    assert min(stored.values()) > first
+    assert {promoted for promoted, _ in await rewards(world)} == {first}
+    await world.replay("after", "--from-seq", str(first))
+    assert [one for _, one in await rewards(world)] == (await world.facts("after"))[1]
+
+
+async def buried(world: World, count: int) -> bool:
+    entry = await newest_entry(world)
+    return entry is not None and entry.totals.get("dead", 0) >= count
