@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.bus.api import Extent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
@@ -325,6 +326,38 @@ async def test_a_score_by_the_wrong_revision_ends_its_rollout_with_a_letter(lab)
     (letter,) = await lab.events("dead", DeadLetter)
     assert (letter.stream, letter.seq, letter.group) == (subjects.ROLLOUTS, 4, f"{2:032x}")
     assert "judged by the run's own, where the revision promoted at 4 judges" in letter.reason
+
+
+async def test_scores_of_a_promotion_that_a_lagging_server_does_not_know_wait_for_it(lab, monkeypatch):
+    await promote(lab, 2)
+    seqs = [await lab.store(lab.group(n)) for n in range(9)]
+
+    async def extent(*_):
+        return Extent(0, 0)
+
+    monkeypatch.setattr(lab.bus, "extent", extent)
+    async with lab.running(normalizer, "normalizer") as service:
+        await publish_scores(lab, [a_score(lab, n, seq) for n, seq in enumerate(seqs)], "new", promoted=2)
+        await lab.until(lambda: _true(service.vitals.retried >= 2))
+        assert "lags behind" in service.vitals.note
+        monkeypatch.undo()
+        await lab.until(rewarded(lab, 9))
+    assert not await lab.events("dead", DeadLetter)
+
+
+@pytest.mark.parametrize("first", [3, 1 << 40])
+async def test_scores_of_a_promotion_that_there_is_not_are_a_dead_letter(lab, monkeypatch, first):
+    monkeypatch.setattr("lachesis.pipeline.normalization.stage._LOOKS", 1)
+    monkeypatch.setattr("lachesis.pipeline.normalization.stage._LOOK_AGAIN_S", 0.0)
+    await promote(lab, 2)
+    seqs = [await lab.store(lab.group(n)) for n in range(9)]
+    scores = [a_score(lab, n, seq) for n, seq in enumerate(seqs)]
+    async with lab.running(normalizer, "normalizer"):
+        await publish_scores(lab, scores, "forged", promoted=first)
+        await publish_scores(lab, scores, "new", promoted=2)
+        await lab.until(rewarded(lab, 9))
+    (letter,) = await lab.events("dead", DeadLetter)
+    assert f"scores are of a promotion from sequence {first} on, and there is none" in letter.reason
 
 
 def committed_up_to(lab, seq):
