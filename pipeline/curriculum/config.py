@@ -38,13 +38,14 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """irt: the same for items with a prior, whose standard deviation over the items is scaled to as much. Default 2."""
     wander: float = 0.15
     """irt: how far an item's difficulty may move from one of its results to the next, in logits. Default 0.15."""
-    ability_rate: float = 0.1
-    """irt: step of a skill's ability, in logits. Default 0.1."""
-    sharpness: float = 4.0
-    """irt: exponent of q(1-q) in an item's weight, q its expected success. Default 4."""
-    fade: float = 3.0
-    """irt: how fast items fade that got harder by d logits more than the error of the estimate explains: their weight
-    is divided by (1 + d^2)^fade; 0 turns it off. Default 3."""
+    ability_rate: float = 0.2
+    """irt: step of a skill's ability, in logits. Default 0.2."""
+    sharpness: float = 3.0
+    """irt: exponent of what p(1-p) is expected to be in an item's weight, p its success. Default 3."""
+    chance: float = 0.3
+    """irt: probability, before its first result, that an item's success does not follow the ability (coin flips, wrong
+    labels); 0 takes all items for sound. Higher than their share of the items, since more of them have even odds.
+    Default 0.3."""
 
     def __post_init__(self) -> None:
         for name in ("max_age", "remembered", "total_steps", "bins"):
@@ -60,8 +61,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
         if not 0 <= self.wander <= 100:
             raise ConfigError(f"curriculum.wander is {self.wander} logits; it must be at least 0, at most 100.")
-        if not 0 <= self.fade < float("inf"):
-            raise ConfigError(f"curriculum.fade is {self.fade}; it must be finite and not negative.")
+        if not 0 <= self.chance < 1:
+            raise ConfigError(f"curriculum.chance is {self.chance}; it must be at least 0 and below 1.")
         for name in ("explore", "env_floor", "initial_competence", "learning_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"curriculum.{name} is {getattr(self, name)}; it must lie between 0 and 1.")

@@ -6,11 +6,15 @@ V_i. A result with mean success y over n samples, which count as m = discount * 
 approximation), no more than at the start; A_k += discount * ability rate * (y - p). One result moves the ability, and
 with it the weight of every item of the skill.
 
-An item's weight is (4q(1-q))^sharpness / (1 + d^2)^fade. Expected success q = sigmoid((A_k - D_i) / sqrt(1 + pi V_i/8))
-(MacKay 1992) stays nearer to even odds the less is known. d is how far D_i - DOUBT sqrt(V_i) lies above the lowest
-D_i + DOUBT sqrt(V_i) there ever was with V_i <= FIRM^2: by how much more than its error explains the item got harder. A
-sound item gets easier for a learner that learns, whereas one that a coin decides, or a wrong label, seems to get harder
-as the ability rises. A share `explore` goes to items by the time since they were last seen, faded ones among them.
+An item's weight is u^sharpness times the probability that it is sound. u = 4q(1-q) / s is about what 4p(1-p) is
+expected to be under the error of D_i, with q = sigmoid((A_k - D_i) / s) and s^2 = 1 + pi V_i/8 (MacKay 1992): the less
+is known of an item, the nearer it is taken to even odds, and the less it is worth beside one known to have them.
+
+An item is sound if its success follows the ability, and not if chance decides it: with the same success for good, one
+half or, as likely, any other. Log odds compare all its results under either. A coin keeps its even odds, whereas a
+learner that learns leaves sound items behind. One that learns nothing makes all items look like that, so the odds are
+bounded: what is half solved stays above what is solved or hopeless. A share `explore` goes to items by the time since
+they were last seen, those of chance among them.
 
 The error of D_i is in both since a group is a small sample: taken at its word, one lucky or unlucky result would keep a
 sound item from being drawn for long (`starved` in tests/benchmarks/curriculum_simulator.py).
@@ -28,16 +32,13 @@ from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strateg
 
 __all__ = ["OnlineIRT"]
 
-DOUBT = 0.5
-"""Standard errors by which both estimates are moved towards each other before an item counts as harder."""
-FIRM = 1.0
-"""Largest standard error, in logits, of a difficulty that later ones are compared with."""
+DECIDED = 3.0
+"""Largest log odds of chance against a sound item, either way."""
 
 
 class OnlineIRT(Strategy):
-    """State: per item difficulty, its variance and reference float64 [N] (the lowest upper bound of the difficulty so
-    far, infinite before there is one), the observation at which it was last seen int64 [N], 0 for never; per skill
-    the ability float64 [K].
+    """State: per item difficulty, its variance, the log odds of chance, and the successes and samples that they rest on
+    float64 [N], the observation at which it was last seen int64 [N], 0 for never; per skill the ability float64 [K].
     """
 
     def __init__(self, items: Items, config: CurriculumConfig) -> None:
@@ -46,16 +47,18 @@ class OnlineIRT(Strategy):
         self._difficulty, deviation = _prior(items, config)
         self._most = deviation**2
         self._variance = np.full(items.count, self._most)
-        self._reference = np.full(items.count, np.inf)
+        odds = math.log(config.chance / (1.0 - config.chance)) if config.chance else -DECIDED
+        self._odds = np.full(items.count, min(max(odds, -DECIDED), DECIDED))
+        self._successes = np.zeros(items.count)
+        self._samples = np.zeros(items.count)
         self._seen = np.zeros(items.count, np.int64)
         self._ability = np.zeros(len(items.skills))
 
     def weights(self) -> NDArray[np.float64]:
         """Return (1 - explore) * the normalised weight + explore * the normalised time since an item was seen."""
         q = self.success()
-        harder = np.maximum(0.0, self._difficulty - DOUBT * np.sqrt(self._variance) - self._reference)
         # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
-        weight = (4.0 * q * (1.0 - q)) ** self.config.sharpness / (1.0 + harder**2) ** self.config.fade
+        weight = (4.0 * q * (1.0 - q) / self._stretch()) ** self.config.sharpness * (1.0 - self._chance())
         unseen = (self.observations + 1.0) - self._seen
         explore = self.config.explore if weight.sum() > 0 else 1.0
         exploit = weight / weight.sum() if weight.sum() > 0 else weight
@@ -69,53 +72,76 @@ class OnlineIRT(Strategy):
         return float((weights * 4.0 * p * (1.0 - p)).sum() / weights.sum())
 
     def success(self) -> NDArray[np.float64]:
-        """Return the expected success float64 [N] of every item, under the error of its difficulty."""
-        return sigmoid((self._ability[self._skill] - self._difficulty) / np.sqrt(1.0 + math.pi / 8.0 * self._variance))
+        """Return the expected success float64 [N] of every item, if sound, under the error of its difficulty."""
+        return sigmoid((self._ability[self._skill] - self._difficulty) / self._stretch())
 
     def learn(self, feedback: Feedback, success: float, discount: float) -> None:
-        """Move the item's difficulty and its skill's ability."""
+        """Move the item's difficulty, its odds and its skill's ability."""
         i = feedback.item
         k = self._skill[i]
         self._seen[i] = self.observations
         ability, evidence = float(self._ability[k]), discount * feedback.n
-        variance = min(float(self._variance[i]), self._most)
-        error = success - finite_sigmoid(ability - float(self._difficulty[i]))
-        difficulty = _most_likely(float(self._difficulty[i]), variance, ability, success, evidence)
+        before, variance = float(self._difficulty[i]), min(float(self._variance[i]), self._most)
+        difficulty = _most_likely(before, variance, ability, success, evidence)
         p = finite_sigmoid(ability - difficulty)
-        variance = 1.0 / (1.0 / variance + evidence * p * (1.0 - p)) + self.config.wander**2
+        information = evidence * p * (1.0 - p)
         self._difficulty[i] = difficulty
-        self._variance[i] = min(variance, self._most)
-        self._ability[k] += discount * self.config.ability_rate * error
-        if self._variance[i] <= FIRM**2:
-            self._reference[i] = min(self._reference[i], difficulty + DOUBT * math.sqrt(self._variance[i]))
+        self._variance[i] = min(1.0 / (1.0 / variance + information) + self.config.wander**2, self._most)
+        self._ability[k] += discount * self.config.ability_rate * (success - finite_sigmoid(ability - before))
+        if self.config.chance:
+            sound = evidence * (success * _log_sigmoid(ability - difficulty))
+            sound += evidence * (1.0 - success) * _log_sigmoid(difficulty - ability)
+            sound -= (difficulty - before) ** 2 / (2.0 * variance) + 0.5 * math.log1p(variance * information)
+            odds = float(self._odds[i]) + self._count(i, success, evidence) - sound
+            self._odds[i] = min(max(odds, -DECIDED), DECIDED)
+
+    def _count(self, i: int, success: float, evidence: float) -> float:
+        """Count a result of item i; return its log likelihood after all before it, were the item's success constant."""
+        before = _log_constant(float(self._successes[i]), float(self._samples[i]))
+        self._successes[i] += evidence * success
+        self._samples[i] += evidence
+        return _log_constant(float(self._successes[i]), float(self._samples[i])) - before
+
+    def _stretch(self) -> NDArray[np.float64]:
+        """Return by how much the error of its difficulty flattens the success float64 [N] of every item, at least 1."""
+        stretch: NDArray[np.float64] = np.sqrt(1.0 + math.pi / 8.0 * self._variance)
+        return stretch
+
+    def _chance(self) -> NDArray[np.float64]:
+        """Return the probability float64 [N] that chance decides an item."""
+        return sigmoid(self._odds) if self.config.chance else np.zeros(self.items.count)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the whole state."""
         return {
             "difficulty": self._difficulty,
             "variance": self._variance,
-            "reference": self._reference,
+            "odds": self._odds,
+            "successes": self._successes,
+            "samples": self._samples,
             "seen": self._seen,
             "ability": self._ability,
         }
 
     def misfit(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
-        """Say so, too, of a variance that is not above 0 and of times below 0; a reference is infinite at first."""
+        """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""
         if not (arrays["variance"] > 0).all():
             return "variance"
+        if not ((arrays["successes"] >= 0) & (arrays["successes"] <= arrays["samples"])).all():
+            return "successes"
         if (arrays["seen"] < 0).any():
             return "seen"
-        reference = arrays["reference"]
-        return super().misfit({**arrays, "reference": np.where(np.isposinf(reference), 0.0, reference)})
+        return super().misfit(arrays)
 
     def figures(self) -> dict[str, float]:
-        """Return the abilities, the mean difficulty of a draw, and the share of items seen."""
+        """Return the abilities, the means of a draw, and the share of items seen."""
         weights = self.weights()
         named = {f"ability/{name or 'all'}": float(a) for name, a in zip(self.items.skills, self._ability, strict=True)}
         return {
             **named,
             "drawn_difficulty": float((weights * self._difficulty).sum() / weights.sum()),
             "drawn_success": float((weights * self.success()).sum() / weights.sum()),
+            "drawn_chance": float((weights * self._chance()).sum() / weights.sum()),
             "seen_share": float((self._seen > 0).mean()),
         }
 
@@ -142,3 +168,14 @@ def _most_likely(difficulty: float, variance: float, ability: float, success: fl
         else:
             near = middle
     return near
+
+
+def _log_constant(successes: float, samples: float) -> float:
+    """Return the log likelihood of the results if success is one half or, as likely, any constant."""
+    half = -samples * math.log(2.0)
+    other = math.lgamma(1.0 + successes) + math.lgamma(1.0 + samples - successes) - math.lgamma(2.0 + samples)
+    return max(half, other) + math.log1p(math.exp(-abs(half - other))) - math.log(2.0)
+
+
+def _log_sigmoid(x: float) -> float:
+    return min(x, 0.0) - math.log1p(math.exp(-abs(x)))

@@ -217,8 +217,8 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state.
 
-        Raises ConfigError if it is of another strategy, item count or version, SchemaError if it is malformed; nothing
-        was taken over then.
+        Raises ConfigError if it is of another strategy, item count, version or build, SchemaError if it is malformed;
+        nothing was taken over then.
         """
         saved = shaped("curriculum state", _Saved, state)
         mine = {"version": STATE_VERSION, "strategy": type(self).__name__, "items": self.items.count}
@@ -227,10 +227,11 @@ class Strategy:
                 raise ConfigError(
                     f"curriculum state has {name} {getattr(saved, name)!r}, this one {value!r}; start a revision."
                 )
+        missing = sorted(self.arrays().keys() - saved.arrays.keys())
+        if missing:
+            raise ConfigError(f"curriculum state has no {missing[0]}: another build wrote it; start a revision.")
         arrays = {
-            name: view(
-                saved.arrays.get(name, b""), cast("DType", array.dtype.name), array.size, f"curriculum state, {name}"
-            )
+            name: view(saved.arrays[name], cast("DType", array.dtype.name), array.size, f"curriculum state, {name}")
             for name, array in self.arrays().items()
         }
         wrong = self.misfit(arrays)

@@ -8,6 +8,8 @@ import types
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
@@ -166,28 +168,77 @@ def test_irt_by_hand():
     assert difficulty == pytest.approx(-3.914, abs=1e-3)
     variance = 1 / (1 / 25 + 8 * p * (1 - p)) + 0.15**2
     assert arrays["variance"] == pytest.approx([variance, 25.0])
-    assert arrays["reference"].tolist() == [math.inf, math.inf], "8 of 8 say too little of how easy it is"
-    assert arrays["ability"].tolist() == [0.05]
-    q = 1 / (1 + np.exp(-(0.05 - arrays["difficulty"]) / np.sqrt(1 + math.pi / 8 * arrays["variance"])))
-    weight = (4 * q * (1 - q)) ** 4
+    assert arrays["ability"].tolist() == [0.1]
+    sound = 8 * math.log(p) - difficulty**2 / 50 - 0.5 * math.log1p(25 * 8 * p * (1 - p))
+    chance = math.log(0.5 * 0.5**8 + 0.5 / 9)  # under a coin, or any other constant: each of 9 outcomes alike
+    before = math.log(0.3 / 0.7)
+    assert arrays["odds"] == pytest.approx([before + chance - sound, before])
+    assert (arrays["successes"].tolist(), arrays["samples"].tolist()) == ([8.0, 0.0], [8.0, 0.0])
+    stretch = np.sqrt(1 + math.pi / 8 * arrays["variance"])
+    q = 1 / (1 + np.exp(-(0.1 - arrays["difficulty"]) / stretch))
+    weight = (4 * q * (1 - q) / stretch) ** 3 / (1 + np.exp(arrays["odds"]))
     unseen = np.array([1.0, 2.0])
     assert strategy.weights() == pytest.approx(0.97 * weight / weight.sum() + 0.03 * unseen / 3)
-    strategy.observe(result(1, 0, 0.75))
-    assert arrays["reference"][0] == arrays["difficulty"][0] + 0.5 * math.sqrt(arrays["variance"][0])
 
 
-def test_irt_lets_items_fade_that_got_harder_than_their_error_explains():
-    strategy = make("irt", Items(2), explore=0.0)
+def test_irt_expects_what_p_times_1_minus_p_is_on_average_under_the_error_of_a_difficulty():
+    strategy = make("irt", Items(50), explore=0.0, sharpness=1.0, chance=0.0)
     arrays = strategy.arrays()
-    arrays["difficulty"][:], arrays["variance"][:], arrays["reference"][:] = 0.5, 0.04, [0.4, -1.1]
-    there, faded = strategy.weights()
-    assert faded / there == pytest.approx(1 / (1 + 1.5**2) ** 3)
-    for i in range(20):
-        strategy.observe(result(i, 1, 1.0))
-    assert arrays["reference"][1] < -1.1, "better results than ever lift that"
-    off = make("irt", Items(2), explore=0.0, fade=0.0)
-    off.arrays()["reference"][:] = [0.0, -9.0]
-    assert off.weights() == pytest.approx([0.5, 0.5])
+    arrays["difficulty"][:], arrays["variance"][:] = (
+        np.tile(np.linspace(-6, 6, 10), 5),
+        np.repeat([0.01, 1, 4, 9, 25], 10),
+    )
+    z = np.linspace(-8, 8, 4001)
+    p = 1 / (1 + np.exp(arrays["difficulty"][:, None] + np.sqrt(arrays["variance"])[:, None] * z))
+    expected = (4 * p * (1 - p) * np.exp(-z * z / 2)).sum(axis=1) / np.exp(-z * z / 2).sum()
+    weights = strategy.weights()
+    assert weights * (expected.sum() / weights.sum()) == pytest.approx(expected, abs=0.04)
+
+
+def follow(chance_decides, abilities, rate=0.5, items=60, seed=0):
+    """Show every item at each of the abilities; item 0 passes at `rate` if chance decides it."""
+    rng = np.random.default_rng(seed)
+    strategy = make("irt", Items(items), explore=0.0)
+    difficulty = np.linspace(-3.0, 3.0, items)
+    difficulty[0] = 0.0
+    for step, ability in enumerate(abilities):
+        p = 1 / (1 + np.exp(difficulty - ability))
+        p[0] = rate if chance_decides else p[0]
+        for item in range(items):
+            strategy.observe(result(f"{step}-{item}", item, rng.binomial(8, p[item]) / 8, step=step))
+    return strategy
+
+
+@pytest.mark.parametrize("to", [-2.5, 2.5])
+@pytest.mark.parametrize("rate", [0.5, 0.3])
+def test_irt_finds_what_chance_decides_whichever_way_the_ability_goes(to, rate):
+    abilities = np.linspace(-to, to, 20)
+    coin, sound = (follow(decides, abilities, rate).arrays()["odds"] for decides in (True, False))
+    assert coin[0] > 0.5
+    assert sound[0] < -1.5
+    assert np.mean(coin[1:] < 0) > 0.85, "the others are sound"
+
+
+def test_irt_weighs_by_the_probability_that_an_item_is_sound():
+    strategy = make("irt", Items(2), explore=0.0)
+    strategy.arrays()["odds"][:] = [-3.0, 3.0]
+    sound, chance = strategy.weights()
+    assert chance / sound == pytest.approx(math.exp(-3.0))
+    for i in range(10):  # it was solved half of the time; a learner that moves on makes it sound again
+        strategy.observe(result(i, 1, min(1.0, 0.3 + 0.1 * i)))
+    assert strategy.arrays()["odds"][1] < 3.0
+    off = make("irt", Items(2), explore=0.0, chance=0.0)
+    off.observe(result(0, 0, 0.5))
+    off.observe(result(1, 1, 0.5))
+    assert off.arrays()["samples"].tolist() == [0.0, 0.0]
+    assert off.metrics()["curriculum/drawn_chance"] == 0.0
+
+
+def test_irt_keeps_to_what_is_half_solved_while_the_learner_learns_nothing():
+    strategy = follow(chance_decides=False, abilities=[0.0] * 200)
+    weights, far = strategy.weights(), np.abs(np.linspace(-3.0, 3.0, 60))
+    far[0] = 0.0
+    assert weights[far < 0.5].mean() > 3 * weights[far > 2.5].mean()
 
 
 @pytest.mark.parametrize("first", range(9))
@@ -216,6 +267,21 @@ def test_irt_draws_all_sound_items_of_a_small_pool_for_epochs():
     assert (weights[useful] < 0.1 / 128).mean() <= 0.05
     assert strategy.metrics()["curriculum/effective_items"] > 32
     assert weights[coin].sum() < coin.mean(), "coins are drawn less than evenly, for all their even odds"
+
+
+groups = st.tuples(st.integers(0, 2), st.floats(0, 1), st.integers(1, 1 << 40), st.integers(0, 40))
+
+
+@given(st.lists(groups, max_size=40), st.sampled_from([0.0, 0.15, 100.0]), st.sampled_from([0.0, 1e-300, 0.3, 0.999]))
+def test_irt_stays_fit_to_draw_from_and_to_store_whatever_the_results(results, wander, chance):
+    strategy = make("irt", Items(3), wander=wander, chance=chance)
+    for n, (item, success, samples, step) in enumerate(results):
+        strategy.observe(result(n, item, success, step=step, n=samples))
+    assert np.abs(strategy.arrays()["odds"]).max() <= 3.0
+    again = make("irt", Items(3), wander=wander, chance=chance)
+    again.load_state_dict(strategy.state_dict())
+    assert again.snapshot().id == strategy.snapshot().id
+    assert np.isfinite(again.snapshot().weights).all()
 
 
 def test_irt_starts_from_a_prior():
@@ -351,6 +417,16 @@ def test_state_of_another_strategy_or_environment_is_refused():
         make("irt", Items(3)).load_state_dict(state)
 
 
+def test_a_state_of_a_build_that_kept_other_arrays_is_refused_and_nothing_taken_over():
+    strategy = make("irt")
+    strategy.observe(result(0, 3, 0.25))
+    before = strategy.state_dict()
+    older = {name: value for name, value in before["arrays"].items() if name not in ("odds", "successes", "samples")}
+    with pytest.raises(ConfigError, match="has no odds: another build wrote it; start a revision"):
+        strategy.load_state_dict({**before, "arrays": {**older, "reference": bytes(480)}})
+    assert strategy.state_dict() == before
+
+
 @pytest.mark.parametrize(
     "setting",
     [
@@ -358,7 +434,8 @@ def test_state_of_another_strategy_or_environment_is_refused():
         {"temperature": 0.0},
         {"explore": 1.5},
         {"bins": 0},
-        {"fade": -1.0},
+        {"chance": -0.1},
+        {"chance": 1.0},
         {"wander": 101.0},
         {"deviation": 101.0},
     ],
@@ -388,8 +465,7 @@ def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
     state = strategy.state_dict()
     wrong = [{"step": -1}, {"counts": [1, 2]}, {"counts": [-1, 0, 0, 0]}, {"ids": [1]}, {"arrays": []}]
     wrong += [{"arrays": {**state["arrays"], key: value[:-1]}} for key, value in state["arrays"].items()]
-    wrong += [{"arrays": {**state["arrays"], key: b"\xff" * len(value)}} for key, value in state["arrays"].items()
-              if key != "reference"]  # fmt: skip
+    wrong += [{"arrays": {**state["arrays"], key: b"\xff" * len(value)}} for key, value in state["arrays"].items()]
     for changes in wrong:
         with pytest.raises(SchemaError):
             strategy.load_state_dict({**state, **changes})
