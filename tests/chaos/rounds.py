@@ -67,7 +67,7 @@ class Round:
     """Settings besides the usual ones."""
     strikes: Sequence[Strike] | None = None
     """What is struck; None: what the seed says."""
-    progress_s: float = 120.0
+    progress_s: float = 300.0
     """How long the run may take, once it is left in peace, for its next steps, and then to settle."""
     settled: int | None = None
     """The last rollout stored before the run came to rest."""
@@ -146,6 +146,8 @@ async def _struck(this: Round, run: Run) -> None:
         striker = Striker(run, observer, tasks)
         this.tally = striker.tally
         for strike in strikes:
+            if this.strikes is not None:  # they are to hurt, and what is still to start is not hurt
+                await striker.up(strike.target)
             await anyio.sleep(strike.after_s)
             await striker.strike(strike)
         await striker.recovered()
@@ -154,11 +156,11 @@ async def _struck(this: Round, run: Run) -> None:
         this.late = observer.late
     assert run.process is not None
     run.process.terminate()
-    code = await run.wait(60)
+    code = await run.wait(200)
     if code != 0:
         this.verdict.blame("ends", [f"the supervisor ended with code {code}:\n{run.tail()}"])
-    with anyio.move_on_after(config.services.drain_s + 5.0):  # services of a supervisor that was killed may still drain
-        await until(lambda: not _left(run), 60)
+    with suppress(TimeoutError):  # services of a supervisor that was killed may still drain
+        await until(lambda: not _left(run), config.services.drain_s + 60.0)
     this.verdict.blame("processes", [f"{process} still runs" for process in _left(run)])
 
 
@@ -173,7 +175,7 @@ async def _settle(this: Round, run: Run, observer: Observer) -> None:
             await anyio.sleep(0.5)  # the streams say when they are quiet only to whoever reads them
         this.settled = max((rollout.seq for rollout in history.rollouts), default=0)
     observer.governor = None
-    with anyio.move_on_after(3 * config.flow.lease_s):
+    with anyio.move_on_after(config.flow.lease_s + 60.0):
         await observer.wait(lambda: not leftovers.leases(observer.governor))
     this.verdict.blame("leases", leftovers.leases(observer.governor))
     for pid in stopped:

@@ -19,12 +19,12 @@ from integration.cluster.nodes import Cluster, leader_of, settled
 from integration.harness import Run, alive, until
 
 from lachesis.schemas import subjects
-from lachesis.services.process import DRAINED, FENCED, STARTUP
+from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, FENCED, STARTUP
 from lachesis.services.supervisor import plan
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]
 
-_GIVE_UP_S = 90.0
+_GIVE_UP_S = 180.0
 """After so long, whatever was struck is called lost."""
 _SECOND_SERVER = (
     "import anyio, sys\nfrom pathlib import Path\nfrom lachesis.pipeline.bus.embedded import EmbeddedServer\n"
@@ -62,6 +62,15 @@ class Tally:
         self.lost += other.lost
 
 
+def _sent(pid: int, number: signal.Signals) -> bool:
+    """Send a signal, and return whether there was a process to get it."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Striker:
     """Strikes one run; recoveries are followed by `tasks`. `services` are the processes that its supervisor runs."""
 
@@ -87,11 +96,17 @@ class Striker:
             pid = await self._victim(strike)
             self._follow(self._freeze(strike, pid), strike)
         else:
-            pid = await self._victim(strike)
             number = signal.SIGKILL if strike.action == "kill" else signal.SIGTERM
-            os.kill(pid, number)
+            pid = await self._victim(strike)
+            while not _sent(pid, number):  # it has ended meanwhile, by another strike
+                pid = await self._victim(strike)
             self._follow(self._return(strike, pid, anyio.current_time()), strike)
         self.tally.struck[strike.action, kind_of(strike.target)] += 1
+
+    async def up(self, target: str) -> None:
+        """Wait until `target` has started, so that a strike meets it at work. Connections are always up."""
+        if target != CONNECTION:
+            await until(lambda: self.run.pids().get(target) in self.observer.started, _GIVE_UP_S)
 
     async def recovered(self) -> None:
         """Wait until nothing that was struck is still away."""
@@ -124,8 +139,10 @@ class Striker:
             bus = self.observer.bus
             await settled(bus, list(subjects.STREAMS))
             target = await leader_of(bus, list(subjects.STREAMS)[int(strike.choice * len(subjects.STREAMS))])
-        await until(lambda: (pid := self.run.pids().get(target, 0)) != 0 and alive(pid), _GIVE_UP_S)
-        return self.run.pids()[target]
+        with anyio.fail_after(_GIVE_UP_S):
+            while not ((pid := self.run.pids().get(target, 0)) and alive(pid)):  # noqa: ASYNC110 - other processes
+                await anyio.sleep(0.05)
+        return pid
 
     def _measured(self, strike: Strike, since: float, before: int) -> None:
         """Take the recovery down, unless the target was struck again on the way."""
@@ -224,7 +241,7 @@ class Striker:
             second.send_signal(signal.SIGKILL if strike.choice < 0.5 else signal.SIGTERM)
         await until(lambda: second.poll() is not None, _GIVE_UP_S)
         # SIGTERM may meet one that has just been fenced, after its handlers were taken down
-        ended = {0, FENCED, DRAINED, -signal.SIGKILL, -signal.SIGTERM}
+        ended = {0, FENCED, DRAINED, DRAIN_TIMEOUT, -signal.SIGKILL, -signal.SIGTERM}
         expected = {STARTUP} if kind in {SERVER, SUPERVISOR} else ended
         if second.returncode not in expected:
             self.tally.lost.append(f"a second {strike.target} ended with code {second.returncode}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from chaos.rounds import Kind, Round, play
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @pytest.mark.parametrize(("seed", "servers"), [(12, "standalone"), (11, "supervised"), (13, "cluster")])

@@ -6,7 +6,7 @@ import pytest
 from chaos.caught import played
 from chaos.mutations import MUTATIONS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
