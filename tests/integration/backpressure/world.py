@@ -152,6 +152,7 @@ class TeacherServer:
 class Answer(NamedTuple):
     """A governor's answer: what the environment held before it, and what was free after it, in sequences."""
 
+    at_s: float
     request: LeaseRequest
     reply: LeaseReply
     held: int
@@ -180,7 +181,7 @@ class Granted:
                 reply = super().ask(request, now_s)
                 notes.granted += request.op == "acquire" and reply.granted
                 notes.worst = max(notes.worst, self.outstanding)
-                notes.answers.append(Answer(request, reply, held, self.capacity - self.outstanding))
+                notes.answers.append(Answer(now_s, request, reply, held, self.capacity - self.outstanding))
                 return reply
 
         return Watched
