@@ -34,6 +34,8 @@ __all__ = ["OnlineIRT"]
 
 DECIDED = 3.0
 """Largest log odds of chance against a sound item, either way."""
+_COUNTED = float(1 << 50)
+"""Above any count of samples, which float64 still holds to the sample."""
 
 
 class OnlineIRT(Strategy):
@@ -127,6 +129,8 @@ class OnlineIRT(Strategy):
         """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""
         if not (arrays["variance"] > 0).all():
             return "variance"
+        if not ((arrays["samples"] >= 0) & (arrays["samples"] <= _COUNTED)).all():
+            return "samples"
         if not ((arrays["successes"] >= 0) & (arrays["successes"] <= arrays["samples"])).all():
             return "successes"
         if (arrays["seen"] < 0).any():

@@ -417,6 +417,14 @@ def test_state_of_another_strategy_or_environment_is_refused():
         make("irt", Items(3)).load_state_dict(state)
 
 
+@pytest.mark.parametrize(("successes", "samples"), [(2.0, 1.0), (-1.0, 1.0), (1e16, 1e16), (0.0, math.nan)])
+def test_counts_that_cannot_be_are_refused(successes, samples):
+    state = make("irt").state_dict()
+    counts = {"successes": np.full(60, successes).tobytes(), "samples": np.full(60, samples).tobytes()}
+    with pytest.raises(SchemaError, match="holds what cannot be"):
+        make("irt").load_state_dict({**state, "arrays": {**state["arrays"], **counts}})
+
+
 def test_a_state_of_a_build_that_kept_other_arrays_is_refused_and_nothing_taken_over():
     strategy = make("irt")
     strategy.observe(result(0, 3, 0.25))
