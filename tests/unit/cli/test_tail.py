@@ -15,7 +15,7 @@ def test_a_kind_means_this_runs() -> None:
 
 def test_a_subject_may_span_streams() -> None:
     wanted = resolve("rl.*.demo.>", "other")
-    assert wanted.filters["ROLLOUTS"] == ["rl.rollout.demo.*"]
+    assert wanted.filters["ROLLOUTS"] == ["rl.rollout.demo.*", "rl.promotion.demo.*"]
     assert "rl.score.demo.*.*" in wanted.filters["EVENTS"]
     assert wanted.subjects == ["rl.heartbeat.demo.*.*"]
 
