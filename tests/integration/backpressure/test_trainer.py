@@ -48,7 +48,8 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
 
 
 async def test_64_producers_at_once_never_pass_the_bound(nats_bus: NatsBus) -> None:
-    world = World(nats_bus, make_config(batching={"batch_size": 16, "max_staleness": 1}, words=2), step_s=0.02)
+    config = make_config(batching={"batch_size": 16, "max_staleness": 1}, retry_s=0.5, words=2)
+    world = World(nats_bus, config, step_s=0.02)
     world.inference.delay_s["words"] = 0.005
     world.inference.gate = anyio.Event()
     async with world.running("governor", "batcher", "normalizer", "scorer"):

@@ -60,6 +60,7 @@ STAGES: dict[str, Callable[[Service, RunConfig], Awaitable[None]]] = {
 def make_config(
     *,
     lease_s: float = 3.0,
+    retry_s: float = 0.05,
     batching: dict[str, Any] | None = None,
     scoring: ScoringConfig | None = None,
     **concurrency: int,
@@ -78,7 +79,7 @@ def make_config(
         batching=BatchingConfig(**{"batch_size": 8, "max_staleness": 2, **(batching or {})}),
         scoring=scoring or ScoringConfig(),
         teacher=TeacherConfig(enabled=True),
-        flow=FlowConfig(lease_s=lease_s, retry_s=0.05),
+        flow=FlowConfig(lease_s=lease_s, retry_s=retry_s),
     )
 
 
