@@ -23,8 +23,8 @@ from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaEr
 from lachesis.schemas.ledger import TrainReport
 
 __all__ = [
-    "HEARTBEATS_S",
     "NATS_FOLDER",
+    "SILENCE_S",
     "History",
     "connect_run",
     "has_ended",
@@ -42,9 +42,9 @@ NATS_FOLDER = "nats"
 """Where in a run's folder the embedded server keeps its store."""
 
 
-HEARTBEATS_S = 1.5
+_HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
-_SILENCE_S = 5.0
+SILENCE_S = 5.0
 """Services that send no heartbeat for so long have ended."""
 
 
@@ -121,7 +121,7 @@ async def is_trained(bus: Bus, config: RunConfig) -> bool:
 
 async def _is_silent(bus: Bus, run: str) -> bool:
     async with bus.listen(subjects.heartbeat(run)) as beats:
-        with anyio.move_on_after(_SILENCE_S) as silence:
+        with anyio.move_on_after(SILENCE_S) as silence:
             await anext(aiter(beats))
     return silence.cancelled_caught
 
@@ -181,7 +181,7 @@ async def _check_known(bus: NatsBus, config: RunConfig) -> None:
     runs = sorted({subject.split(".")[2] for subject in stored})
     if not runs or config.run in runs:
         return
-    with anyio.move_on_after(HEARTBEATS_S):
+    with anyio.move_on_after(_HEARTBEATS_S):
         async with bus.listen(subjects.heartbeat(config.run)) as beats:
             await anext(aiter(beats))
             return
@@ -192,7 +192,7 @@ async def recent_heartbeats(bus: Bus, run: str) -> list[Heartbeat]:
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first."""
     found: dict[str, Heartbeat] = {}
     async with bus.listen(subjects.heartbeat(run)) as messages:
-        with anyio.move_on_after(HEARTBEATS_S):
+        with anyio.move_on_after(_HEARTBEATS_S):
             async for message in messages:
                 try:
                     beat = decode(Heartbeat, message.data)

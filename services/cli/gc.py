@@ -15,7 +15,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, print_json, print_table
-from lachesis.services.connect import HEARTBEATS_S, History, open_run
+from lachesis.services.connect import SILENCE_S, History, open_run
 
 __all__ = ["collect_garbage", "erase_run", "limits"]
 
@@ -112,7 +112,7 @@ async def _erase(config: RunConfig, yes: bool) -> dict[str, tuple[int, int]]:
 async def _check_over(history: History, config: RunConfig) -> None:
     """Raise `ConfigError` where a service of the run is there. Those that a killed supervisor left connect to whatever
     server is started on the run's folder."""
-    with anyio.move_on_after(_RECONNECT_S + HEARTBEATS_S if history.ended else HEARTBEATS_S):
+    with anyio.move_on_after(_RECONNECT_S + SILENCE_S if history.ended else SILENCE_S):
         async with history.bus.listen(subjects.heartbeat(config.run)) as beats:
             beat = await anext(aiter(beats))
             raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")
