@@ -34,7 +34,7 @@ def report(step: int) -> bytes:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(connect, "SILENCE_S", 0.2)
 
 
 @pytest.mark.parametrize(("stored", "steps", "ended"), [
