@@ -1,5 +1,6 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from lachesis.pipeline.bus.memory import MemoryBus
 # how long an example takes tells of the machine, not of the code
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # as in the background of a shell; all that tests start would ignore Ctrl-C as well
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TEST_STREAMS = StreamsConfig(
     rollouts_bytes=256 << 20,
