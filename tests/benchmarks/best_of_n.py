@@ -2,8 +2,8 @@
 
 Raters see gold + noise. The first gives some samples, which are worse than they look, far too much. The pick of each
 rule is what a policy would be drawn to. Columns: three to five raters, with ratings that fill their declared bounds
-("wide") and with ones that use a small part of them ("narrow"). Only then can one rating be far outside of what the
-others give, and only then does it matter in which units a rule punishes disagreement.
+("wide") and with ones that use a small part of them, so that no rating is cut off ("narrow"). Only then can one rating
+be far outside of what the others give, and only then does it matter in which units a rule punishes disagreement.
 
     .venv/bin/python tests/benchmarks/best_of_n.py --trials 100
 """
@@ -33,7 +33,7 @@ RULES = {
 }
 
 
-COLUMNS = [(raters, bound) for raters in (3, 4, 5) for bound in (3.0, 10.0)]
+COLUMNS = [(raters, bound) for raters in (3, 4, 5) for bound in (3.0, 16.0)]
 
 
 def draw(rng: np.random.Generator, raters: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
