@@ -22,6 +22,7 @@ __all__ = [
     "StartupError",
     "StreamFullError",
     "ToolError",
+    "UnservedError",
     "UnsupportedError",
     "VersionError",
     "leaves",
@@ -46,6 +47,10 @@ class AccessError(LachesisError, RuntimeError):
 
 class InfrastructureError(LachesisError, RuntimeError):
     """Raised when a dependency failed (timeout, connection, 5xx). It says nothing about the rollout: retry."""
+
+
+class UnservedError(InfrastructureError):
+    """Raised when a request finds nobody who serves its subject, which is known at once, without waiting."""
 
 
 class BusClosedError(InfrastructureError):

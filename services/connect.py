@@ -1,7 +1,7 @@
 """Finding a run's server: the configured one, or the embedded one of the run's folder."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -181,22 +181,30 @@ async def _check_known(bus: NatsBus, config: RunConfig) -> None:
     runs = sorted({subject.split(".")[2] for subject in stored})
     if not runs or config.run in runs:
         return
-    with anyio.move_on_after(_HEARTBEATS_S):
+    with anyio.move_on_after(SILENCE_S):
         async with bus.listen(subjects.heartbeat(config.run)) as beats:
             await anext(aiter(beats))
             return
     raise NotFoundError(f"the server knows no run {config.run}; it has {', '.join(runs)}: name one with --run")
 
 
-async def recent_heartbeats(bus: Bus, run: str) -> list[Heartbeat]:
-    """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first."""
+async def recent_heartbeats(bus: Bus, run: str, awaited: Collection[str]) -> list[Heartbeat]:
+    """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
+
+    Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
+    """
     found: dict[str, Heartbeat] = {}
+    missing = set(awaited)
+    start = anyio.current_time()
     async with bus.listen(subjects.heartbeat(run)) as messages:
-        with anyio.move_on_after(_HEARTBEATS_S):
+        with anyio.move_on_after(SILENCE_S if missing else _HEARTBEATS_S) as listening:
             async for message in messages:
                 try:
                     beat = decode(Heartbeat, message.data)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
                 found[beat.instance] = beat
+                missing.discard(beat.service)
+                if not missing:
+                    listening.deadline = start + _HEARTBEATS_S
     return list(found.values())

@@ -35,7 +35,14 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseRequest
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    NotFoundError,
+    StreamFullError,
+    UnservedError,
+)
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.retention import Reservations
@@ -50,6 +57,8 @@ _ALLOWANCE = 4096
 _MOST_GROUPS, _MOST_TOKENS = 64, 1 << 19
 """Groups and tokens that are read at once."""
 _USAGE_S = 1.0
+_ANSWER_S = 5.0
+"""What a governor may take to answer, seconds."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes of all files are done, of how many."""
@@ -118,11 +127,11 @@ class Importer:
         return self._done
 
     async def _governed(self) -> bool:
-        """Whether a governor answers."""
+        """Whether a governor is there. Raises `InfrastructureError` where one is and says nothing."""
         ask = LeaseRequest(op="release", producer=PRODUCER, env=PRODUCER, lease="none")
         try:
-            await self._bus.request(subjects.lease(self._config.run), encode(ask), timeout_s=2.0)
-        except InfrastructureError:
+            await self._bus.request(subjects.lease(self._config.run), encode(ask), timeout_s=_ANSWER_S)
+        except UnservedError:
             return False
         return True
 

@@ -238,9 +238,10 @@ class Bus(Protocol):
         """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
-        """Ask a service and return its answer. Raises `InfrastructureError` on no responder or no answer in time,
+        """Ask a service and return its answer.
 
-        and what the service's handler raised of `DataError` and `InfrastructureError`.
+        Raises `UnservedError` where nobody serves it, `InfrastructureError` on no answer in time, and what the
+        service's handler raised of `DataError` and `InfrastructureError`.
         """
 
     def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AbstractAsyncContextManager[None]:

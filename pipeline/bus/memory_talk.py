@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.mailbox import Mailbox
 from lachesis.pipeline.bus.routing import matches
-from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError
+from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError, UnservedError
 
 __all__ = ["Talk"]
 
@@ -44,7 +44,7 @@ class Talk:
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
         services = self._services.get(subject)
         if not services:
-            raise InfrastructureError(f"nobody serves {subject}")
+            raise UnservedError(f"nobody serves {subject}")
         question = _Question(data)
         services[0].questions.append(question)
         services[0].arrived.set()

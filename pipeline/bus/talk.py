@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.link import Link, is_no_responder
 from lachesis.pipeline.bus.mailbox import Mailbox
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, UnservedError
 
 __all__ = ["broadcast", "listen", "request", "serve"]
 
@@ -30,7 +30,7 @@ async def request(link: Link, subject: str, data: bytes, timeout_s: float) -> by
         if msg is None:
             raise InfrastructureError(f"no answer on {subject} within {timeout_s} s, or the connection was lost")
         if is_no_responder(msg) and _ERROR_CODE not in (msg.headers or {}):
-            raise InfrastructureError(f"nobody serves {subject}")
+            raise UnservedError(f"nobody serves {subject}")
         code, text = (msg.headers or {}).get(_ERROR_CODE), (msg.headers or {}).get(_ERROR_TEXT, "")
         if code == _BAD_REQUEST:
             raise DataError(text)

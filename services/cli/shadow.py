@@ -118,10 +118,12 @@ def _short(value: float | None) -> str | None:
 
 async def _list(config: RunConfig) -> list[ShadowStatus]:
     async with open_history(config, f"{config.run}.shadow") as bus:
-        beats = {beat.service: beat for beat in await recent_heartbeats(bus, config.run)}
+        shadows = await following(bus, config.run)
+        named = [service_name(defined.revision) for defined, _ in shadows]
+        beats = {beat.service: beat for beat in await recent_heartbeats(bus, config.run, named)}
         last = (await bus.usage(subjects.ROLLOUTS)).last
         found = []
-        for defined, stored in await following(bus, config.run):
+        for defined, stored in shadows:
             beat = beats.get(service_name(defined.revision))
             told = beat.metrics if beat else {}
             position = max(stored, int(told.get("shadow/position", 0)))

@@ -87,7 +87,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 async def take(history: History, config: RunConfig) -> Snapshot:
     """Return the snapshot, after listening to heartbeats for a moment if the run may go on."""
     bus, ended = history
-    beats = [] if ended else await recent_heartbeats(bus, config.run)
+    beats = [] if ended else await recent_heartbeats(bus, config.run, planned_services(config))
     streams = await bus.describe_streams()
     names = {stream.name for stream in streams}
     url = bus.client.connected_url

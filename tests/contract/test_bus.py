@@ -19,6 +19,7 @@ from lachesis.schemas.errors import (
     InfrastructureError,
     NotFoundError,
     StreamFullError,
+    UnservedError,
 )
 from lachesis.schemas.subjects import EVENTS, LEDGER, LIVE, ROLLOUTS, TEACHER
 
@@ -618,7 +619,7 @@ async def test_request_and_serve(bus: Bus) -> None:
             await anyio.sleep(0.5)
         return data[::-1]
 
-    with pytest.raises(InfrastructureError, match="nobody serves"):
+    with pytest.raises(UnservedError, match="nobody serves"):
         await bus.request(subject, b"abc", timeout_s=30)
     async with bus.serve(subject, answer):
         assert await bus.request(subject, b"abc", timeout_s=30) == b"cba"
@@ -630,7 +631,7 @@ async def test_request_and_serve(bus: Bus) -> None:
         with pytest.raises(InfrastructureError, match="no answer"):
             await bus.request(subject, b"slow", timeout_s=0.1)
         assert await bus.request(subject, b"abc", timeout_s=30) == b"cba"
-    with pytest.raises(InfrastructureError, match="nobody serves"):
+    with pytest.raises(UnservedError, match="nobody serves"):
         await bus.request(subject, b"abc", timeout_s=30)
 
 

@@ -17,6 +17,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.stage.service import open_service
+from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.retention import Reservation, Reservations
 from lachesis.schemas.subjects import BUCKETS, RESERVATIONS, ROLLOUTS
@@ -131,6 +132,20 @@ async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world:
         assert [one.id for one in stored] == [f"{n:032x}" for n in range(1, len(stored) + 1)]
         assert all(one.lease for one in stored)
         service.drain()
+
+
+async def test_a_governor_that_says_nothing_is_one(world: World, tmp_path: Path) -> None:
+    async with a_world(tmp_path / "past") as past:
+        await past.store(a_group(1))
+        await past.json("export", world.folder / "out.jsonl")
+
+    async def frozen(_: bytes) -> bytes:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with world.bus.serve(subjects.lease(RUN), frozen):
+        assert f"no answer on {subjects.lease(RUN)}" in await world.refusal("import", "out.jsonl", "--unleased")
+    assert await world.groups() == []
 
 
 async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""When a run on a server of somebody else's has ended: its last step is on record, and nobody speaks any more."""
+"""Who speaks for a run, and when one on a server of somebody else's has ended: its last step is on record, and nobody
+speaks any more."""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import TrainReport
 from lachesis.services import connect
-from lachesis.services.connect import has_ended
+from lachesis.services.connect import has_ended, recent_heartbeats
 
 REPORTS = subjects.state("r", "trainer", subjects.LIVE, "main")
 
@@ -30,6 +31,11 @@ def report(step: int) -> bytes:
             policy_version=f"{step}-a-b", checkpoint="c",
         )
     )  # fmt: skip
+
+
+def beat(service: str) -> bytes:
+    stage = Vitals().report()
+    return encode(Heartbeat(run="r", service=service, instance=f"{service}-1-a", pid=1, time_ns=0, stage=stage))
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +57,37 @@ async def test_a_silent_run_has_ended_once_its_last_step_is_reported(
 
 
 async def test_a_run_whose_services_speak_goes_on_whatever_is_on_record() -> None:
-    beat = Heartbeat(run="r", service="evaluator", instance="1-a", pid=1, time_ns=0, stage=Vitals().report())
-
     async with MemoryBus() as bus, anyio.create_task_group() as tasks:
 
         async def speak(*, task_status: Any) -> None:
             task_status.started()
             while True:
-                await bus.broadcast(subjects.heartbeat("r", "evaluator", "1-a"), encode(beat))
+                await bus.broadcast(subjects.heartbeat("r", "evaluator", "1-a"), beat("evaluator"))
                 await anyio.sleep(0.01)
 
         await bus.publish(REPORTS, report(3), msg_id="1")
         await tasks.start(speak)
         assert not await has_ended(bus, config())
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("awaited", "heard"), [
+    ([], {"scorer"}), (["scorer"], {"scorer"}), (["scorer", "trainer"], {"scorer", "trainer"}),
+])  # fmt: skip
+async def test_services_that_are_awaited_are_listened_for_longer(
+    awaited: list[str], heard: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect, "_HEARTBEATS_S", 0.2)
+    monkeypatch.setattr(connect, "SILENCE_S", 60.0)
+    async with MemoryBus() as bus, anyio.create_task_group() as tasks:
+
+        async def speak() -> None:
+            await anyio.sleep(0.01)
+            await bus.broadcast(subjects.heartbeat("r", "scorer", "1-a"), beat("scorer"))
+            await anyio.sleep(0.5)
+            await bus.broadcast(subjects.heartbeat("r", "trainer", "1-a"), beat("trainer"))
+
+        tasks.start_soon(speak)
+        with anyio.fail_after(30):
+            assert {one.service for one in await recent_heartbeats(bus, "r", awaited)} == heard
         tasks.cancel_scope.cancel()
