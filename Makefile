@@ -13,7 +13,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" -n 4 $(ARGS)
 
 slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow -n 3 $(ARGS)
+	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
 
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(ARGS)

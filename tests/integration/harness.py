@@ -136,7 +136,8 @@ class Run:
         file = self.folder / "metrics.jsonl"
         written = file.read_bytes() if file.exists() else b""
         whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
-        return int(json.loads(whole[-1])["train/step"]) if whole else 0
+        steps = (json.loads(line).get("train/step") for line in reversed(whole))  # a void batch's line has none
+        return int(next(filter(None, steps), 0))
 
     async def wait_for_step(self, step: int, deadline_s: float = 300.0) -> None:
         """Wait until `step` is trained; fail when the run ends before or takes too long."""

@@ -71,14 +71,13 @@ class Site:
         missing = {process.pid for process in processes}
         with anyio.fail_after(180):
             async with bus.listen(subjects.heartbeat(run)) as beats:
-                async for message in beats:
-                    beat = decode(Heartbeat, message.data)
-                    if beat.stage.state == "ok":
-                        missing.discard(beat.pid)
-                    if not missing:
-                        return
+                while missing:
                     for process in processes:
                         assert process.poll() is None, self.said(process)
+                    with anyio.move_on_after(1):
+                        beat = decode(Heartbeat, (await anext(beats)).data)
+                        if beat.stage.state == "ok":
+                            missing.discard(beat.pid)
 
     async def ended(self, *processes: subprocess.Popen[bytes]) -> list[subprocess.Popen[bytes]]:
         """Wait until at least one of them has ended and return those that have."""
