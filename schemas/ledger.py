@@ -15,6 +15,7 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.promotion import PROMOTED_SINCE, Promoted
+from lachesis.schemas.sequences import UNTRAINABLE_SINCE
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
@@ -36,7 +37,16 @@ GENESIS = "0" * 64
 """What the first entry names as the hash before it."""
 
 OutcomeKind = Literal[
-    "batched", "stale", "zero_variance", "unscorable", "quarantined", "dead", "duplicate", "oversized", "lease_expired"
+    "batched",
+    "stale",
+    "zero_variance",
+    "unscorable",
+    "untrainable",
+    "quarantined",
+    "dead",
+    "duplicate",
+    "oversized",
+    "lease_expired",
 ]
 
 
@@ -116,7 +126,8 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
 
     @property
     def needs(self) -> int:
-        return PROMOTED_SINCE if self.promoted else 1
+        untrainable = any(outcome.kind == "untrainable" for outcome in self.outcomes)
+        return max(PROMOTED_SINCE if self.promoted else 1, UNTRAINABLE_SINCE if untrainable else 1)
 
     def digest(self) -> str:
         """Return the SHA-256 (hex) that the next entry names as `previous`.

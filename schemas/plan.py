@@ -18,7 +18,8 @@ PLAN_HEADER = "Lachesis-Plan"
 ROLLOUT_HEADER = "Lachesis-Rollout"
 """On what is derived from one group and lies in another stream: the group's sequence in ROLLOUTS."""
 TRACEPARENT_HEADER = "traceparent"
-_FORM = "1"
+_FORM, _UNTRAINABLE = "1", "2"
+"""The second is for groups that cannot be trained on, and otherwise as the first."""
 _FIELDS = 11
 _LONGEST = 1024
 _MOST = 1 << 31
@@ -26,7 +27,10 @@ _MOST = 1 << 31
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`sequences` and `tokens` are a group's weight in a batch; `policy_step` is the oldest step it was made with."""
+    """`sequences` and `tokens` are a group's weight in a batch; `policy_step` is the oldest step it was made with.
+
+    A group without the logprobs that it was sampled with is not `trainable`.
+    """
 
     group: str
     sequences: int
@@ -38,6 +42,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     counter: int
     started_ns: int
     lease: str | None = None
+    trainable: bool = True
 
     @classmethod
     def of(cls, group: RolloutGroup) -> Self:
@@ -53,6 +58,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             counter=group.counter,
             started_ns=group.started_ns,
             lease=group.lease,
+            trainable=group.sequences.logprobs is not None,
         )
 
     def pack(self) -> str:
@@ -66,7 +72,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             self.counter,
             self.started_ns,
         )
-        return " ".join([_FORM, self.group, *map(str, numbers), self.producer, self.lease or "-"])
+        form = _FORM if self.trainable else _UNTRAINABLE
+        return " ".join([form, self.group, *map(str, numbers), self.producer, self.lease or "-"])
 
     @classmethod
     def unpack(cls, text: str | None) -> Self:
@@ -76,10 +83,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             text is None
             or len(text) > _LONGEST
             or len(parts) != _FIELDS
-            or parts[0] != _FORM
+            or parts[0] not in {_FORM, _UNTRAINABLE}
             or not is_group_id(parts[1])
         ):
-            raise SchemaError(f"header {PLAN_HEADER}: {(text or '')[:80]!r} is not a plan of form {_FORM}")
+            raise SchemaError(
+                f"header {PLAN_HEADER}: {(text or '')[:80]!r} is not a plan of form {_FORM} or {_UNTRAINABLE}"
+            )
         numbers = parts[2:9]
         if not all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in numbers):
             raise SchemaError(f"header {PLAN_HEADER}: a number is malformed in {text[:80]!r}")
@@ -103,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             started_ns=started_ns,
             producer=parts[9],
             lease=None if parts[10] == "-" else parts[10],
+            trainable=parts[0] == _FORM,
         )
 
 

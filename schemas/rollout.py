@@ -17,7 +17,7 @@ from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.packing import deflate, inflate
-from lachesis.schemas.sequences import FinishReason, Sequence, Sequences, VersionSpan
+from lachesis.schemas.sequences import UNTRAINABLE_SINCE, FinishReason, Sequence, Sequences, VersionSpan
 from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
@@ -120,6 +120,10 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
     def policy_step(self) -> int:
         """The oldest step that it was made with."""
         return min(version.step for version in self.versions)
+
+    @property
+    def needs(self) -> int:
+        return 1 if self.sequences.logprobs is not None else UNTRAINABLE_SINCE
 
     def to_wire(self) -> Self:
         sequences = self.sequences.narrowed()

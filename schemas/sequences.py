@@ -7,7 +7,7 @@ over all sequences one after the other; `offsets` cuts them.
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -17,7 +17,10 @@ from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.packing import join_tokens, split_tokens
 
-__all__ = ["FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
+__all__ = ["UNTRAINABLE_SINCE", "FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
+
+UNTRAINABLE_SINCE: Final = 2
+"""The wire version whose readers know of groups without logprobs."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -34,24 +37,24 @@ class Sequence(NamedTuple):
     """One training sequence as read-only views.
 
     `tokens` int32 [T], `loss_mask` bool [T], `logprobs` float32 [T] (of token t given tokens before t, at the sampling
-    temperature; 0 where the mask is false), `token_advantages` float32 [T] or None.
+    temperature; 0 where the mask is false) or None, `token_advantages` float32 [T] or None.
     """
 
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
+    logprobs: NDArray[np.float32] | None
     token_advantages: NDArray[np.float32] | None
     finish_reason: str
 
 
 class Generated(NamedTuple):
-    """The tokens that the loss mask lets in, int32 [G], and their logprobs float32 [G], sample after sample.
+    """The tokens that the loss mask lets in, int32 [G], and their logprobs float32 [G] or None, sample after sample.
 
     Sample i has those from `cuts[i]` to `cuts[i + 1]`.
     """
 
     tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
+    logprobs: NDArray[np.float32] | None
     cuts: list[int]
 
     @property
@@ -68,7 +71,8 @@ class Generated(NamedTuple):
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The columns of n sequences with T tokens in all.
 
-    `offsets` int32 [n+1], `tokens` int32 [T], `loss_mask` packed bits [T], `logprobs` float32 [T].
+    `offsets` int32 [n+1], `tokens` int32 [T], `loss_mask` packed bits [T], `logprobs` float32 [T]; None: nobody kept
+    those it was sampled with, so it can be judged and not trained on.
     `token_bits`: on the wire alone. With it `tokens` are uint16 [T], the low halves, and it holds each higher bit that
     any token has as packed bits [T], the lowest first.
     `sample_index` [n]: which sample a sequence belongs to (None: one sequence a sample).
@@ -80,7 +84,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     offsets: bytes
     tokens: bytes
     loss_mask: bytes
-    logprobs: bytes
+    logprobs: bytes | None
     finish_reasons: list[FinishReason]
     version_spans: list[VersionSpan]
     sample_index: list[int] | None = None
@@ -109,11 +113,11 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return what was generated, of columns that were checked."""
         mask = unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
         tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
-        logprobs = view(self.logprobs, "float32", len(mask), "logprobs")[mask]
+        logprobs = None if self.logprobs is None else view(self.logprobs, "float32", len(mask), "logprobs")[mask]
         counts = np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
         if self.sample_index is not None:
             order = np.argsort(np.repeat(self.sample_index, counts), kind="stable")
-            tokens, logprobs = tokens[order], logprobs[order]
+            tokens, logprobs = tokens[order], None if logprobs is None else logprobs[order]
             counts = np.bincount(self.sample_index, weights=counts).astype(np.int64)
         return Generated(tokens, logprobs, [0, *np.cumsum(counts).tolist()])
 
@@ -121,15 +125,14 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         total = self.n_tokens
         tokens = view(self.tokens, "int32", total, "tokens")
         mask = unpack_mask(self.loss_mask, total, "loss_mask")
-        logprobs = view(self.logprobs, "float32", total, "logprobs")
-        advantages = None
-        if self.token_advantages is not None:
-            advantages = view(self.token_advantages, "float32", total, "token_advantages")
         cuts = self.cuts()
         for i, reason in enumerate(self.finish_reasons):
             part = slice(int(cuts[i]), int(cuts[i + 1]))
-            token_advantages = None if advantages is None else advantages[part]
-            yield Sequence(tokens[part], mask[part], logprobs[part], token_advantages, reason)
+            logprobs, advantages = (
+                None if data is None else view(data, "float32", total, name)[part]
+                for name, data in (("logprobs", self.logprobs), ("token_advantages", self.token_advantages))
+            )
+            yield Sequence(tokens[part], mask[part], logprobs, advantages, reason)
 
     def narrowed(self) -> Self:
         """Return the form that travels. Tokens that are none stay as they are, for whoever reads them to refuse."""
@@ -154,14 +157,8 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if tokens.min() < 0:
             raise SchemaError("tokens: a token id is negative")
         mask = unpack_mask(self.loss_mask, total, "loss_mask")
-        logprobs = view(self.logprobs, "float32", total, "logprobs")
-        lowest, highest = float(logprobs.min()), float(logprobs.max())  # NaN where any is
-        if not (math.isfinite(lowest) and math.isfinite(highest)):
-            raise SchemaError("logprobs: NaN or infinite")
-        if highest > 1e-4:
-            raise SchemaError("logprobs: positive, so no log-probability")
-        if bool(((logprobs != 0) > mask).any()):
-            raise SchemaError("logprobs: not 0 at a position the loss mask leaves out")
+        if self.logprobs is not None:
+            _check_logprobs(view(self.logprobs, "float32", total, "logprobs"), mask)
         if bool(mask[cuts[:-1]].any()):
             raise SchemaError("loss_mask: the first token of a sequence follows nothing, so it cannot be trained on")
         if self.token_advantages is not None:
@@ -190,3 +187,13 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 raise SchemaError(f"turn_rewards: {len(self.turn_rewards)} samples where there are {samples}")
             if not all(np.isfinite(value) for turns in self.turn_rewards for value in turns):
                 raise SchemaError("turn_rewards: NaN or infinite")
+
+
+def _check_logprobs(logprobs: NDArray[np.float32], mask: NDArray[np.bool_]) -> None:
+    lowest, highest = float(logprobs.min()), float(logprobs.max())  # NaN where any is
+    if not (math.isfinite(lowest) and math.isfinite(highest)):
+        raise SchemaError("logprobs: NaN or infinite")
+    if highest > 1e-4:
+        raise SchemaError("logprobs: positive, so no log-probability")
+    if bool(((logprobs != 0) > mask).any()):
+        raise SchemaError("logprobs: not 0 at a position the loss mask leaves out")

@@ -77,9 +77,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, kw_only=True):
-    """What became of the groups: `stored` now, `known` from before, `bad` left out."""
+    """What became of the groups: `stored` now, of them `untrainable` for want of logprobs, `known` from before, `bad`
+    left out."""
 
     stored: int = 0
+    untrainable: int = 0
     known: int = 0
     bad: int = 0
     sequences: int = 0
@@ -243,6 +245,7 @@ class Importer:
             self._done.known += 1
         else:
             self._done.stored += 1
+            self._done.untrainable += group.sequences.logprobs is None
             self._done.sequences += len(group.sequences)
             self._done.bytes += len(data)
         return ack.seq

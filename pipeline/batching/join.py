@@ -169,6 +169,8 @@ class Joiner:
             self._settle(member, "oversized", reason)
         elif config.token_budget is not None and plan.tokens > config.token_budget:
             self._settle(member, "oversized", f"{plan.tokens} tokens where a batch may have {config.token_budget}")
+        elif not plan.trainable:
+            self._settle(member, "untrainable", "it came without the logprobs that it was sampled with")
         elif self._past is None and plan.policy_step > self._batch:
             # a policy of step n has been trained on n batches; this would never age
             reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"

@@ -24,7 +24,8 @@ def training_sequences(
     """Return the sequences of one group.
 
     Raises `DataError` when the group was made with another tokenizer or does not fit its advantages or its teacher
-    arrays, `UnsupportedError` when it holds attachments or per-token columns, which a text policy has no use for.
+    arrays, `UnsupportedError` when it holds attachments or per-token columns, which a text policy has no use for, or
+    no logprobs.
     """
     if group.tokenizer_hash != tokenizer_hash:
         raise DataError(f"group {group.id}: tokenizer {group.tokenizer_hash[:12]} is not ours, {tokenizer_hash[:12]}")
@@ -43,6 +44,10 @@ def training_sequences(
         advantage = ref.advantages[sample]
         if advantage is None or not sequence.loss_mask.any():
             continue
+        if sequence.logprobs is None:
+            raise UnsupportedError(
+                f"group {group.id} has no logprobs, which tell the policy that made it from this one"
+            )
         has_teacher = teacher is not None and i not in teacher.missing
         found.append(
             TrainingSequence(

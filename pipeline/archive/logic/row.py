@@ -144,7 +144,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     tokens: NDArray[np.int32]
     loss_mask: NDArray[np.int8]
-    logprobs: NDArray[np.float32]
+    logprobs: NDArray[np.float32] | None
     token_advantages: NDArray[np.float32] | None = None
     columns: list[TokenColumn] | None = None
     environment_rewards: list[Named] | None = None
@@ -274,13 +274,13 @@ def group_of(rows: Items[Row], *, run: str) -> RolloutGroup:
             offsets=as_bytes(np.cumsum([0, *lengths]), "int32"),
             tokens=as_bytes(np.concatenate([row.tokens for row in rows]), "int32"),
             loss_mask=pack_mask(np.concatenate([row.loss_mask for row in rows]) != 0),
-            logprobs=as_bytes(np.concatenate([row.logprobs for row in rows]), "float32"),
+            logprobs=_floats("logprobs", [row.logprobs for row in rows]),
             finish_reasons=[row.finish_reason for row in rows],
             version_spans=[VersionSpan(i, s.start, s.version) for i, row in enumerate(rows) for s in row.version_spans],
             sample_index=None if index == list(range(len(rows))) else index,
             rewards=_rewards(samples),
             turn_rewards=_all_or_none("turn_rewards", [row.turn_rewards for row in samples]),
-            token_advantages=_token_advantages(rows),
+            token_advantages=_floats("token_advantages", [row.token_advantages for row in rows]),
             columns=_columns(rows),
         ),
         tokenizer_hash=first.tokenizer_hash,
@@ -329,16 +329,15 @@ def _of_sequence(group: RolloutGroup, i: int) -> dict[str, Any]:
     sequences = group.sequences
     cuts, total = sequences.cuts(), sequences.n_tokens
     part = slice(int(cuts[i]), int(cuts[i + 1]))
-    advantages = sequences.token_advantages
     return {
         "sequence": i,
         "finish_reason": sequences.finish_reasons[i],
         "tokens": view(sequences.tokens, "int32", total, "tokens")[part],
         "loss_mask": unpack_mask(sequences.loss_mask, total, "loss_mask")[part].astype(np.int8),
-        "logprobs": view(sequences.logprobs, "float32", total, "logprobs")[part],
-        "token_advantages": (
-            None if advantages is None else view(advantages, "float32", total, "token_advantages")[part]
-        ),
+        **{
+            name: None if data is None else view(data, "float32", total, name)[part]
+            for name, data in (("logprobs", sequences.logprobs), ("token_advantages", sequences.token_advantages))
+        },
         "columns": [
             TokenColumn(name, one.dtype, one.width, _bytes_of(one, total, part))
             for name, one in sequences.columns.items()
@@ -473,12 +472,12 @@ def _all_or_none(name: str, values: Items[list[Any] | None]) -> list[list[Any]] 
     return given or None
 
 
-def _token_advantages(rows: Items[Row]) -> bytes | None:
-    given = [row.token_advantages for row in rows if row.token_advantages is not None]
+def _floats(name: str, values: Items[NDArray[np.float32] | None]) -> bytes | None:
+    given = [value for value in values if value is not None]
     if not given:
         return None
-    if len(given) != len(rows):
-        raise SchemaError("token_advantages: null for some sequences of a group, but not for all")
+    if len(given) != len(values):
+        raise SchemaError(f"{name}: null for some sequences of a group, but not for all")
     return as_bytes(np.concatenate(given), "float32")
 
 

@@ -32,7 +32,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a group besides what its client sent, or wrote to a file.
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
-    `by` says who took the group in: the gateway, or an import.
+    `by` says who took the group in: the gateway, or an import. Unless it is to be `trainable`, it may come without the
+    logprobs that it was sampled with.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     most: int
     by: str = "gateway"
+    trainable: bool = True
 
 
 def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
@@ -73,7 +75,7 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
             offsets=as_bytes(offsets, "int32"),
             tokens=as_bytes(tokens, "int32"),
             loss_mask=pack_mask(mask),
-            logprobs=as_bytes(_logprobs(data, lengths, mask), "float32"),
+            logprobs=_logprobs(data, lengths, mask),
             finish_reasons=["length" if length >= origin.longest else "stop" for length in lengths],
             version_spans=[VersionSpan(i, 0, 0) for i in range(len(lengths))],
             rewards={REWARD: list(data.scores)},
@@ -99,7 +101,7 @@ def _check_shape(data: ScoredData, origin: Origin) -> None:
             f"tokens: {n} sequences, but a batch has {origin.most} and groups are never split: this group could never "
             "be trained on; make group_size smaller, or batching.batch_size larger"
         )
-    if data.inference_logprobs is None:
+    if data.inference_logprobs is None and origin.trainable:
         raise SchemaError(
             "inference_logprobs: missing; the logprobs at which tokens were sampled correct for the age of the policy. "
             "Let the environment collect them (ManagedServer over a vLLM or SGLang server does)"
@@ -143,10 +145,12 @@ def _flat(name: str, rows: Items[Items[float]], lengths: Items[int]) -> NDArray[
     return found
 
 
-def _logprobs(data: ScoredData, lengths: Items[int], mask: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _logprobs(data: ScoredData, lengths: Items[int], mask: NDArray[np.bool_]) -> bytes | None:
     """Return the logprobs [T], 0 where nothing is trained on: the 1.0 that clients send there is no logprob."""
-    values = _flat("inference_logprobs", data.inference_logprobs or [], lengths)
-    return np.where(mask, values, np.float32(0.0))
+    if data.inference_logprobs is None:
+        return None
+    values = _flat("inference_logprobs", data.inference_logprobs, lengths)
+    return as_bytes(np.where(mask, values, np.float32(0.0)), "float32")
 
 
 def _column(name: str, rows: list[list[float]] | None, lengths: Items[int]) -> bytes | None:

@@ -138,9 +138,11 @@ def manifest_digest(before: str, batch: Batch) -> str:
 
 
 def without_logprobs(group: RolloutGroup) -> bool:
-    """Return whether the logprobs that the group was sampled with are missing: 0 at every token to be trained on.
+    """Return whether the logprobs that the group was sampled with are missing: None, or 0 wherever it is trained on.
 
     Samples that differ cannot all have had the probability 1; where they do not differ there is nothing to learn.
     """
-    trained = [sequence.logprobs[sequence.loss_mask] for sequence in group.sequences]
+    if group.sequences.logprobs is None:
+        return True
+    trained = [one.logprobs[one.loss_mask] for one in group.sequences if one.logprobs is not None]
     return any(len(values) for values in trained) and not any(values.any() for values in trained)

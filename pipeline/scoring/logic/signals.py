@@ -6,6 +6,7 @@ that is scored again gives the same. A sample of several sequences is judged ove
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +31,26 @@ def signals_of(sequences: Sequences, generated: Generated) -> GroupSignals:
     """Return the signals of a group whose columns have been checked, and of what was generated in it."""
     ids, lps, _ = generated
     samples = generated.samples
+    known = _of_logprobs(ids, lps, samples) if lps is not None else {"logprobs": [None] * len(samples)}
     last = dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
     return GroupSignals(
-        logprobs=[float(np.add.reduce(lps[s], dtype=np.float64)) / (s.stop - s.start) if s.stop > s.start else None
-                  for s in samples],
         texts=[zlib.crc32(ids[s].data) for s in samples],
         truncated=sum(reason == "length" for reason in last.values()),
-        zeros=len(lps) - int(np.count_nonzero(lps)),
-        unlikely=_unlikely(ids, lps, samples),
-        sure_run=longest_run(lps > _SURE, samples),
         distinct=_distinct(ids, samples),
-    )  # fmt: skip
+        **known,
+    )
+
+
+def _of_logprobs(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> dict[str, Any]:
+    return {
+        "logprobs": [
+            float(np.add.reduce(lps[s], dtype=np.float64)) / (s.stop - s.start) if s.stop > s.start else None
+            for s in samples
+        ],
+        "zeros": len(lps) - int(np.count_nonzero(lps)),
+        "unlikely": _unlikely(ids, lps, samples),
+        "sure_run": longest_run(lps > _SURE, samples),
+    }
 
 
 def distinct_share(ids: NDArray[np.int32]) -> float:

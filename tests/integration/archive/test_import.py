@@ -55,10 +55,11 @@ def write(path: Path, *lines: dict[str, Any] | str) -> Path:
 
 async def test_a_past_with_atropos_is_imported_into_a_new_run_and_scored_again(tmp_path: Path) -> None:
     world = World(tmp_path, None)  # type: ignore[arg-type] - no server runs, and none has
-    path = write(tmp_path / "past.jsonl", *(scored(n) for n in range(30)))
+    older = {"inference_logprobs": None}  # as environments write that do not collect them
+    path = write(tmp_path / "past.jsonl", *(scored(n, **(older if n % 3 else {})) for n in range(30)))
     arguments = ("import", path, "--atropos", "--env", "sums")
     done = await world.json(*arguments, "--policy", "7-theirs-ab")
-    assert (done["stored"], done["known"], done["sequences"]) == (30, 0, 120)
+    assert (done["stored"], done["untrainable"], done["known"], done["sequences"]) == (30, 20, 0, 120)
     assert (await world.json(*arguments))["known"] == 30
     for revision, rater in (("one", "length"), ("two", "repetition")):
         replayed = await world.json("replay", "--revision", revision, "--set", f'scoring.raters=[{{rater="{rater}"}}]')
@@ -78,11 +79,9 @@ async def test_a_past_with_atropos_is_imported_into_a_new_run_and_scored_again(t
 
 
 async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -> None:
-    without = scored(4)
-    del without["inference_logprobs"]
     path = write(
         world.folder / "past.jsonl", scored(1), "", scored(2, scores=[1.0]), scored(3, scores=[float("nan")] * 4),
-        without, scored(5, masks=[[1] * 8] * 4), "[]", scored(6), scored(1),
+        scored(4, inference_logprobs=[[]] * 4), scored(5, masks=[[1] * 8] * 4), "[]", scored(6), scored(1),
     )  # fmt: skip
     arguments = ("import", path, "--atropos", "--env", "sums", "--unleased")
     said = await world.refusal(*arguments)
@@ -92,7 +91,7 @@ async def test_what_is_no_group_of_atropos_is_told_with_its_line(world: World) -
     told = [line.removeprefix(f"left out: {path}:") for line in err.splitlines() if line.startswith("left out")]
     assert [line.partition(":")[0] for line in told] == ["3", "4", "5", "6", "7"]
     assert "NaN" in told[1]
-    assert "inference_logprobs: missing" in told[2]
+    assert "inference_logprobs[0]: 0 values for 8 tokens" in told[2]
     assert ("1 groups stored" in out, "2 were stored already" in out) == (True, True)
     assert len(await world.groups()) == 2
     assert "looks like a file of Atropos: give --atropos" in await world.refusal("import", path)

@@ -85,7 +85,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
             offsets=as_bytes(cuts, "int32"),
             tokens=as_bytes(draw(st.lists(st.integers(0, (1 << 31) - 1), min_size=total, max_size=total)), "int32"),
             loss_mask=pack_mask(mask),
-            logprobs=as_bytes(logprobs, "float32"),
+            logprobs=draw(st.none() | st.just(as_bytes(logprobs, "float32"))),
             finish_reasons=draw(st.lists(st.sampled_from(["stop", "length", "tool"]), min_size=n, max_size=n)),
             version_spans=[VersionSpan(i, j, draw(either)) for i in range(n)[::-1] for j in range(lengths[i])],
             sample_index=index,

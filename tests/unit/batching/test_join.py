@@ -492,6 +492,14 @@ def test_tokens_make_a_group_oversized_too() -> None:
     assert outcomes(joiner) == {1: "oversized"}
 
 
+def test_a_rollout_without_logprobs_is_never_trained_on() -> None:
+    joiner = Joiner(CONFIG)
+    joiner.member(1, "e", msgspec.structs.replace(make_plan(1), trainable=False), 0, 0)
+    joiner.reward(1, 0, make_reward(1, 1))
+    assert outcomes(joiner) == {1: "untrainable"}
+    assert not joiner.ready
+
+
 def test_another_stages_dead_letter_ends_nothing() -> None:
     joiner = Joiner(CONFIG)
     joiner.member(1, "e", make_plan(1), 0, 0)

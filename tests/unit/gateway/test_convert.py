@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lachesis.pipeline.gateway.logic.convert import Origin, to_group
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
@@ -116,6 +117,16 @@ def test_what_is_wrong_is_refused_and_said(make_scored, case):
     changes, text = WRONG[case]
     with pytest.raises(SchemaError, match=text):
         converted(make_scored(**changes))
+
+
+def test_what_is_not_to_be_trained_on_may_come_without_logprobs(make_scored):
+    sent = make_scored(2)
+    origin = replace(ORIGIN, trainable=False)
+    group, known = (
+        to_group(read_json(ScoredData, json.dumps(data).encode()), origin)
+        for data in ({**sent, "inference_logprobs": None}, sent)
+    )
+    assert group == known.replace(v=2, sequences=replace(known.sequences, logprobs=None))
 
 
 def test_more_sequences_than_a_batch_and_longer_ones_than_allowed_are_refused(make_scored):

@@ -154,12 +154,13 @@ def test_a_mix_is_kept_to():
     assert [ref.env for ref in first.groups].count("few") == 2
 
 
-async def test_logprobs_that_are_all_zero_are_missing(lab):
+async def test_logprobs_that_are_none_or_all_zero_are_missing(lab):
     sampled = lab.group(1)
     assert not without_logprobs(sampled)
     total = sampled.sequences.n_tokens
     bare = msgspec.structs.replace(sampled.sequences, logprobs=as_bytes([0.0] * total, "float32"))
     assert without_logprobs(sampled.replace(sequences=bare))
+    assert without_logprobs(sampled.replace(sequences=msgspec.structs.replace(bare, logprobs=None)))
     one = [0.0] * (total - 1) + [-0.5]
     some = msgspec.structs.replace(sampled.sequences, logprobs=as_bytes(one, "float32"))
     assert not without_logprobs(sampled.replace(sequences=some))

@@ -184,12 +184,13 @@ async def test_what_cannot_be_trained_on_is_refused_before_anything_is_stored(la
     assert (await record(lab.bus, "r")).holds == {}
 
 
-async def test_missing_logprobs_are_refused(lab):
+@pytest.mark.parametrize("zeros", [False, True])
+async def test_missing_logprobs_are_refused(lab, zeros):
     await history(lab, 10)
     bare = lab.group(11, samples=4, messages=[], task={"answer": "yes"})
     said = [[Message(role="assistant", content=text)] for text in ("yes", "no", "no", "yes")]
-    zeros = as_bytes([0.0] * bare.sequences.n_tokens, "float32")
-    await lab.store(bare.replace(messages=said, sequences=msgspec.structs.replace(bare.sequences, logprobs=zeros)))
+    logprobs = as_bytes([0.0] * bare.sequences.n_tokens, "float32") if zeros else None
+    await lab.store(bare.replace(messages=said, sequences=msgspec.structs.replace(bare.sequences, logprobs=logprobs)))
     await replay(lab)
     with pytest.raises(DataError, match=f"1 of 11 groups have no logprobs, group {11:032x} of sums at sequence 11"):
         await past(lab)

@@ -79,6 +79,20 @@ def test_groups_come_back_bit_for_bit(n: int, tokens: int, seed: int) -> None:
         assert ours.loss_mask.tolist() == theirs.loss_mask.tolist()
 
 
+def test_a_group_without_logprobs_comes_back_and_older_builds_refuse_it() -> None:
+    group = make_group(2, 16)
+    bare = group.replace(sequences=msgspec.structs.replace(group.sequences, logprobs=None))
+    back = decode(RolloutGroup, encode(bare))
+    assert (back, back.v, group.v) == (bare, 2, 1)
+    assert [sequence.logprobs for sequence in back.sequences] == [None, None]
+    assert back.sequences.generated().logprobs is None
+    assert (Plan.of(back).trainable, Plan.of(group).trainable) == (False, True)
+    raw = msgspec.msgpack.decode(encode(group))
+    del raw["sequences"]["logprobs"]
+    with pytest.raises(SchemaError, match="logprobs"):
+        decode(RolloutGroup, msgspec.msgpack.encode(raw))
+
+
 @given(st.lists(st.booleans(), max_size=200))
 def test_masks_come_back(mask: list[bool]) -> None:
     assert unpack_mask(pack_mask(mask), len(mask), "mask").tolist() == mask
@@ -98,12 +112,12 @@ def test_columns_come_back_without_a_copy(dtype: Any, values: list[int]) -> None
 
 @given(
     st.integers(0, 2**63 - 1), st.integers(1, 2**31 - 1), st.from_regex("[a-f0-9][a-f0-9-]{0,39}", fullmatch=True),
-    st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
-def test_plans_come_back(step: int, count: int, producer: str, leased: bool) -> None:
+def test_plans_come_back(step: int, count: int, producer: str, leased: bool, trainable: bool) -> None:
     plan = Plan(
         group=new_group_id(), sequences=count, samples=count, tokens=count, policy_step=step, producer=producer,
-        epoch=step, counter=step, started_ns=step, lease="lease-1" if leased else None,
+        epoch=step, counter=step, started_ns=step, lease="lease-1" if leased else None, trainable=trainable,
     )  # fmt: skip
     assert Plan.unpack(plan.pack()) == plan
 
@@ -394,7 +408,7 @@ PLAN = Plan.of(SMALL).pack()
 @pytest.mark.parametrize(
     "text",
     [
-        None, "", " ", "1", PLAN + " x", PLAN[:-len(" lease-12345")], "2" + PLAN[1:], PLAN.replace(" 3 ", " -3 "),
+        None, "", " ", "1", PLAN + " x", PLAN[:-len(" lease-12345")], "3" + PLAN[1:], PLAN.replace(" 3 ", " -3 "),
         PLAN.replace(" 3 ", " 0 "), PLAN.replace(" 3 ", " 3.0 "), PLAN.replace(" 3 ", " \u0663 "),
         PLAN.replace(" 3 ", " " + "9" * 4000 + " "), PLAN.replace(" 3 ", f" {2**31} "), PLAN[:-1] + "\udce9",
         PLAN.replace(" 12 ", f" {2**63} "),

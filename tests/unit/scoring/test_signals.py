@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lachesis.pipeline.scoring.logic.signals import distinct_share, longest_run, signals_of
 from lachesis.schemas.columns import as_bytes, pack_mask
@@ -49,6 +50,12 @@ def test_a_sample_of_several_sequences_is_one():
 
 def test_a_sample_without_generated_tokens_has_no_logprob():
     assert signals(sequences([[(1, None), (2, None)], [(1, None), (2, -1.0)]])).logprobs == [None, -1.0]
+
+
+def test_without_logprobs_the_tokens_alone_tell():
+    rows = [[(7, None), (1, -1.0), (2, -3.0)], [(7, None), (1, 0.0), (2, -0.001)]]
+    known, found = signals(sequences(rows)), signals(sequences(rows, logprobs=None))
+    assert found == replace(known, logprobs=[None, None], zeros=0, sure_run=0)
 
 
 def test_rare_tokens_against_the_odds():

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from fuzz.examples import group
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lachesis.pipeline.training.batch import TrainingSequence, pack
-from lachesis.schemas.errors import DataError
+from lachesis.pipeline.training.sequences import training_sequences
+from lachesis.schemas.errors import DataError, UnsupportedError
+from lachesis.schemas.ledger import GroupRef
 
 
 def sequence(length=4, prompt=2, **changes):
@@ -84,3 +88,12 @@ def test_microbatches_cover_every_row_once_within_the_budget(lengths, budget):
         assert part.tokens_BT.numel() <= budget or part.sequences == 1
     assert sum(part.trainable_tokens for part in parts) == batch.trainable_tokens
     assert torch.equal(torch.cat([part.lengths_B for part in parts]), batch.lengths_B)
+
+
+def test_a_group_without_logprobs_is_refused_by_name():
+    plain = group()
+    bare = plain.replace(sequences=replace(plain.sequences, logprobs=None))
+    ref = GroupRef(group=plain.id, seq=1, env="e", sequences=2, tokens=9, policy_step=0,
+                   advantages=[1.0] * plain.sequences.n_samples)  # fmt: skip
+    with pytest.raises(UnsupportedError, match=f"group {plain.id} has no logprobs"):
+        training_sequences(ref, bare, None, tokenizer_hash=plain.tokenizer_hash)
