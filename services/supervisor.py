@@ -33,10 +33,10 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
+from lachesis.services.forkserver import Forked, ForkServers, Told, open_supervised
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
-from lachesis.services.spare import Spares, Told, open_supervised
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -99,7 +99,7 @@ class _Running:
     """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is."""
 
     planned: Planned
-    process: anyio.abc.Process | None = None
+    process: anyio.abc.Process | Forked | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
     restarts: int = -1
@@ -122,7 +122,7 @@ class Supervisor:
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
-        self._spares = Spares(self.arguments, services, config.services.spares, self.logs)
+        self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), self.logs)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
@@ -173,7 +173,7 @@ class Supervisor:
                         tasks.start_soon(self._keep_running, row)
                     await self._ready(rows)
                 log.info("all %d processes are ready", len(self.running))
-                tasks.start_soon(self._spares.keep)
+                tasks.start_soon(self._forks.keep)
                 await self._until_finished()
         finally:
             with anyio.CancelScope(shield=True):
@@ -220,7 +220,7 @@ class Supervisor:
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
             if code in {DRAINED, DRAIN_TIMEOUT}:
-                self._spares.renew()  # somebody starts it anew, perhaps to take up another build
+                self._forks.renew()  # somebody starts it anew, perhaps to take up another build
             pause = history.ended(life)
             if pause is None:
                 raise StartupError(
@@ -245,11 +245,11 @@ class Supervisor:
         row.process = None
         return code
 
-    async def _start(self, planned: Planned, file: Path) -> anyio.abc.Process:
-        """Start a process that logs to `file`: a spare, if one is left."""
+    async def _start(self, planned: Planned, file: Path) -> anyio.abc.Process | Forked:
+        """Start a process that logs to `file`, by a fork where a fork server is ready."""
         told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
-        if (spare := await self._spares.take(told)) is not None:
-            return spare
+        if (forked := await self._forks.fork(told)) is not None:
+            return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         return await open_supervised(
             [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"], file
@@ -332,7 +332,7 @@ class Supervisor:
         partial.replace(self.config.path / "pids.json")
 
 
-def _send(process: anyio.abc.Process | None, number: signal.Signals) -> None:
+def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) -> None:
     if process is not None and process.returncode is None:
         process.send_signal(number)
 

@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 
 _BYTES_PER_TOKEN = 16
@@ -188,9 +187,9 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Replicas of the teacher stage. Default 1."""
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
-    spares: NonNegativeInt = 1
-    """Processes that wait to take the place of one that dies: so many with torch imported (some 350 MB each), for
-    trainer and inference servers, and as many without (70 MB), for all others. Default 1."""
+    forkserver: bool = True
+    """Whether processes that have imported everything wait to be forked into the next life of one that dies: one with
+    torch (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0

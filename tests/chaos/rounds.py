@@ -31,7 +31,6 @@ __all__ = ["TIGHT", "Kind", "Round", "play"]
 _TESTS = Path(__file__).parents[1]
 _SETS = {
     "services.scorers": 2,
-    "services.spares": 2,
     "services.drain_s": 5.0,
     "evaluate.every_steps": 20,
     **{f"streams.{name}_bytes": 1 << 28 for name in ("rollouts", "events", "replay", "teacher", "ledger")},

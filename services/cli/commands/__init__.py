@@ -40,7 +40,7 @@ def _root(
 
 app.command()(running.up)
 app.command()(running.run)
-app.command(hidden=True)(running.spare)
+app.command(hidden=True)(running.forkserver)
 app.command()(running.demo)
 app.command()(running.dev)
 app.command()(running.init)

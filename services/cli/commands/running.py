@@ -7,7 +7,7 @@ import typer
 
 from lachesis.services.cli.options import Options, with_options
 
-__all__ = ["demo", "dev", "init", "run", "spare", "up"]
+__all__ = ["demo", "dev", "forkserver", "init", "run", "up"]
 
 
 @with_options
@@ -42,12 +42,12 @@ def run(
 
 
 @with_options
-def spare(options: Options, kind: Annotated[str, typer.Argument()]) -> None:
-    """Wait to be told by the supervisor which service to run."""
+def forkserver(options: Options, kind: Annotated[str, typer.Argument()]) -> None:
+    """Fork services that the supervisor asks for."""
     from lachesis.services.cli.run import run_service
-    from lachesis.services.spare import wait_to_be_told
+    from lachesis.services.forkserver import serve_forks
 
-    told = wait_to_be_told(kind)
+    told = serve_forks(kind)
     if told is not None:
         run_service(options, told.service, told.part, replica=told.replica, supervised=True)
 
