@@ -4,11 +4,11 @@ A service that dies is away for as long as its next life imports packages: most 
 is among them. A fork server has that behind it, once and for all the lives to come. There is one with torch, and one,
 far smaller, without. The supervisor asks by one message on the socket that is the server's standard input, with the end
 of a pipe that becomes the standard input of the service: as for every supervised process, its end says that the
-supervisor is gone. What a fork server has imported is as old as it is: the supervisor takes another once a process was
-drained to take up another build. Nothing depends on one: without an answer a service starts as it would without.
+supervisor is gone. A server whose files have changed since it imported them, by an upgrade say, forks nothing more, and
+another takes its place. Nothing depends on one: without its answer a service starts as it would without.
 
 The service is the fork server's child, so it is the server that learns how it ended, and tells. A server that is no
-longer wanted (the socket's end) goes on until its children have ended.
+longer wanted goes on until its children have ended.
 """
 
 import gc
@@ -19,13 +19,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
-import anyio.abc
 import msgspec
+from anyio.abc import Process, TaskGroup, TaskStatus
+from setproctitle import setproctitle
 
 from lachesis.services.registry import SERVICES, load_main
 
@@ -41,6 +42,8 @@ PRELOADED = {
 _AGAIN_S = 5.0
 _ANSWER_S = 5.0
 """What a fork server may take to fork, or to say how a child of its ended, before it is taken for stuck."""
+_IMPORT_S = 60.0
+"""What it may take to import all, likewise."""
 _LONGEST = 1 << 16
 
 
@@ -63,6 +66,10 @@ class _Began(msgspec.Struct, frozen=True, tag=True):
     pid: int
 
 
+class _Outdated(msgspec.Struct, frozen=True, tag=True):
+    """The answer of a server whose files have changed."""
+
+
 class _Ended(msgspec.Struct, frozen=True, tag=True):
     """`code` is as `subprocess` has it: -n where signal n ended the process."""
 
@@ -70,7 +77,7 @@ class _Ended(msgspec.Struct, frozen=True, tag=True):
     code: int
 
 
-_Message = _Ready | _Began | _Ended
+_Message = _Ready | _Began | _Outdated | _Ended
 
 
 # -- the fork server
@@ -83,6 +90,7 @@ def serve_forks(kind: str) -> Told | None:
     """
     for name in PRELOADED[kind]:
         load_main(SERVICES[name])
+    imported = _state_of(module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None))
     gc.collect()
     gc.freeze()  # what is shared with the children stays shared
     requests = socket.socket(fileno=sys.stdin.fileno())
@@ -105,6 +113,10 @@ def serve_forks(kind: str) -> Told | None:
                 poll.unregister(requests)
                 wanted = False
                 continue
+            if _state_of(imported) != imported:
+                os.close(passed[0])
+                _tell(requests, _Outdated())
+                continue
             pid = os.fork()
             if pid == 0:
                 requests.detach()
@@ -117,6 +129,18 @@ def serve_forks(kind: str) -> Told | None:
             poll.register(child, select.POLLIN)
             _tell(requests, _Began(pid), child)
     return None
+
+
+def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
+    """Return by file what changes when its content does; None: it is not there."""
+    found: dict[str, tuple[int, int] | None] = {}
+    for file in filter(None, files):
+        try:
+            state = os.stat(file)  # noqa: PTH116 - of thousands of files
+            found[file] = state.st_mtime_ns, state.st_size
+        except OSError:
+            found[file] = None
+    return found
 
 
 def _tell(requests: socket.socket, message: _Message, *descriptors: int) -> None:
@@ -132,8 +156,7 @@ def _become(told: Told, stdin: int) -> Told:
         os.dup2(given, standard)
     os.close(stdin)
     os.close(sink)
-    with suppress(OSError):
-        Path("/proc/self/comm").write_text(told.service, encoding="utf-8")
+    setproctitle(" ".join(filter(None, ("lachesis run", told.service, told.part, *sys.argv[3:]))))
     return told
 
 
@@ -175,13 +198,13 @@ class Forked:
 class _Server:
     """One fork server, from its start to its end."""
 
-    def __init__(self, kind: str, process: anyio.abc.Process, requests: socket.socket) -> None:
+    def __init__(self, kind: str, process: Process, requests: socket.socket) -> None:
         self.kind = kind
         self.process = process
-        self.is_ready = False
         self.unfit = anyio.Event()
         """Set once it is to be asked no more."""
-        self.is_old = False
+        self.outdated = False
+        self._ready = anyio.Event()
         self._requests = requests
         self._asking = anyio.Lock()
         self._answered = anyio.Event()
@@ -195,7 +218,9 @@ class _Server:
                 data, passed = message
                 match msgspec.json.decode(data, type=_Message):
                     case _Ready():
-                        self.is_ready = True
+                        self._ready.set()
+                    case _Outdated():
+                        self._retire()
                     case _Began(pid):
                         self._began = pid, passed[0]
                         self._answered.set()
@@ -204,6 +229,7 @@ class _Server:
                             child.tell(code)
         finally:
             self.unfit.set()
+            self._ready.set()
             self._answered.set()
             for child in self._children.values():
                 child.tell(None)
@@ -222,8 +248,13 @@ class _Server:
         return (data, passed) if data else None
 
     async def fork(self, told: Told) -> Forked | None:
-        """Return a process that is what it is told; None: the server does not answer, and is ended."""
+        """Return a process that is what it is told, once all is imported. None: the server cannot, or does not answer
+        and is ended."""
         async with self._asking:
+            with anyio.move_on_after(_IMPORT_S):
+                await self._ready.wait()
+            if self.unfit.is_set():
+                return None
             theirs, ours = os.pipe()
             self._answered, self._began = anyio.Event(), None
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
@@ -238,7 +269,7 @@ class _Server:
             began = self._answer()
             if began is None:
                 os.close(ours)  # should it fork after all, the child finds its supervisor gone
-                if self.process.returncode is None:
+                if self.process.returncode is None and not self.outdated:
                     self.process.kill()
                 return None
             child = Forked(*began, ours)
@@ -248,10 +279,11 @@ class _Server:
     def _answer(self) -> tuple[int, int] | None:
         return self._began
 
-    def retire(self) -> None:
+    def _retire(self) -> None:
         """Ask for nothing more. It ends once its children have."""
-        self.is_old = True
+        self.outdated = True
         self.unfit.set()
+        self._answered.set()
         with suppress(OSError):
             self._requests.shutdown(socket.SHUT_WR)
 
@@ -268,35 +300,30 @@ class ForkServers:
         self._file = logs / "forkserver.log"
         self._servers: list[_Server] = []
 
-    async def keep(self) -> None:
-        """Start a server whenever one is missing, until cancelled, which ends them all."""
+    async def keep(self, *, task_status: TaskStatus[None]) -> None:
+        """Start a server whenever one is missing, until cancelled, which ends them all. Started once each is."""
         async with anyio.create_task_group() as tasks:
             for kind in self._kinds:
-                tasks.start_soon(self._keep_one, kind, tasks)
+                tasks.start_soon(self._keep_one, await self._start(kind), tasks)
+            task_status.started()
 
     async def fork(self, told: Told) -> Forked | None:
         """Return a process that is what it is told; None where no server can be it."""
         for server in self._servers:
-            if server.is_ready and told.service in PRELOADED[server.kind]:
+            if told.service in PRELOADED[server.kind]:
                 return await server.fork(told)
         return None
 
-    def renew(self) -> None:
-        """Take other servers, which import everything anew."""
-        for server in self._servers:
-            server.retire()
-        self._servers.clear()
-
-    async def _keep_one(self, kind: str, tasks: anyio.abc.TaskGroup) -> None:
+    async def _keep_one(self, server: _Server, tasks: TaskGroup) -> None:
         while True:
-            server = await self._start(kind)
-            self._servers.append(server)
             tasks.start_soon(server.listen)
             await server.unfit.wait()
-            if not server.is_old:
-                self._servers.remove(server)
-                log.warning("the fork server for services %s ended; see %s", _said(kind), self._file)
+            self._servers.remove(server)
+            if not server.outdated:
+                log.warning("the fork server for services %s torch ended; see %s",
+                            "with" if server.kind == "torch" else "without", self._file)  # fmt: skip
                 await anyio.sleep(_AGAIN_S)
+            server = await self._start(server.kind)
 
     async def _start(self, kind: str) -> _Server:
         command = [sys.executable, "-m", "lachesis", "forkserver", kind, *self._arguments]
@@ -306,14 +333,12 @@ class ForkServers:
             process = await anyio.open_process(
                 command, stdin=theirs.fileno(), stdout=sink, stderr=sink, start_new_session=True
             )
-        return _Server(kind, process, ours)
+        server = _Server(kind, process, ours)
+        self._servers.append(server)
+        return server
 
 
-def _said(kind: str) -> str:
-    return "with torch" if kind == "torch" else "without torch"
-
-
-async def open_supervised(command: Sequence[str], file: Path) -> anyio.abc.Process:
+async def open_supervised(command: Sequence[str], file: Path) -> Process:
     """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone."""
     with file.open("ab") as sink:
         return await anyio.open_process(

@@ -167,13 +167,13 @@ class Supervisor:
         try:
             with anyio.CancelScope() as starting:
                 tasks.start_soon(self._cancel_on_stop, starting)
+                await tasks.start(self._forks.keep)
                 for phase in sorted({row.planned.phase for row in self.running}):
                     rows = [row for row in self.running if row.planned.phase == phase]
                     for row in rows:
                         tasks.start_soon(self._keep_running, row)
                     await self._ready(rows)
                 log.info("all %d processes are ready", len(self.running))
-                tasks.start_soon(self._forks.keep)
                 await self._until_finished()
         finally:
             with anyio.CancelScope(shield=True):
@@ -208,19 +208,18 @@ class Supervisor:
             row.ended.set()
 
     async def _start_again_and_again(self, row: _Running) -> None:
-        history = Restarts()
+        history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
             row.up = False
             started, starved = time.monotonic(), out_of_memory_kills()
-            code = await self._run_once(row)
+            code = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0):
                 break
             life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
-            if code in {DRAINED, DRAIN_TIMEOUT}:
-                self._forks.renew()  # somebody starts it anew, perhaps to take up another build
+            anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:
                 raise StartupError(
@@ -234,21 +233,23 @@ class Supervisor:
     def _last_lines(self, row: _Running) -> str:
         return _tail(self.logs / f"{row.planned.name}.log", row.log_start)
 
-    async def _run_once(self, row: _Running) -> int:
+    async def _run_once(self, row: _Running, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
         row.log_start = file.stat().st_size if file.exists() else 0
-        process = await self._start(row.planned, file)
+        process = await self._start(row.planned, file, anew=anew)
         row.process = process
         self._write_pids()
+        if row.stopping:
+            _send(process, signal.SIGTERM)
         with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
             code = await process.wait()
         row.process = None
         return code
 
-    async def _start(self, planned: Planned, file: Path) -> anyio.abc.Process | Forked:
-        """Start a process that logs to `file`, by a fork where a fork server is ready."""
+    async def _start(self, planned: Planned, file: Path, *, anew: bool) -> anyio.abc.Process | Forked:
+        """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
         told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
-        if (forked := await self._forks.fork(told)) is not None:
+        if not anew and (forked := await self._forks.fork(told)) is not None:
             return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         return await open_supervised(

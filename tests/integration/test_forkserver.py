@@ -25,7 +25,7 @@ async def keeping(
 ) -> AsyncIterator[ForkServers]:
     servers = ForkServers((*arguments, "--set", f"folder={folder}"), services, folder)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(servers.keep)
+        await tasks.start(servers.keep)
         yield servers
         tasks.cancel_scope.cancel()
     assert not waiting()
@@ -47,7 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def ready(servers: ForkServers) -> psutil.Process:
-    await until(lambda: any(server.is_ready for server in servers._servers))
+    await until(lambda: any(server._ready.is_set() for server in servers._servers))
     return psutil.Process(servers._servers[0].process.pid)
 
 
@@ -72,7 +72,8 @@ async def test_a_fork_is_what_it_is_told_and_its_exit_code_is_known(tmp_path: Pa
         server = await ready(servers)
         lives = [await forked(servers, tmp_path) for _ in range(2)]
         assert {child.ppid() for _, child in lives} == {server.pid}
-        await until(lambda: {child.name() for _, child in lives} == {"trainer"})
+        title = f"lachesis run trainer --nats nats://127.0.0.1:9 --set folder={tmp_path}"
+        await until(lambda: {" ".join(child.cmdline()).rstrip() for _, child in lives} == {title})
         assert await end(lives[0][0]) == -signal.SIGKILL
         with anyio.fail_after(150):
             assert await lives[1][0].wait() == STARTUP  # there is no server, which it says where it was told to
@@ -103,10 +104,8 @@ async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
         process, child = await forked(servers, tmp_path)
         first.kill()
         await until(lambda: bool(servers._servers) and servers._servers[0].process.pid != first.pid)
-        assert await servers.fork(told(tmp_path)) is None, "the next one still imports"
-        second = await ready(servers)
-        other, sibling = await forked(servers, tmp_path)
-        assert sibling.ppid() == second.pid
+        other, sibling = await forked(servers, tmp_path)  # once the next one has imported all
+        assert sibling.ppid() == servers._servers[0].process.pid
         assert child.is_running()
         assert await end(process) == -signal.SIGKILL
         assert await end(other) == -signal.SIGKILL
@@ -123,27 +122,31 @@ async def test_nobody_who_ends_unseen_is_waited_for(tmp_path: Path, monkeypatch:
         await until(lambda: not server.is_running())
 
 
-async def test_what_is_retired_forks_nothing_and_ends_after_its_children(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with keeping(tmp_path, *AWAY) as servers:
-        first = await ready(servers)
-        process, _ = await forked(servers, tmp_path)
-        servers.renew()
-        assert await servers.fork(told(tmp_path)) is None
-        await ready(servers)
-        other, sibling = await forked(servers, tmp_path)
-        assert sibling.ppid() != first.pid
-        assert first.is_running()
-        assert await end(process) == -signal.SIGKILL
-        await until(lambda: not first.is_running())
-        await end(other)
+async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    package = tmp_path / "newly"
+    package.mkdir()
+    module_file = package / "sitecustomize.py"
+    module_file.write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(package))
+        async with keeping(tmp_path, *AWAY) as servers:
+            first = await ready(servers)
+            process, _ = await forked(servers, tmp_path)
+            module_file.write_text("import json")
+            assert await servers.fork(told(tmp_path)) is None
+            assert first.is_running(), "it has a child, whose end it is to tell"
+            await until(lambda: bool(servers._servers))
+            other, sibling = await forked(servers, tmp_path)
+            assert sibling.ppid() != first.pid
+            assert await end(process) == -signal.SIGKILL
+            await until(lambda: not first.is_running())
+            await end(other)
     assert "ended" not in caplog.text
 
 
 async def test_each_service_is_forked_by_its_own_kind(tmp_path: Path) -> None:
     async with keeping(tmp_path, services=("trainer", "batcher")) as servers:
-        await until(lambda: sum(server.is_ready for server in servers._servers) == 2)
+        await until(lambda: sum(server._ready.is_set() for server in servers._servers) == 2)
         kinds = {server.kind: server.process.pid for server in servers._servers}
         for service, kind in (("batcher", "plain"), ("inference", "torch")):
             process, child = await forked(servers, tmp_path, service)
