@@ -188,8 +188,8 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     environments: PositiveInt = 1
     """Processes for each environment. Default 1."""
     forkserver: bool = True
-    """Whether processes that have imported everything wait to be forked into the next life of one that dies: one with
-    torch (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
+    """Whether services are forked from processes that have imported everything and do nothing else: one with torch
+    (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
     ready_s: Seconds = 120.0
