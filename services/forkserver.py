@@ -208,8 +208,10 @@ class _Server:
         self._requests = requests
         self._asking = anyio.Lock()
         self._answered = anyio.Event()
-        self._began: tuple[int, int] | None = None
+        self._asked: int | None = None
+        """The end of the pipe that goes with the request under way."""
         self._children: dict[int, Forked] = {}
+        self._newest: Forked | None = None
 
     async def listen(self) -> None:
         """Take in what it says until it ends; then nobody will say how its children end."""
@@ -221,8 +223,8 @@ class _Server:
                         self._ready.set()
                     case _Outdated():
                         self._retire()
-                    case _Began(pid):
-                        self._began = pid, passed[0]
+                    case _Began(pid) if self._asked is not None:
+                        self._newest = self._children[pid] = Forked(pid, passed[0], self._asked)
                         self._answered.set()
                     case _Ended(pid, code):
                         if (child := self._children.pop(pid, None)) is not None:
@@ -256,7 +258,7 @@ class _Server:
             if self.unfit.is_set():
                 return None
             theirs, ours = os.pipe()
-            self._answered, self._began = anyio.Event(), None
+            self._answered, self._asked, self._newest = anyio.Event(), ours, None
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
                 try:
                     socket.send_fds(self._requests, [msgspec.json.encode(told)], [theirs])
@@ -266,18 +268,12 @@ class _Server:
                     pass  # it has just died
                 finally:
                     os.close(theirs)
-            began = self._answer()
-            if began is None:
+            self._asked = None
+            if self._newest is None:
                 os.close(ours)  # should it fork after all, the child finds its supervisor gone
                 if self.process.returncode is None and not self.outdated:
                     self.process.kill()
-                return None
-            child = Forked(*began, ours)
-            self._children[child.pid] = child
-            return child
-
-    def _answer(self) -> tuple[int, int] | None:
-        return self._began
+            return self._newest
 
     def _retire(self) -> None:
         """Ask for nothing more. It ends once its children have."""
