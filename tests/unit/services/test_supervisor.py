@@ -5,17 +5,16 @@ from lachesis.services.process import DRAIN_TIMEOUT, DRAINED
 from lachesis.services.supervisor import Supervisor
 
 
-async def test_after_a_drain_no_spare_of_before_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(RunConfig(run="r", environments={"words": EnvironmentConfig(kind="gateway")}), [])
     supervisor.stop()  # so that no pause is waited for
-    (row, *_), codes, happened = supervisor.running, [1, DRAINED, -9, DRAIN_TIMEOUT, 1], list[int | str]()
+    (row, *_), codes, lives = supervisor.running, [1, DRAINED, -9, DRAIN_TIMEOUT, 1], list[tuple[int, bool]]()
 
-    async def run_once(_: object) -> int:
-        happened.append(codes.pop(0))
+    async def run_once(_: object, *, anew: bool) -> int:
+        lives.append((codes.pop(0), anew))
         row.stopping = not codes
-        return int(happened[-1])
+        return lives[-1][0]
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
-    monkeypatch.setattr(supervisor._spares, "renew", lambda: happened.append("renewed"))
     await supervisor._keep_running(row)
-    assert happened == [1, DRAINED, "renewed", -9, DRAIN_TIMEOUT, "renewed", 1]
+    assert lives == [(1, False), (DRAINED, False), (-9, True), (DRAIN_TIMEOUT, False), (1, True)]
