@@ -40,7 +40,10 @@ def run(tmp_path: Path) -> Iterator[Run]:
     folder.mkdir()
     (folder / "slowed").write_text("none 0")
     environ = {"PYTHONPATH": str(SLOWED), "SLOWED": str(folder / "slowed")}
-    sets = {"health.enabled": "false"}  # which would halt an environment whose model was never trained
+    sets = {
+        "health.enabled": "false",  # which would halt an environment whose model was never trained
+        "services.forkserver": "false",  # each process is slowed as it starts
+    }
     it = Run(folder, LONGER_THAN_ANY_TEST, Supervised(folder), sets=sets, environ=environ)
     with it:
         yield it
