@@ -125,13 +125,14 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         total = self.n_tokens
         tokens = view(self.tokens, "int32", total, "tokens")
         mask = unpack_mask(self.loss_mask, total, "loss_mask")
+        floats = [
+            None if data is None else view(data, "float32", total, name)
+            for name, data in (("logprobs", self.logprobs), ("token_advantages", self.token_advantages))
+        ]
         cuts = self.cuts()
         for i, reason in enumerate(self.finish_reasons):
             part = slice(int(cuts[i]), int(cuts[i + 1]))
-            logprobs, advantages = (
-                None if data is None else view(data, "float32", total, name)[part]
-                for name, data in (("logprobs", self.logprobs), ("token_advantages", self.token_advantages))
-            )
+            logprobs, advantages = (None if values is None else values[part] for values in floats)
             yield Sequence(tokens[part], mask[part], logprobs, advantages, reason)
 
     def narrowed(self) -> Self:

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp, Verdict
 from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE
-from lachesis.schemas.columns import Column, DType, as_bytes, pack_mask, unpack_mask, view
+from lachesis.schemas.columns import Column, DType, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.schemas.rollout import Attachment, Dispatch, Message, RolloutGroup, Sequences, ToolCall, VersionSpan
-from lachesis.schemas.sequences import FinishReason
+from lachesis.schemas.sequences import FinishReason, Sequence
 from lachesis.schemas.values import Count, Finite
 
 __all__ = ["SCHEMA", "Judgement", "Row", "content_digest", "group_of", "rows_of"]
@@ -234,11 +234,11 @@ def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: Judgement) ->
     return [
         Row(
             **shared,
-            **_of_sequence(group, i),
+            **_of_sequence(sequences, i, sequence),
             **_of_sample(group, judged, sequences.sample_index[i] if sequences.sample_index is not None else i),
             attachments=[File(one.mime, one.data) for one in group.attachments] or None if i == 0 else None,
         )
-        for i in range(len(sequences))
+        for i, sequence in enumerate(sequences)
     ]
 
 
@@ -325,19 +325,16 @@ def _canonical(group: RolloutGroup) -> RolloutGroup:
     return group
 
 
-def _of_sequence(group: RolloutGroup, i: int) -> dict[str, Any]:
-    sequences = group.sequences
+def _of_sequence(sequences: Sequences, i: int, sequence: Sequence) -> dict[str, Any]:
     cuts, total = sequences.cuts(), sequences.n_tokens
     part = slice(int(cuts[i]), int(cuts[i + 1]))
     return {
         "sequence": i,
-        "finish_reason": sequences.finish_reasons[i],
-        "tokens": view(sequences.tokens, "int32", total, "tokens")[part],
-        "loss_mask": unpack_mask(sequences.loss_mask, total, "loss_mask")[part].astype(np.int8),
-        **{
-            name: None if data is None else view(data, "float32", total, name)[part]
-            for name, data in (("logprobs", sequences.logprobs), ("token_advantages", sequences.token_advantages))
-        },
+        "finish_reason": sequence.finish_reason,
+        "tokens": sequence.tokens,
+        "loss_mask": sequence.loss_mask.astype(np.int8),
+        "logprobs": sequence.logprobs,
+        "token_advantages": sequence.token_advantages,
         "columns": [
             TokenColumn(name, one.dtype, one.width, _bytes_of(one, total, part))
             for name, one in sequences.columns.items()
