@@ -90,7 +90,7 @@ def serve_forks(kind: str) -> Told | None:
     """
     for name in PRELOADED[kind]:
         load_main(SERVICES[name])
-    imported = _state_of(module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None))
+    imported = _state_of(getattr(module, "__file__", None) for module in list(sys.modules.values()))
     gc.collect()
     gc.freeze()  # what is shared with the children stays shared
     requests = socket.socket(fileno=sys.stdin.fileno())
@@ -325,18 +325,14 @@ class ForkServers:
         command = [sys.executable, "-m", "lachesis", "forkserver", kind, *self._arguments]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        with theirs, self._file.open("ab") as sink, anyio.CancelScope(shield=True):
-            process = await anyio.open_process(
-                command, stdin=theirs.fileno(), stdout=sink, stderr=sink, start_new_session=True
-            )
+        with theirs, anyio.CancelScope(shield=True):
+            process = await open_supervised(command, self._file, stdin=theirs.fileno())
         server = _Server(kind, process, ours)
         self._servers.append(server)
         return server
 
 
-async def open_supervised(command: Sequence[str], file: Path) -> Process:
+async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = subprocess.PIPE) -> Process:
     """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone."""
     with file.open("ab") as sink:
-        return await anyio.open_process(
-            command, stdin=subprocess.PIPE, stdout=sink, stderr=sink, start_new_session=True
-        )
+        return await anyio.open_process(command, stdin=stdin, stdout=sink, stderr=sink, start_new_session=True)
