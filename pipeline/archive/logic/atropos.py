@@ -58,7 +58,7 @@ def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: Assumed
         longest=assumed.longest,
         most=assumed.most,
         by="import",
-        trainable=False,
+        needs_logprobs=False,
     )
     return to_group(scored, origin)
 

@@ -32,8 +32,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a group besides what its client sent, or wrote to a file.
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
-    `by` says who took the group in: the gateway, or an import. Unless it is to be `trainable`, it may come without the
-    logprobs that it was sampled with.
+    `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those
+    that it was sampled with.
     """
 
     id: str
@@ -49,7 +49,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     longest: int
     most: int
     by: str = "gateway"
-    trainable: bool = True
+    needs_logprobs: bool = True
 
 
 def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
@@ -101,7 +101,7 @@ def _check_shape(data: ScoredData, origin: Origin) -> None:
             f"tokens: {n} sequences, but a batch has {origin.most} and groups are never split: this group could never "
             "be trained on; make group_size smaller, or batching.batch_size larger"
         )
-    if data.inference_logprobs is None and origin.trainable:
+    if data.inference_logprobs is None and origin.needs_logprobs:
         raise SchemaError(
             "inference_logprobs: missing; the logprobs at which tokens were sampled correct for the age of the policy. "
             "Let the environment collect them (ManagedServer over a vLLM or SGLang server does)"

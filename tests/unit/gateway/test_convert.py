@@ -121,7 +121,7 @@ def test_what_is_wrong_is_refused_and_said(make_scored, case):
 
 def test_what_is_not_to_be_trained_on_may_come_without_logprobs(make_scored):
     sent = make_scored(2)
-    origin = replace(ORIGIN, trainable=False)
+    origin = replace(ORIGIN, needs_logprobs=False)
     group, known = (
         to_group(read_json(ScoredData, json.dumps(data).encode()), origin)
         for data in ({**sent, "inference_logprobs": None}, sent)
