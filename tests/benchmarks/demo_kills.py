@@ -23,6 +23,7 @@ import anyio
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.audit import Audit, audit
+from integration.harness import steps_trained
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -33,17 +34,10 @@ def pids(folder: Path) -> dict[str, int]:
     return found
 
 
-def step(folder: Path) -> int:
-    file = folder / "metrics.jsonl"
-    written = file.read_bytes() if file.exists() else b""
-    whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
-    return int(json.loads(whole[-1])["train/step"]) if whole else 0
-
-
 def wait_for_step(folder: Path, demo: "subprocess.Popen[bytes]", wanted: int) -> None:
-    while step(folder) < wanted:
+    while steps_trained(folder) < wanted:
         if demo.poll() is not None:
-            sys.exit(f"the demo ended with code {demo.returncode} at step {step(folder)}; see {folder}.log")
+            sys.exit(f"the demo ended with code {demo.returncode} at step {steps_trained(folder)}; see {folder}.log")
         time.sleep(0.05)
 
 
@@ -63,7 +57,8 @@ def kill_all(folder: Path, demo: "subprocess.Popen[bytes]", first: int, apart: i
         back = time.monotonic() - killed
         lost += [name] * (time.monotonic() >= end)
         print(
-            f"step {step(folder):4}  killed {name:20} pid {before[name]:7}, its successor ran after {back:.2f} s",
+            f"step {steps_trained(folder):4}  killed {name:20} pid {before[name]:7}, "
+            f"its successor ran after {back:.2f} s",
             flush=True,
         )
     return lost

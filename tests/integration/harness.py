@@ -70,6 +70,15 @@ act = "warn"  # what an untrained model writes would stop any run
 """
 
 
+def steps_trained(folder: Path) -> int:
+    """Steps trained so far by the run in `folder`, by the trainer's own log."""
+    file = folder / "metrics.jsonl"
+    written = file.read_bytes() if file.exists() else b""
+    whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
+    steps = (json.loads(line).get("train/step") for line in reversed(whole))  # a void batch's line has none
+    return int(next(filter(None, steps), 0))
+
+
 class Run:
     """`lachesis up` as a process in `folder`, on `servers`.
 
@@ -133,11 +142,7 @@ class Run:
 
     def step(self) -> int:
         """Steps trained so far, by the trainer's own log."""
-        file = self.folder / "metrics.jsonl"
-        written = file.read_bytes() if file.exists() else b""
-        whole = written[: written.rfind(b"\n") + 1].splitlines()  # the last line may be half written yet
-        steps = (json.loads(line).get("train/step") for line in reversed(whole))  # a void batch's line has none
-        return int(next(filter(None, steps), 0))
+        return steps_trained(self.folder)
 
     async def wait_for_step(self, step: int, deadline_s: float = 300.0) -> None:
         """Wait until `step` is trained; fail when the run ends before or takes too long."""
