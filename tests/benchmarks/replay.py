@@ -2,9 +2,11 @@
 
 One embedded server. The history is `--groups` groups of 8 x 256 tokens. Raw is the bare client's pull consumer: fetches
 of 64 messages that nobody acknowledges, nothing decoded. Read is the bus's own reader, likewise nothing decoded. The
-replay decodes and checks each group, rates it with three numeric raters (inline), normalizes and commits it. Each is
-run `--rounds` times in turn, and the median is told, with the processor time that a group took, here and in workers
-(starting them included). All of it shares the machine's cores, the server included.
+replay decodes and checks each group, rates it with three inline raters, normalizes and commits it. `--raters numeric`
+(the default) rate by figures that a sample comes with, so that what is measured is the replay; `--raters text` split
+each completion twice, which is the raters' own cost. Each is run `--rounds` times in turn, and the median is told, with
+the processor time that a group took, here and in workers (starting them included). All of it shares the machine's
+cores, the server included.
 """
 
 import argparse
@@ -40,12 +42,26 @@ from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSp
 
 RUN, ENV = "bench", "env"
 SAMPLES, TOKENS, PROMPT = 8, 256, 32
-CONFIG = RunConfig(
-    run=RUN,
-    environments={ENV: EnvironmentConfig(kind="bench:None")},
-    # by the name of this file, which is where workers find them
-    scoring=ScoringConfig(raters=[RaterConfig(rater=f"replay:{name}") for name in ("words", "distinct", "tokens")]),
-)
+RATERS = {"numeric": ("characters", "stopped", "tokens"), "text": ("words", "distinct", "tokens")}
+
+
+def config_with(raters: str) -> RunConfig:
+    return RunConfig(
+        run=RUN,
+        environments={ENV: EnvironmentConfig(kind="bench:None")},
+        # by the name of this file, which is where workers find them
+        scoring=ScoringConfig(raters=[RaterConfig(rater=f"replay:{name}") for name in RATERS[raters]]),
+    )
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def characters(sample: Sample) -> float:
+    return min(1.0, len(sample.completion) / 4096)
+
+
+@rater(bounds=(0.0, 1.0), inline=True)
+def stopped(sample: Sample) -> float:
+    return float(sample.finish_reason == "stop")
 
 
 @rater(bounds=(0.0, 1.0), inline=True)
@@ -132,10 +148,10 @@ async def read(bus: NatsBus, count: int) -> float:
     return count / (time.perf_counter() - start)
 
 
-async def replay(bus: NatsBus, count: int, name: str, workers: int) -> float:
+async def replay(bus: NatsBus, config: RunConfig, count: int, name: str, workers: int) -> float:
     request = Request(revision=name, selection=Selection(envs=[ENV]), pace=Pace(workers=workers))
     result = await run_replay(
-        bus, CONFIG, request, draining=anyio.Event(), progress=lambda *_: None, connection=bus.connection
+        bus, config, request, draining=anyio.Event(), progress=lambda *_: None, connection=bus.connection
     )
     assert (result.groups, result.unscored, result.finished) == (count, 0, True)
     return count / result.seconds
@@ -159,6 +175,7 @@ async def timed(work: Awaitable[float], count: int) -> Timed:
 
 
 async def main(options: argparse.Namespace) -> None:
+    config = config_with(options.raters)
     gib = 1 << 30
     streams = StreamsConfig(rollouts_bytes=8 * gib, replay_bytes=4 * gib)
     with tempfile.TemporaryDirectory() as folder:
@@ -169,14 +186,15 @@ async def main(options: argparse.Namespace) -> None:
             await bus.ensure_streams(streams)
             size = await fill(bus, options.groups)
             kib = size / options.groups / 1024
-            print(f"{options.groups} groups of {SAMPLES} x {TOKENS} tokens, {kib:.1f} KiB each; {os.cpu_count()} cores")
+            what = f"{options.groups} groups of {SAMPLES} x {TOKENS} tokens, {kib:.1f} KiB each"
+            print(f"{what}; {options.raters} raters; {os.cpu_count()} cores")
             replays = {f"replay, {n} workers" if n > 1 else "replay": n for n in options.workers}
             times: dict[str, list[Timed]] = {name: [] for name in ("raw", "read", *replays)}
             for number in range(options.rounds):
                 times["raw"].append(await timed(raw(server, options.groups), options.groups))
                 times["read"].append(await timed(read(bus, options.groups), options.groups))
                 for name, n in replays.items():
-                    work = replay(bus, options.groups, f"round-{number}-{n}", n)
+                    work = replay(bus, config, options.groups, f"round-{number}-{n}", n)
                     times[name].append(await timed(work, options.groups))
             median = {name: statistics.median(one.rate for one in found) for name, found in times.items()}
             for name, found in times.items():
@@ -194,6 +212,7 @@ async def main(options: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--groups", type=int, default=2000)
+    parser.add_argument("--raters", choices=sorted(RATERS), default="numeric")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     anyio.run(main, parser.parse_args())
