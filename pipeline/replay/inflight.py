@@ -20,6 +20,8 @@ __all__ = ["MOST_BYTES", "InFlight", "Slot"]
 
 MOST_BYTES = 64 << 20
 """What rollouts in flight may weigh in one process, bytes; a larger one goes alone."""
+_TURN_S = 0.005
+"""Seconds that rollouts which wait for nothing have before all else in the process has its turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,6 +43,7 @@ class InFlight:
         self._window = Window(MOST_BYTES, pace.in_flight)
         self._slots: deque[Slot] = deque()
         self._due = 0.0
+        self._had_turn = 0.0
 
     async def begin(self, found: Found, size: int) -> Slot | None:
         """Return the slot of the next rollout once there is room and it is its turn; None: it is draining."""
@@ -62,10 +65,12 @@ class InFlight:
 
     async def _wait_turn(self) -> None:
         """Wait until another rollout may begin by `max_rate`, or it drains. Others have their turn in any case."""
-        if self._max_rate is None:
-            await anyio.lowlevel.checkpoint()
-            return
         now = anyio.current_time()
+        if self._max_rate is None:
+            if now - self._had_turn >= _TURN_S:
+                await anyio.lowlevel.checkpoint()
+                self._had_turn = anyio.current_time()
+            return
         turn = max(self._due, now)
         self._due = turn + 1 / self._max_rate
         with anyio.move_on_after(turn - now):

@@ -67,3 +67,16 @@ async def test_nothing_is_begun_once_it_drains():
     assert await flight.begin(found(1), 1) is not None
     draining.set()
     assert await flight.begin(found(2), 1) is None
+
+
+async def test_others_have_their_turn_where_nothing_is_waited_for():
+    flight, turn = InFlight(Pace(), anyio.Event(), lambda *_: None), anyio.Event()
+
+    async def other():
+        turn.set()
+
+    async with anyio.create_task_group() as tasks:
+        flight.settle(await flight.begin(found(1), 1), Verdict(None))
+        tasks.start_soon(other)
+        while not turn.is_set():
+            flight.settle(await flight.begin(found(2), 1), Verdict(None))
