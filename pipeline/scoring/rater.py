@@ -195,7 +195,7 @@ def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
             return Rating(None, "error", f"returned {value!r:.80}: {error}")
     if not math.isfinite(number):
         return Rating(None, "nonfinite", f"returned {number}")
-    if bounds is not None:
+    if bounds is not None and not bounds[0] <= number <= bounds[1]:
         low, high = bounds
         slack = 1e-6 * (high - low)
         if not low - slack <= number <= high + slack:

@@ -5,7 +5,7 @@ call tree, and costs next to nothing when no recorder is open, which is so for e
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 from lachesis.pipeline.telemetry.clock import Clock
@@ -39,14 +39,19 @@ def recording(clock: Clock, service: str, trace: str, parent: str) -> Iterator[l
         _CURRENT.reset(token)
 
 
-@contextmanager
-def traced(name: str, kind: SpanKind = "internal", attributes: Attributes | None = None) -> Iterator[dict[str, Value]]:
+def traced(
+    name: str, kind: SpanKind = "internal", attributes: Attributes | None = None
+) -> AbstractContextManager[dict[str, Value]]:
     """Record the time that the context takes as a span. Yields a dictionary for attributes that come to be known."""
     recorder = _CURRENT.get()
+    return nullcontext({}) if recorder is None else _recorded(recorder, name, kind, attributes)
+
+
+@contextmanager
+def _recorded(
+    recorder: _Recorder, name: str, kind: SpanKind, attributes: Attributes | None
+) -> Iterator[dict[str, Value]]:
     found: dict[str, Value] = {}
-    if recorder is None:
-        yield found
-        return
     start_ns = recorder.clock.now_ns()
     error: str | None = None
     try:

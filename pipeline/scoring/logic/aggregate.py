@@ -84,41 +84,45 @@ class Ensemble:
         n = len(ratings[names[0]])
         if any(len(ratings[name]) != n for name in names):
             raise DataError(f"raters rated different numbers of samples: { {k: len(r) for k, r in ratings.items()} }.")
-        calibrated = {
-            member.name: [_calibrate(r, member.bounds) for r in ratings[member.name]] for member in self.members
-        }
-        columns = list(calibrated.values())
+        calibrated = {member.name: _calibrated(ratings[member.name], member.bounds) for member in self.members}
+        samples = list(zip(*calibrated.values(), strict=True))
+        present = [_present(sample) for sample in samples]
+        variances = [_variance_of(x) if x else 0.0 for x in present]
+        judged = present
         if self.aggregation == "borda":
-            columns = [_centred_ranks(column) for column in columns]
-        scores = [self._sample([column[i] for column in columns]) for i in range(n)]
-        spreads = [_std(x) for x in (_present(c) for c in zip(*calibrated.values(), strict=True)) if len(x) > 1]
+            ranks = [_centred_ranks(column) for column in calibrated.values()]
+            judged = [_present(sample) for sample in zip(*ranks, strict=True)]
+        scores = [
+            self._score(sample, x, variance) for sample, x, variance in zip(samples, judged, variances, strict=True)
+        ]
+        spreads = [math.sqrt(variance) for x, variance in zip(present, variances, strict=True) if len(x) > 1]
         return Scores(
             scores=scores,
             ratings=calibrated,
             statuses={
                 name: [rating.status for rating in ratings[name]]
-                for name in names
-                if any(rating.value is None for rating in ratings[name])
+                for name, column in calibrated.items()
+                if None in column
             },
             disagreement=(math.fsum(spreads) / len(spreads), max(spreads)) if spreads else None,
             unscorable=[i for i, score in enumerate(scores) if score is None],
         )
 
-    def _sample(self, column: Sequence[float | None]) -> float | None:
-        present = _present(column)
-        if len(present) < self.quorum:
+    def _score(self, sample: Sequence[float | None], x: list[float], variance: float) -> float | None:
+        """Return the score of a sample with ratings `sample`, of which `x` are present."""
+        if len(x) < self.quorum:
             return None
         if self.aggregation not in {"dawid_skene", "weighted"}:
-            return _RULES[self.aggregation](present, self._config)
-        weights = [m.weight for m, x in zip(self.members, column, strict=True) if x is not None]
+            return _RULES[self.aggregation](x, variance, self._config)
+        weights = [m.weight for m, rating in zip(self.members, sample, strict=True) if rating is not None]
         if self.aggregation == "dawid_skene":
-            return _weighted_majority(present, weights, self._config.threshold)
-        return math.fsum(w * x for w, x in zip(weights, present, strict=True)) / math.fsum(weights)
+            return _weighted_majority(x, weights, self._config.threshold)
+        return math.fsum(w * v for w, v in zip(weights, x, strict=True)) / math.fsum(weights)
 
 
-def _calibrate(rating: Rating, bounds: tuple[float, float]) -> float | None:
+def _calibrated(column: Sequence[Rating], bounds: tuple[float, float]) -> list[float | None]:
     low, high = bounds
-    return None if rating.value is None else (rating.value - low) / (high - low)
+    return [None if value is None else (value - low) / (high - low) for value, _, _ in column]
 
 
 def _present(column: Sequence[float | None]) -> list[float]:
@@ -138,39 +142,35 @@ def _centred_ranks(column: Sequence[float | None]) -> list[float | None]:
     return [None if x is None else rank[x] / (n - 1) - 0.5 for x in column]
 
 
-def _mean(x: list[float], _: ScoringConfig) -> float:
+def _mean(x: list[float], _variance: float, _config: ScoringConfig) -> float:
     return math.fsum(x) / len(x)
 
 
-def _median(x: list[float], _: ScoringConfig) -> float:
+def _median(x: list[float], _variance: float, _config: ScoringConfig) -> float:
     return statistics.median(x)
 
 
-def _trimmed(x: list[float], config: ScoringConfig) -> float:
+def _trimmed(x: list[float], _variance: float, config: ScoringConfig) -> float:
     drop = math.floor(config.trim * len(x))
     kept = sorted(x)[drop : len(x) - drop]
     return math.fsum(kept) / len(kept)
 
 
-def _min(x: list[float], _: ScoringConfig) -> float:
+def _min(x: list[float], _variance: float, _config: ScoringConfig) -> float:
     return min(x)
 
 
-def _variance(x: list[float]) -> float:
+def _variance_of(x: list[float]) -> float:
     mean = math.fsum(x) / len(x)
     return math.fsum([(v - mean) ** 2 for v in x]) / len(x)
 
 
-def _std(x: list[float]) -> float:
-    return math.sqrt(_variance(x))
-
-
-def _uwo(x: list[float], config: ScoringConfig) -> float:
+def _uwo(x: list[float], variance: float, config: ScoringConfig) -> float:
     """Uncertainty-weighted optimisation (Coste et al. 2023, arXiv:2310.02743): mean - penalty * population variance."""
-    return math.fsum(x) / len(x) - (0.5 if config.penalty is None else config.penalty) * _variance(x)
+    return math.fsum(x) / len(x) - (0.5 if config.penalty is None else config.penalty) * variance
 
 
-def _lcb(x: list[float], config: ScoringConfig) -> float:
+def _lcb(x: list[float], variance: float, config: ScoringConfig) -> float:
     """Lower confidence bound: mean - penalty * population standard deviation.
 
     With 1 / sqrt(m - 1) it rises with every rating, and tends to the mean of the others as one goes to infinity.
@@ -178,10 +178,10 @@ def _lcb(x: list[float], config: ScoringConfig) -> float:
     penalty = config.penalty
     if penalty is None:
         penalty = 1 / math.sqrt(len(x) - 1) if len(x) > 1 else 0.0
-    return math.fsum(x) / len(x) - penalty * _std(x)
+    return math.fsum(x) / len(x) - penalty * math.sqrt(variance)
 
 
-def _majority(x: list[float], config: ScoringConfig) -> float | None:
+def _majority(x: list[float], _variance: float, config: ScoringConfig) -> float | None:
     yes = sum(v > config.threshold for v in x)
     return None if 2 * yes == len(x) else float(2 * yes > len(x))
 
@@ -191,7 +191,7 @@ def _weighted_majority(x: list[float], weights: list[float], threshold: float) -
     return None if balance == 0 else float(balance > 0)
 
 
-_RULES: dict[str, Callable[[list[float], ScoringConfig], float | None]] = {
+_RULES: dict[str, Callable[[list[float], float, ScoringConfig], float | None]] = {
     "mean": _mean,
     "median": _median,
     "trimmed": _trimmed,
