@@ -9,6 +9,7 @@ whoever finds that simpler, is read as well.
 
 import math
 import re
+from functools import cached_property
 from typing import Any, Self
 
 import msgspec
@@ -80,7 +81,7 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
     probability: Finite
 
 
-class RolloutGroup(Event, frozen=True, kw_only=True):
+class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
     """All samples of one item under one policy (or several, see `version_spans`).
 
     `item` names the task drawn from the environment, `skill` and `difficulty` its place in the curriculum, `task` what
@@ -112,8 +113,9 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
     metadata: dict[str, Any] = {}
     packed_messages: bytes | None = None
 
-    @property
+    @cached_property
     def versions(self) -> list[PolicyVersion]:
+        """The versions it was made with. Raises `SchemaError` where one is malformed."""
         return [PolicyVersion.parse(text) for text in self.policy_versions]
 
     @property
@@ -153,10 +155,8 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
         for name, text in (("producer", self.producer), ("lease", self.lease)):
             if text is not None and not is_word(text):
                 raise SchemaError(f"{name}: {text[:60]!r} is not 1 to 128 visible ASCII characters, or is '-'")
-        if not self.policy_versions:
+        if not self.versions:
             raise SchemaError("policy_versions: empty; a rollout without its policy cannot be trained on")
-        for text in self.policy_versions:
-            PolicyVersion.parse(text)
         self.sequences.check()
         self._check_spans()
         if self.messages and len(self.messages) != self.sequences.n_samples:
@@ -170,7 +170,7 @@ class RolloutGroup(Event, frozen=True, kw_only=True):
             check_plain(what, getattr(self, what))
 
     def _check_spans(self) -> None:
-        cuts = self.sequences.cuts()
+        cuts = self.sequences.cuts().tolist()
         begun = set()
         for span in self.sequences.version_spans:
             if not 0 <= span.version < len(self.policy_versions):

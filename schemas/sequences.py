@@ -6,6 +6,7 @@ over all sequences one after the other; `offsets` cuts them.
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, Self
 
@@ -68,7 +69,7 @@ class Generated(NamedTuple):
         return [end - start for start, end in pairwise(self.cuts)]
 
 
-class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """The columns of n sequences with T tokens in all.
 
     `offsets` int32 [n+1], `tokens` int32 [T], `loss_mask` packed bits [T], `logprobs` float32 [T]; None: nobody kept
@@ -105,13 +106,27 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def n_samples(self) -> int:
         return len(self) if self.sample_index is None else max(self.sample_index, default=-1) + 1
 
+    @property
+    def endings(self) -> list[FinishReason]:
+        """Why each sample's last sequence ended."""
+        if self.sample_index is None:
+            return self.finish_reasons
+        last = dict(zip(self.sample_index, self.finish_reasons, strict=True))
+        return [last[i] for i in range(self.n_samples)]
+
     def cuts(self) -> NDArray[np.int32]:
         """Return the offsets int32 [n+1]."""
         return view(self.offsets, "int32", len(self) + 1, "offsets")
 
+    @cached_property
+    def mask(self) -> NDArray[np.bool_]:
+        """The loss mask bool [T]. Raises `SchemaError` on a wrong length."""
+        return unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
+
+    @cached_property
     def generated(self) -> Generated:
-        """Return what was generated, of columns that were checked."""
-        mask = unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
+        """What was generated, of columns that were checked."""
+        mask = self.mask
         tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
         logprobs = None if self.logprobs is None else view(self.logprobs, "float32", len(mask), "logprobs")[mask]
         counts = np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
@@ -124,7 +139,6 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __iter__(self) -> Iterator[Sequence]:
         total = self.n_tokens
         tokens = view(self.tokens, "int32", total, "tokens")
-        mask = unpack_mask(self.loss_mask, total, "loss_mask")
         floats = [
             None if data is None else view(data, "float32", total, name)
             for name, data in (("logprobs", self.logprobs), ("token_advantages", self.token_advantages))
@@ -133,7 +147,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         for i, reason in enumerate(self.finish_reasons):
             part = slice(int(cuts[i]), int(cuts[i + 1]))
             logprobs, advantages = (None if values is None else values[part] for values in floats)
-            yield Sequence(tokens[part], mask[part], logprobs, advantages, reason)
+            yield Sequence(tokens[part], self.mask[part], logprobs, advantages, reason)
 
     def narrowed(self) -> Self:
         """Return the form that travels. Tokens that are none stay as they are, for whoever reads them to refuse."""
@@ -152,15 +166,15 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise SchemaError("sequences: a group needs at least one")
         total = self.n_tokens
         cuts = self.cuts()
-        if cuts[0] != 0 or cuts[-1] != total or bool((cuts[1:] <= cuts[:-1]).any()):
+        if cuts[0] != 0 or cuts[-1] != total or (cuts[1:] <= cuts[:-1]).any():
             raise SchemaError(f"offsets: must rise from 0 to the {total} tokens, with no empty sequence")
         tokens = view(self.tokens, "int32", total, "tokens")
         if tokens.min() < 0:
             raise SchemaError("tokens: a token id is negative")
-        mask = unpack_mask(self.loss_mask, total, "loss_mask")
+        mask = self.mask
         if self.logprobs is not None:
             _check_logprobs(view(self.logprobs, "float32", total, "logprobs"), mask)
-        if bool(mask[cuts[:-1]].any()):
+        if mask[cuts[:-1]].any():
             raise SchemaError("loss_mask: the first token of a sequence follows nothing, so it cannot be trained on")
         if self.token_advantages is not None:
             values = view(self.token_advantages, "float32", total, "token_advantages")

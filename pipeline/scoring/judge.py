@@ -24,7 +24,6 @@ from lachesis.pipeline.shaping.logic.bonus import Shapeable, shape
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup
-from lachesis.schemas.sequences import Generated
 
 __all__ = ["EnvironmentScorer", "samples_of"]
 
@@ -76,10 +75,9 @@ class EnvironmentScorer:
 
         Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
         """
-        generated = group.sequences.generated()
         samples: list[Sample] | None = None
         if self._judges is not None:
-            samples = samples_of(group, generated)
+            samples = samples_of(group)
             ratings = await self._judges.runner.rate_group(samples)
             self._tell_failures(ratings)
             scores = self._judges.ensemble.score(ratings)
@@ -93,14 +91,14 @@ class EnvironmentScorer:
             policy_step=group.policy_step,
             scores=scores.scores,
             ratings=scores.ratings,
-            lengths=generated.lengths,
+            lengths=group.sequences.generated.lengths,
             index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
             statuses=scores.statuses,
             disagreement=scores.disagreement,
             success=self._success(scores),
-            signals=signals_of(group.sequences, generated),
-            shaping=self._shape(group, scores, generated, samples),
+            signals=signals_of(group.sequences),
+            shaping=self._shape(group, scores, samples),
         )
 
     @property
@@ -108,15 +106,13 @@ class EnvironmentScorer:
         given = self._shaping.min_success if self._shaping else None
         return self._success_threshold if given is None else given
 
-    def _shape(
-        self, group: RolloutGroup, scores: Scores, generated: Generated, samples: Sequence[Sample] | None
-    ) -> GroupShaping | None:
+    def _shape(self, group: RolloutGroup, scores: Scores, samples: Sequence[Sample] | None) -> GroupShaping | None:
         if self._shaping is None:
             return None
+        generated, reasons = group.sequences.generated, group.sequences.endings
         completions = [""] * group.sequences.n_samples
         if self._shaping.format_markers:
             completions = [sample.completion for sample in samples or samples_of(group)]
-        reasons = _finish_reasons(group)
         shapeable = [
             Shapeable(completions[i], generated.tokens[part], reasons[i], score, succeeded)
             for i, (part, score, succeeded) in enumerate(
@@ -159,20 +155,21 @@ class EnvironmentScorer:
         return sum(values) / len(values) if values else None
 
 
-def samples_of(group: RolloutGroup, generated: Generated | None = None) -> list[Sample]:
+def samples_of(group: RolloutGroup) -> list[Sample]:
     """Return what raters see of each sample: the last assistant message as completion, all before it as prompt.
 
-    `generated` is `group.sequences.generated()`, where that is known. Raises `DataError` where nothing can be rated.
+    Raises `DataError` where nothing can be rated.
     """
-    lengths, reasons = (generated or group.sequences.generated()).lengths, _finish_reasons(group)
+    lengths, reasons = group.sequences.generated.lengths, group.sequences.endings
     samples = []
     for i, conversation in enumerate(group.messages):
-        last = max((k for k, message in enumerate(conversation) if message.role == "assistant"), default=None)
-        if last is None:
+        answers = [k for k, message in enumerate(conversation) if message.role == "assistant"]
+        if not answers:
             raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
+        last = answers[-1]
         samples.append(
             Sample(
-                prompt="\n".join(message.content for message in conversation[:last]),
+                prompt="\n".join([message.content for message in conversation[:last]]),
                 completion=conversation[last].content,
                 messages=msgspec.to_builtins(conversation),
                 task=group.task,
@@ -185,12 +182,6 @@ def samples_of(group: RolloutGroup, generated: Generated | None = None) -> list[
     if not samples:
         raise DataError("messages: empty, so raters have nothing to read")
     return samples
-
-
-def _finish_reasons(group: RolloutGroup) -> dict[int, str]:
-    """Why each sample's last sequence ended."""
-    sequences = group.sequences
-    return dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
 
 
 def _own_rewards(group: RolloutGroup) -> Scores:

@@ -91,7 +91,7 @@ def record(seed: int, steps: int) -> dict[str, NDArray[Any]]:
                     for sample in result.samples
                 ]
                 sequences = as_sequences(prompt, result)
-                signals = signals_of(sequences, sequences.generated())
+                signals = signals_of(sequences)
                 told = {"seed": seed, "step": step, "ratings": ratings}
                 told |= {"lengths": [len(sample.token_ids) for sample in result.samples]}
                 told |= {name: getattr(signals, name) for name in COLUMNS if hasattr(signals, name)}

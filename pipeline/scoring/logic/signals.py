@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupSignals
-from lachesis.schemas.sequences import Generated, Sequences
+from lachesis.schemas.sequences import Sequences
 
 __all__ = ["distinct_share", "signals_of"]
 
@@ -27,15 +27,14 @@ _RARE_ID = 100_000
 """Byte-pair vocabularies end in their rarest tokens, which fluent text hardly ever holds."""
 
 
-def signals_of(sequences: Sequences, generated: Generated) -> GroupSignals:
-    """Return the signals of a group whose columns have been checked, and of what was generated in it."""
-    ids, lps, _ = generated
-    samples = generated.samples
+def signals_of(sequences: Sequences) -> GroupSignals:
+    """Return the signals of a group whose columns have been checked."""
+    ids, lps, _ = sequences.generated
+    samples = sequences.generated.samples
     known = _of_logprobs(ids, lps, samples) if lps is not None else {"logprobs": [None] * len(samples)}
-    last = dict(zip(sequences.sample_index or range(len(sequences)), sequences.finish_reasons, strict=True))
     return GroupSignals(
         texts=[zlib.crc32(ids[s].data) for s in samples],
-        truncated=sum(reason == "length" for reason in last.values()),
+        truncated=sequences.endings.count("length"),
         distinct=_distinct(ids, samples),
         **known,
     )
@@ -55,7 +54,10 @@ def _of_logprobs(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list
 
 def distinct_share(ids: NDArray[np.int32]) -> float:
     """Return the share of distinct 3-grams (distinct-n, Li et al. 2016, arXiv:1510.03055), 1 where there is none."""
-    return _share(_grams(ids)) if len(ids) >= 3 else 1.0
+    if len(ids) < 3:
+        return 1.0
+    grams = _grams(ids)
+    return int(_distinct_in(grams[np.newaxis])[0]) / len(grams)
 
 
 def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
@@ -63,8 +65,14 @@ def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
     tails = [slice(max(s.start, s.stop - _TAIL), s.stop - 2) for s in samples if s.stop - s.start >= _LONG]
     if not tails:
         return None
+    lengths = [tail.stop - tail.start for tail in tails]
     grams = _grams(ids)
-    return math.fsum(_share(grams[tail]) for tail in tails) / len(tails)
+    rows = np.empty((len(tails), max(lengths)), dtype=np.int64)
+    for row, tail, length in zip(rows, tails, lengths, strict=True):
+        row[:length] = grams[tail]
+        row[length:] = grams[tail.start]  # once more, which makes no further distinct one
+    distinct = _distinct_in(rows).tolist()
+    return math.fsum(found / length for found, length in zip(distinct, lengths, strict=True)) / len(tails)
 
 
 def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -76,10 +84,11 @@ def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
     return (wide[:-2] << 2 * _PACKED_BITS) | (wide[1:-1] << _PACKED_BITS) | wide[2:]
 
 
-def _share(grams: NDArray[np.int64]) -> float:
-    """Return the share of distinct ones."""
-    ordered = np.sort(grams)
-    return (1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))) / len(ordered)
+def _distinct_in(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many distinct values each row of [n, G] holds."""
+    ordered = np.sort(rows)
+    rises: NDArray[np.int64] = np.count_nonzero(ordered[:, 1:] != ordered[:, :-1], axis=1)
+    return rises + 1
 
 
 def _unlikely(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> list[int]:

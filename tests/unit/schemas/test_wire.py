@@ -85,7 +85,7 @@ def test_a_group_without_logprobs_comes_back_and_older_builds_refuse_it() -> Non
     back = decode(RolloutGroup, encode(bare))
     assert (back, back.v, group.v) == (bare, 2, 1)
     assert [sequence.logprobs for sequence in back.sequences] == [None, None]
-    assert back.sequences.generated().logprobs is None
+    assert back.sequences.generated.logprobs is None
     assert (Plan.of(back).trainable, Plan.of(group).trainable) == (False, True)
     raw = msgspec.msgpack.decode(encode(group))
     del raw["sequences"]["logprobs"]

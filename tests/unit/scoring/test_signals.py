@@ -29,7 +29,7 @@ def sequences(rows, **changes):
 
 
 def signals(group):
-    return signals_of(group, group.generated())
+    return signals_of(group)
 
 
 def test_only_generated_tokens_count():
