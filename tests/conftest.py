@@ -1,5 +1,6 @@
 """Fixtures shared by every test: one real nats-server a session, and the bus in both its forms."""
 
+import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,8 +18,12 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory import MemoryBus
 
-# how long an example takes tells of the machine, not of the code
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "patient",
+    deadline=None,  # how long an example takes tells of the machine, not of the code
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,  # there, a failure is to tell of the change
+)
 settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -301,8 +301,11 @@ class World:
 
     async def until_full(self) -> None:
         """Wait until nothing more is admitted, generated, scored or batched: all stands still behind the trainer."""
-        await self.until(lambda: self.governor.now.untrained + self.governor.now.accepted >= self._full())
-        await self.until(lambda: not self.governor.now.leased)
+        await self.until(lambda: self._is_full(self.governor.now))
+
+    def _is_full(self, governor: Governor) -> bool:
+        knows_all = governor._trained == len(self.trainer.batches)
+        return knows_all and not governor.leased and governor.untrained + governor.accepted >= self._full()
 
     def _full(self) -> int:
         return self.capacity - max(env.samples for env in self.config.environments.values()) + 1

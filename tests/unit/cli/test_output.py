@@ -1,3 +1,5 @@
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def test_human_bytes(size: int, text: str) -> None:
 def test_human_bytes_is_within_its_rounding(size: int) -> None:
     number, unit = human_bytes(size).split()
     factor = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
-    assert abs(float(number) * factor - size) <= 0.05 * factor
+    assert abs(Fraction(number) * factor - size) <= Fraction(factor, 20)
     assert 1 <= float(number) <= 1024
 
 
