@@ -33,7 +33,8 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
-from lachesis.services.forkserver import Forked, ForkServers, Told, open_supervised
+from lachesis.services.forking import Forked, ForkServers, open_supervised
+from lachesis.services.forkserver import Told
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
@@ -122,7 +123,7 @@ class Supervisor:
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
-        self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), self.logs)
+        self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()

@@ -1,6 +1,8 @@
 """Fork servers as the supervisor keeps them, in real processes."""
 
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -9,8 +11,9 @@ import anyio
 import psutil
 import pytest
 
-from lachesis.services import forkserver as module
-from lachesis.services.forkserver import Forked, ForkServers, Told
+from lachesis.services import forking as module
+from lachesis.services.forking import Forked, ForkServers
+from lachesis.services.forkserver import Told
 from lachesis.services.process import STARTUP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -23,12 +26,14 @@ AWAY = ("--nats", "nats://127.0.0.1:9")
 async def keeping(
     folder: Path, *arguments: str, services: tuple[str, ...] = ("trainer",)
 ) -> AsyncIterator[ForkServers]:
+    (folder / "logs").mkdir(exist_ok=True)
     servers = ForkServers((*arguments, "--set", f"folder={folder}"), services, folder)
     async with anyio.create_task_group() as tasks:
         await tasks.start(servers.keep)
         yield servers
         tasks.cancel_scope.cancel()
     assert not waiting()
+    assert not [name for name in os.listdir(folder) if name.endswith(".sock")]  # noqa: PTH208
 
 
 def waiting() -> list[psutil.Process]:
@@ -46,9 +51,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
+def only(servers: ForkServers) -> module._Server:
+    (server,) = servers._servers.values()
+    return server
+
+
 async def ready(servers: ForkServers) -> psutil.Process:
-    await until(lambda: any(server._ready.is_set() for server in servers._servers))
-    return psutil.Process(servers._servers[0].process.pid)
+    await until(only(servers)._ready.is_set)
+    return psutil.Process(only(servers).process.pid)
 
 
 def told(folder: Path, service: str = "trainer") -> Told:
@@ -86,11 +96,11 @@ async def test_a_fork_ends_with_its_supervisor(tmp_path: Path) -> None:
     async with keeping(tmp_path, *AWAY) as servers:
         server = await ready(servers)
         process, child = await forked(servers, tmp_path)
-        servers._servers[0]._requests.shutdown(2)  # as when the supervisor is killed: this, and the pipe
-        module.os.close(process._stdin)
-        process._stdin = module.os.open(module.os.devnull, module.os.O_RDONLY)
+        only(servers)._requests.shutdown(2)  # as when the supervisor is killed: this, and the pipe
+        os.close(process._stdin)
+        process._stdin = os.open(os.devnull, os.O_RDONLY)
         await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
-        await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
+        await until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)  # nobody has come
         assert "the supervisor is gone" in (tmp_path / "service.log").read_text()
         await process.wait()
 
@@ -103,9 +113,9 @@ async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
         first = await ready(servers)
         process, child = await forked(servers, tmp_path)
         first.kill()
-        await until(lambda: bool(servers._servers) and servers._servers[0].process.pid != first.pid)
+        await until(lambda: only(servers).process.pid != first.pid)
         other, sibling = await forked(servers, tmp_path)  # once the next one has imported all
-        assert sibling.ppid() == servers._servers[0].process.pid
+        assert sibling.ppid() == only(servers).process.pid
         assert child.is_running()
         assert await end(process) == -signal.SIGKILL
         assert await end(other) == -signal.SIGKILL
@@ -135,7 +145,7 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
             module_file.write_text("import json")
             assert await servers.fork(told(tmp_path)) is None
             assert first.is_running(), "it has a child, whose end it is to tell"
-            await until(lambda: bool(servers._servers))
+            await until(lambda: only(servers).process.pid != first.pid)
             other, sibling = await forked(servers, tmp_path)
             assert sibling.ppid() != first.pid
             assert await end(process) == -signal.SIGKILL
@@ -146,10 +156,72 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
 
 async def test_each_service_is_forked_by_its_own_kind(tmp_path: Path) -> None:
     async with keeping(tmp_path, services=("trainer", "batcher")) as servers:
-        await until(lambda: sum(server._ready.is_set() for server in servers._servers) == 2)
-        kinds = {server.kind: server.process.pid for server in servers._servers}
+        await until(lambda: sum(server._ready.is_set() for server in servers._servers.values()) == 2)
+        kinds = {kind: server.process.pid for kind, server in servers._servers.items()}
         for service, kind in (("batcher", "plain"), ("inference", "torch")):
             process, child = await forked(servers, tmp_path, service)
             assert child.ppid() == kinds[kind]
             await end(process)
         assert await servers.fork(told(tmp_path, "gateway")) is None
+
+
+_SUPERVISOR = f"""
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from integration.test_forkserver import keeping, ready
+
+async def keep():
+    async with keeping(Path(sys.argv[1]), *sys.argv[2:]) as servers:
+        print((await ready(servers)).pid, flush=True)
+        await anyio.sleep_forever()
+
+anyio.run(keep)
+"""
+
+
+async def left_by_a_killed_supervisor(folder: Path) -> psutil.Process:
+    """Return a fork server whose supervisor was killed."""
+    command = [sys.executable, "-c", _SUPERVISOR, str(folder), *AWAY]
+    async with await anyio.open_process(command, stderr=None) as supervisor:
+        assert supervisor.stdout is not None
+        pid = int(await supervisor.stdout.receive())
+        supervisor.kill()
+    return psutil.Process(pid)
+
+
+async def test_the_server_of_a_killed_supervisor_is_taken_over(tmp_path: Path) -> None:
+    left = await left_by_a_killed_supervisor(tmp_path)
+    async with keeping(tmp_path, *AWAY) as servers:
+        assert (await ready(servers)).pid == left.pid
+        process, child = await forked(servers, tmp_path)
+        assert child.ppid() == left.pid
+        assert await end(process) == -signal.SIGKILL
+        other, _ = await forked(servers, tmp_path)
+        assert await end(other) == -signal.SIGKILL
+    await until(lambda: not left.is_running())
+
+
+async def test_a_server_that_was_started_otherwise_is_left_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = await left_by_a_killed_supervisor(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    async with keeping(tmp_path, *AWAY) as servers:
+        assert only(servers).process.pid != left.pid
+        _, child = await forked(servers, tmp_path)
+        assert child.environ()["OMP_NUM_THREADS"] == "3"
+    await until(lambda: not left.is_running())
+
+
+async def test_whoever_takes_over_may_be_killed_too(tmp_path: Path) -> None:
+    first = await left_by_a_killed_supervisor(tmp_path)
+    assert (await left_by_a_killed_supervisor(tmp_path)).pid == first.pid
+    async with keeping(tmp_path, *AWAY) as servers:
+        assert (await ready(servers)).pid == first.pid
+
+
+async def test_other_arguments_are_another_server(tmp_path: Path) -> None:
+    left = await left_by_a_killed_supervisor(tmp_path)
+    async with keeping(tmp_path, *AWAY, "--set", "seed=1") as servers:
+        assert only(servers).process.pid != left.pid

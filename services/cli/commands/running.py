@@ -42,12 +42,14 @@ def run(
 
 
 @with_options
-def forkserver(options: Options, kind: Annotated[str, typer.Argument()]) -> None:
+def forkserver(
+    options: Options, kind: Annotated[str, typer.Argument()], door: Annotated[Path, typer.Argument()]
+) -> None:
     """Fork services that the supervisor asks for."""
     from lachesis.services.cli.run import run_service
     from lachesis.services.forkserver import serve_forks
 
-    told = serve_forks(kind)
+    told = serve_forks(kind, door)
     if told is not None:
         run_service(options, told.service, told.part, replica=told.replica, supervised=True)
 
