@@ -12,6 +12,7 @@ longer wanted goes on until its children have ended. One whose supervisor was ki
 its other socket, the door, since importing is most of that one's recovery as well; nobody having come, it ends.
 """
 
+import atexit
 import gc
 import math
 import os
@@ -28,7 +29,19 @@ from setproctitle import setproctitle
 
 from lachesis.services.registry import SERVICES, load_main
 
-__all__ = ["LONGEST", "PRELOADED", "Began", "Ended", "Message", "Outdated", "Ready", "Told", "address", "serve_forks"]
+__all__ = [
+    "LONGEST",
+    "PRELOADED",
+    "Began",
+    "Ended",
+    "Message",
+    "Outdated",
+    "Ready",
+    "Told",
+    "address",
+    "end_at_once",
+    "serve_forks",
+]
 
 PRELOADED = {
     "plain": tuple(spec.name for spec in SERVICES.values() if spec.extra is None),
@@ -86,6 +99,19 @@ def serve_forks(kind: str, door: Path) -> Told | None:
     for name in PRELOADED[kind]:
         load_main(SERVICES[name])
     return server.serve()
+
+
+@contextmanager
+def end_at_once() -> Iterator[None]:
+    """End a process that was forked as soon as the body exits: were the interpreter to take everything apart first, all
+    memory that is shared with the fork server would be written to, and copied."""
+    try:
+        yield
+    except SystemExit as exit_:
+        atexit._run_exitfuncs()  # noqa: SLF001 - as multiprocessing does
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(exit_.code if isinstance(exit_.code, int) else 1)
 
 
 @contextmanager

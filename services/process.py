@@ -34,7 +34,7 @@ from lachesis.schemas.errors import (
     leaves,
 )
 from lachesis.services.connect import connect_run
-from lachesis.services.micro import micro_service
+from lachesis.services.micro import join_micro
 from lachesis.services.registry import Main, ServiceSpec, load_main
 from lachesis.services.telemetry import follow_clock, open_tracing
 
@@ -102,9 +102,9 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
         async with (
             bus,
             open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
-            micro_service(bus, service, role.spec.about),
             anyio.create_task_group() as tasks,
         ):
+            await join_micro(bus, service, role.spec.about)
             tasks.start_soon(follow_clock, bus, tracing.clock)
             late = anyio.Event()
             tasks.start_soon(_drain_when, told, service)

@@ -104,8 +104,8 @@ class Striker:
         self.tally.struck[strike.action, kind_of(strike.target)] += 1
 
     async def up(self, target: str) -> None:
-        """Wait until `target` has started, so that a strike meets it at work. Connections are always up."""
-        if target != CONNECTION:
+        """Wait until `target` has started, so that a strike meets it at work: all that have heartbeats."""
+        if target not in {CONNECTION, SUPERVISOR}:
             await until(lambda: self.run.pids().get(target) in self.observer.started, _GIVE_UP_S)
 
     async def recovered(self) -> None:

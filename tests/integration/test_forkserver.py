@@ -208,9 +208,9 @@ async def test_a_server_that_was_started_otherwise_is_left_to_its_end(
     left = await left_by_a_killed_supervisor(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     async with keeping(tmp_path, *AWAY) as servers:
-        assert only(servers).process.pid != left.pid
-        _, child = await forked(servers, tmp_path)
-        assert child.environ()["OMP_NUM_THREADS"] == "3"
+        server = await ready(servers)
+        assert server.pid != left.pid
+        assert server.environ()["OMP_NUM_THREADS"] == "3"
     await until(lambda: not left.is_running())
 
 

@@ -47,11 +47,12 @@ def forkserver(
 ) -> None:
     """Fork services that the supervisor asks for."""
     from lachesis.services.cli.run import run_service
-    from lachesis.services.forkserver import serve_forks
+    from lachesis.services.forkserver import end_at_once, serve_forks
 
     told = serve_forks(kind, door)
     if told is not None:
-        run_service(options, told.service, told.part, replica=told.replica, supervised=True)
+        with end_at_once():
+            run_service(options, told.service, told.part, replica=told.replica, supervised=True)
 
 
 @with_options
