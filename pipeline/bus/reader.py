@@ -6,6 +6,7 @@ the stream goes is the leader's word, never the consumer's.
 """
 
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class StreamReader:
         self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
         self._consumer_seq = 0
+        self._queued: deque[Metadata] = deque()  # of what the pull has queued
         self.pull = Pull(
             link,
             stream,
@@ -105,13 +107,14 @@ class StreamReader:
             else:
                 await self.pull.wait()
         msg = self.pull.queue[0]
-        meta = Metadata.of(msg)
+        meta = self._queued[0]
         if not self._follow and self.caught_up:  # published since
             raise StopAsyncIteration
         message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
         if LARGE_HEADER in message.headers and not self._headers_only:
             message = await self._blobs.join_or_mark(message)
         self.pull.queue.popleft()  # only now: a cancelled wait must not lose it
+        self._queued.popleft()
         self.pull.release(weight(msg))
         self._handed_out = meta.seq
         return message
@@ -187,6 +190,7 @@ class StreamReader:
         self._consumer_seq = meta.consumer_seq
         self._received = meta.seq
         self._received_ns = meta.time_ns
+        self._queued.append(meta)
         return True
 
 

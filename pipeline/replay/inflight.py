@@ -4,6 +4,7 @@ Guarantees that `fold` is called once for each rollout that was begun and settle
 begun, whatever the order in which they are settled.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,12 +66,12 @@ class InFlight:
 
     async def _wait_turn(self) -> None:
         """Wait until another rollout may begin by `max_rate`, or it drains. Others have their turn in any case."""
-        now = anyio.current_time()
         if self._max_rate is None:
-            if now - self._had_turn >= _TURN_S:
+            if time.monotonic() - self._had_turn >= _TURN_S:
                 await anyio.lowlevel.checkpoint()
-                self._had_turn = anyio.current_time()
+                self._had_turn = time.monotonic()
             return
+        now = anyio.current_time()
         turn = max(self._due, now)
         self._due = turn + 1 / self._max_rate
         with anyio.move_on_after(turn - now):

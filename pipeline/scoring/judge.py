@@ -79,8 +79,8 @@ class EnvironmentScorer:
         if self._judges is not None:
             samples = samples_of(group)
             ratings = await self._judges.runner.rate_group(samples)
-            self._tell_failures(ratings)
             scores = self._judges.ensemble.score(ratings)
+            self._tell_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
         else:
             scores = _own_rewards(group)

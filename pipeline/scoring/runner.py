@@ -83,7 +83,7 @@ class _MemberCalls:
                 await self._rate_group(samples, column)
             elif self.at_once:
                 for i, sample in enumerate(samples):
-                    rating = self._rate_at_once(sample, self._judge) if self.at_once else None
+                    rating = self._rate_at_once(sample, self._judge)
                     column[i] = rating or await self._rate_patiently(sample, self._judge)
             else:
                 async with anyio.create_task_group() as tasks:
@@ -113,7 +113,7 @@ class _MemberCalls:
 
     async def _guarded(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
         """Call, and turn every failure of the rater into a missing rating."""
-        rating = self._rate_at_once(argument, judge) if self.at_once else None
+        rating = self._rate_at_once(argument, judge)
         return rating or await self._rate_patiently(argument, judge)
 
     async def _rate_patiently(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
@@ -147,8 +147,8 @@ class _MemberCalls:
             return Rating(None, status, f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
 
     def _rate_at_once(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating | None:
-        """Return the rating of an inline rater, None where there is something to wait for after all."""
-        if self._breaker.is_open:
+        """Return the rating of an inline rater, None where there is something to wait for."""
+        if not self.at_once or self._breaker.is_open:
             return None
         try:
             answer = self._function(argument)

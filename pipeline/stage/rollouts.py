@@ -36,7 +36,7 @@ def read_rollout(message: Stored) -> Rollout:
     group = decode(RolloutGroup, message.data)
     if message.subject != subjects.rollout(group.run, group.env):
         raise SchemaError(f"run, env: {group.run[:40]!r} and {group.env[:40]!r} are not those of {message.subject}")
-    plan = Plan.unpack(message.headers.get(PLAN_HEADER))
-    if plan != Plan.of(group):
-        raise SchemaError(f"header {PLAN_HEADER}: it tells of {plan}, the message holds {Plan.of(group)}")
+    text, plan = message.headers.get(PLAN_HEADER), Plan.of(group)
+    if text != plan.pack() and (told := Plan.unpack(text)) != plan:
+        raise SchemaError(f"header {PLAN_HEADER}: it tells of {told}, the message holds {plan}")
     return Rollout(group, message.seq, message.time_ns)

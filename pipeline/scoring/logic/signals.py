@@ -66,11 +66,13 @@ def _distinct(ids: NDArray[np.int32], samples: list[slice]) -> float | None:
     if not tails:
         return None
     lengths = [tail.stop - tail.start for tail in tails]
+    width = max(lengths)
     grams = _grams(ids)
-    rows = np.empty((len(tails), max(lengths)), dtype=np.int64)
+    rows = np.empty((len(tails), width), dtype=np.int64)
     for row, tail, length in zip(rows, tails, lengths, strict=True):
         row[:length] = grams[tail]
-        row[length:] = grams[tail.start]  # once more, which makes no further distinct one
+        if length < width:
+            row[length:] = grams[tail.start]  # once more, which makes no further distinct one
     distinct = _distinct_in(rows).tolist()
     return math.fsum(found / length for found, length in zip(distinct, lengths, strict=True)) / len(tails)
 
@@ -81,7 +83,10 @@ def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
         found = np.unique(np.lib.stride_tricks.sliding_window_view(ids, 3), axis=0, return_inverse=True)
         return found[1].reshape(-1)
     wide = ids.astype(np.int64)
-    return (wide[:-2] << 2 * _PACKED_BITS) | (wide[1:-1] << _PACKED_BITS) | wide[2:]
+    grams = wide[:-2] << 2 * _PACKED_BITS
+    grams |= wide[1:-1] << _PACKED_BITS
+    grams |= wide[2:]
+    return grams
 
 
 def _distinct_in(rows: NDArray[np.int64]) -> NDArray[np.int64]:
