@@ -31,6 +31,7 @@ SUCCESS = ".success"
 DUPLICATE_WINDOWS = 16
 """A group stored twice within so many windows is one member, at its first sequence."""
 STATE_VERSION = 1
+_NUMBER = (int, float)
 _T = TypeVar("_T")
 _MOST = 1 << 16
 """Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
@@ -374,11 +375,12 @@ class EnvNormalizer:
 
     def _checked(self, group: str, values: Columns) -> Columns:
         checked = {key: tuple(column) for key, column in values.items()}
-        if {len(column) for column in checked.values()} in (set(), {0}) or len(set(map(len, checked.values()))) > 1:
+        lengths = {len(column) for column in checked.values()}
+        if len(lengths) != 1 or lengths == {0}:
             raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")
         for key, column in checked.items():
             for i, value in enumerate(column):
-                if value is not None and not (isinstance(value, int | float) and abs(value) <= LIMIT):
+                if value is not None and not (isinstance(value, _NUMBER) and abs(value) <= LIMIT):
                     raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
         return checked
 

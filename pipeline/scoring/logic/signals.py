@@ -90,9 +90,9 @@ def _grams(ids: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _distinct_in(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many distinct values each row of [n, G] holds."""
-    ordered = np.sort(rows)
-    rises: NDArray[np.int64] = np.count_nonzero(ordered[:, 1:] != ordered[:, :-1], axis=1)
+    """Return how many distinct values each row of [n, G] holds; sorts them in place."""
+    rows.sort(axis=1)
+    rises: NDArray[np.int64] = np.count_nonzero(rows[:, 1:] != rows[:, :-1], axis=1)
     return rises + 1
 
 
