@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -248,9 +249,11 @@ class ForkServers:
 
 
 def _peer(connection: socket.socket) -> int:
-    """Return the pid of who listens at the other end of a connection."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
-    return int.from_bytes(credentials[:4], sys.byteorder)  # then user and group
+    """Return the pid of who listens at the other end of a connection. Raises `PermissionError` for another user's."""
+    pid, user, _ = array("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4))
+    if user != os.getuid():
+        raise PermissionError
+    return pid
 
 
 def _was_started_with(pid: int, command: Sequence[str]) -> bool:
