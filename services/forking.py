@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -84,6 +85,15 @@ class _Orphan:
         os.close(self._pidfd)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A request under way, `stdin`, the end of the pipe that goes with it, and the process, once it has begun."""
+
+    stdin: int
+    process: Forked | None = None
+    answered: anyio.Event = field(default_factory=anyio.Event)
+
+
 class _Server:
     """One fork server, from its start, or from being taken over, to its end."""
 
@@ -95,11 +105,8 @@ class _Server:
         self._ready = anyio.Event()
         self._requests = requests
         self._asking = anyio.Lock()
-        self._answered = anyio.Event()
-        self._asked: int | None = None
-        """The end of the pipe that goes with the request under way."""
+        self._asked: _Asked | None = None
         self._children: dict[int, Forked] = {}
-        self._newest: Forked | None = None
 
     async def listen(self) -> None:
         """Take in what it says until it ends; then nobody will say how its children end."""
@@ -112,15 +119,14 @@ class _Server:
                     case Outdated():
                         self._retire()
                     case Began(pid) if self._asked is not None:
-                        self._newest = self._children[pid] = Forked(pid, passed[0], self._asked)
-                        self._answered.set()
+                        self._asked.process = self._children[pid] = Forked(pid, passed[0], self._asked.stdin)
+                        self._asked.answered.set()
                     case Ended(pid, code):
                         if (child := self._children.pop(pid, None)) is not None:
                             child.tell(code)
         finally:
-            self.unfit.set()
+            self._be_unfit()
             self._ready.set()
-            self._answered.set()
             for child in self._children.values():
                 child.tell(None)
             self._requests.close()
@@ -146,30 +152,34 @@ class _Server:
             if self.unfit.is_set():
                 return None
             theirs, ours = os.pipe()
-            self._answered, self._asked, self._newest = anyio.Event(), ours, None
+            asked = self._asked = _Asked(ours)
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
                 try:
                     socket.send_fds(self._requests, [msgspec.json.encode(told)], [theirs])
                     with anyio.move_on_after(_ANSWER_S):
-                        await self._answered.wait()
+                        await asked.answered.wait()
                 except OSError:
                     pass  # it has just died
                 finally:
                     os.close(theirs)
             self._asked = None
-            if self._newest is None:
+            if asked.process is None:
                 os.close(ours)  # should it fork after all, the child finds its supervisor gone
                 if not self.unfit.is_set():
                     self.process.kill()
-            return self._newest
+            return asked.process
 
     def _retire(self) -> None:
         """Ask for nothing more. It ends once its children have."""
         self.outdated = True
-        self.unfit.set()
-        self._answered.set()
+        self._be_unfit()
         with suppress(OSError):
             self._requests.shutdown(socket.SHUT_WR)
+
+    def _be_unfit(self) -> None:
+        self.unfit.set()
+        if self._asked is not None:
+            self._asked.answered.set()
 
 
 class ForkServers:

@@ -112,6 +112,7 @@ async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
     async with keeping(tmp_path, *AWAY) as servers:
         first = await ready(servers)
         process, child = await forked(servers, tmp_path)
+        child.suspend()  # or it would not wait for a server for as long as this takes
         first.kill()
         await until(lambda: only(servers).process.pid != first.pid)
         other, sibling = await forked(servers, tmp_path)  # once the next one has imported all
@@ -139,9 +140,11 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
     module_file.write_text("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(package))
+        patch.setattr(module, "_AGAIN_S", 0.0)
         async with keeping(tmp_path, *AWAY) as servers:
             first = await ready(servers)
-            process, _ = await forked(servers, tmp_path)
+            process, child = await forked(servers, tmp_path)
+            child.suspend()  # or it would not wait for a server for as long as this takes
             module_file.write_text("import json")
             assert await servers.fork(told(tmp_path)) is None
             assert first.is_running(), "it has a child, whose end it is to tell"
