@@ -71,6 +71,12 @@ async def forked(servers: ForkServers, folder: Path, service: str = "trainer") -
     return process, psutil.Process(process.pid)
 
 
+async def hold(child: psutil.Process) -> None:
+    """Keep a fork from ending, as it will when it has waited for a server for long enough."""
+    await until(lambda: child.cmdline()[0].startswith("lachesis run"))
+    child.suspend()
+
+
 async def end(process: Forked) -> int:
     with anyio.fail_after(150):
         process.send_signal(signal.SIGKILL)
@@ -112,7 +118,7 @@ async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
     async with keeping(tmp_path, *AWAY) as servers:
         first = await ready(servers)
         process, child = await forked(servers, tmp_path)
-        child.suspend()  # or it would not wait for a server for as long as this takes
+        await hold(child)
         first.kill()
         await until(lambda: only(servers).process.pid != first.pid)
         other, sibling = await forked(servers, tmp_path)  # once the next one has imported all
@@ -144,7 +150,7 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
         async with keeping(tmp_path, *AWAY) as servers:
             first = await ready(servers)
             process, child = await forked(servers, tmp_path)
-            child.suspend()  # or it would not wait for a server for as long as this takes
+            await hold(child)
             module_file.write_text("import json")
             assert await servers.fork(told(tmp_path)) is None
             assert first.is_running(), "it has a child, whose end it is to tell"
