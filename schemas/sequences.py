@@ -7,7 +7,7 @@ over all sequences one after the other; `offsets` cuts them.
 import math
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -134,7 +134,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
             order = np.argsort(np.repeat(self.sample_index, counts), kind="stable")
             tokens, logprobs = tokens[order], None if logprobs is None else logprobs[order]
             counts = np.bincount(self.sample_index, weights=counts).astype(np.int64)
-        return Generated(tokens, logprobs, [0, *np.cumsum(counts).tolist()])
+        return Generated(tokens, logprobs, [*accumulate(counts.tolist(), initial=0)])
 
     def __iter__(self) -> Iterator[Sequence]:
         total = self.n_tokens

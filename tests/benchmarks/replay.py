@@ -202,7 +202,7 @@ async def main(options: argparse.Namespace) -> None:
                 each = ", ".join(f"{one.rate:.0f}" for one in found)
                 print(
                     f"{name:17} {median[name]:7.0f} groups/s (of {each}); processor time of a group: {here:.3f} ms"
-                    + (f", and {there:.3f} ms of workers" if there else "")
+                    + (f", and {there:.3f} ms of workers" if there >= 0.001 else "")
                 )
             for name in replays:
                 for other in ("raw", "read"):
