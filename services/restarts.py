@@ -57,8 +57,7 @@ class Restarts:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
         if life.code == FENCED and not self._was_ready:  # how often is bounded by the time that it has to become ready
-            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
-            return pause_s
+            return min(max(SHORTEST_PAUSE_S, life.seconds), LONGEST_PAUSE_S)  # trying takes half of the time at most
         if life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
         elif life.seconds > LONGEST_PAUSE_S and (life.ready or (self._was_ready and life.code == STARTUP)):
