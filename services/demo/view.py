@@ -40,9 +40,12 @@ async def _live(line: Callable[[], str], observed: Observed) -> None:
 
 
 async def _lines(line: Callable[[], str], observed: Observed) -> None:
-    while True:
-        await anyio.sleep(_LINE_S)
-        print(f"{line()} | {_slowest(observed)}", flush=True)
+    try:
+        while True:
+            await anyio.sleep(_LINE_S)
+            print(f"{line()} | {_slowest(observed)}", flush=True)
+    finally:
+        print(line(), flush=True)  # how far it came
 
 
 def progress_line(observed: Observed, elapsed_s: float) -> str:
