@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
+from anyio.abc import TaskGroup, TaskStatus
 from integration.harness import RUN
+from integration.servers import Servers
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
@@ -26,8 +28,12 @@ _PROBE = subjects.state("probe", "chaos", subjects.LIVE, "0")
 class Observer:
     """What was heard, by pid; `wait` waits for what is still to be heard."""
 
-    def __init__(self, bus: NatsBus) -> None:
-        self.bus = bus
+    bus: NatsBus
+
+    def __init__(self, servers: Servers, tasks: TaskGroup) -> None:
+        self._servers = servers
+        self._tasks = tasks
+        self._listening = anyio.CancelScope()
         self.heard: dict[int, float] = {}
         """When the newest heartbeat of each process came, on anyio's clock."""
         self.started: dict[int, float] = {}
@@ -36,6 +42,19 @@ class Observer:
         """The figures of the newest heartbeat of a governor."""
         self._late: dict[int, tuple[int, int]] = {}
         self._news = anyio.Event()
+
+    async def connect(self) -> None:
+        """Connect, once more where the servers are not where they were."""
+        self._listening.cancel()
+        self._listening = anyio.CancelScope()
+        await self._tasks.start(self._listen, self._listening)
+
+    async def _listen(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
+        with scope:
+            async with self._servers.during("observer") as self.bus, self.bus.listen(subjects.heartbeat(RUN)) as beats:
+                task_status.started()
+                async for message in beats:
+                    self.hear(decode(Heartbeat, message.data))
 
     @property
     def late(self) -> int:
@@ -77,16 +96,10 @@ class Observer:
 
 
 @asynccontextmanager
-async def observe(bus: NatsBus) -> AsyncIterator[Observer]:
+async def observe(servers: Servers) -> AsyncIterator[Observer]:
     """Listen to every heartbeat of the run while the context is open."""
-    observer = Observer(bus)
-
-    async def listen() -> None:
-        async with bus.listen(subjects.heartbeat(RUN)) as beats:
-            async for message in beats:
-                observer.hear(decode(Heartbeat, message.data))
-
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(listen)
+        observer = Observer(servers, tasks)
+        await observer.connect()
         yield observer
         tasks.cancel_scope.cancel()

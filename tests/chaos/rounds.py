@@ -137,11 +137,7 @@ async def _struck(this: Round, run: Run) -> None:
         connections = bool(run.servers.proxies)
         strikes = schedule(this.seed, targets, kills=this.kills, pause_s=this.pause_s, connections=connections)
     await run.wait_for_step(2)
-    async with (
-        run.servers.during("observer") as bus,
-        observe(bus) as observer,
-        anyio.create_task_group() as tasks,
-    ):
+    async with observe(run.servers) as observer, anyio.create_task_group() as tasks:
         striker = Striker(run, observer, tasks)
         this.tally = striker.tally
         for strike in strikes:

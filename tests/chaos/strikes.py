@@ -206,6 +206,8 @@ class Striker:
         if run.servers.supervised:
             await until(lambda: not any(alive(pid) for pid in run.servers.pids().values()), _GIVE_UP_S)
         run.start()
+        if strike.action == "restart":
+            await self.observer.connect()  # a server that ended in order begins at another address
 
         def is_back(name: str) -> bool:
             pid = run.pids().get(name)
