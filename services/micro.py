@@ -1,8 +1,12 @@
 """The NATS micro protocol: every service answers `nats micro ls|info|stats|ping` and a `health` request."""
 
+from contextlib import suppress
+
 import msgspec
-import nats.micro
+from nats.errors import FlushTimeoutError
 from nats.micro.request import Request
+from nats.micro.service import Service as MicroService
+from nats.micro.service import ServiceConfig
 
 from lachesis import __version__
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -21,7 +25,10 @@ async def join_micro(bus: NatsBus, service: Service, about: str) -> None:
         await request.respond(msgspec.json.encode({**body, "metrics": service.vitals.metrics}))
 
     metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
-    micro = await nats.micro.add_service(
-        bus.client, name=subjects.micro_name(service.name), version=__version__, description=about, metadata=metadata
+    name = subjects.micro_name(service.name)
+    micro = MicroService(
+        bus.client, ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     )
     await micro.add_endpoint(name="health", handler=health, subject=subjects.health(service.run, service.name))
+    with suppress(FlushTimeoutError):  # a server that is away learns of it when it is back
+        await micro.start()

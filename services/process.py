@@ -104,7 +104,7 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
             open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
             anyio.create_task_group() as tasks,
         ):
-            await join_micro(bus, service, role.spec.about)
+            tasks.start_soon(join_micro, bus, service, role.spec.about)
             tasks.start_soon(follow_clock, bus, tracing.clock)
             late = anyio.Event()
             tasks.start_soon(_drain_when, told, service)
