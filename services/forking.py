@@ -198,14 +198,18 @@ class ForkServers:
         self._earliest: dict[str, float] = {}
         """When the next of a kind may be started."""
 
-    async def keep(self, *, task_status: TaskStatus[None]) -> None:
-        """Start a server whenever one is missing, until cancelled, which ends them all. Started once each is."""
+    async def keep(self, *, task_status: TaskStatus[bool]) -> None:
+        """Start a server whenever one is missing, until cancelled, which ends them all.
+
+        Started once each is; says whether all of them were taken over.
+        """
         try:
+            left = {kind: server for kind in self._kinds if (server := self._take_over(kind)) is not None}
             async with anyio.create_task_group() as tasks:
                 for kind in self._kinds:
-                    self._servers[kind] = self._take_over(kind) or await self._start(kind)
+                    self._servers[kind] = left.get(kind) or await self._start(kind)
                     tasks.start_soon(self._keep_one, kind, tasks)
-                task_status.started()
+                task_status.started(bool(left) and len(left) == len(self._kinds))
         finally:
             for kind in self._kinds:
                 self._door(kind).unlink(missing_ok=True)

@@ -1,9 +1,9 @@
 """The supervisor (`lachesis up`): starts the server and every service, in order, and keeps them running.
 
-Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell, and stops before them;
-a process that dies comes back after a pause; one that cannot run (`restarts`) ends the run with the end of its log;
-when the supervisor dies, however it dies, its processes notice and drain, so nothing is left behind. Starting it again
-continues the run.
+Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
+run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
+a pause; one that cannot run (`restarts`) ends the run with the end of its log; when the supervisor dies, however it
+dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run.
 """
 
 import fcntl
@@ -168,12 +168,14 @@ class Supervisor:
         try:
             with anyio.CancelScope() as starting:
                 tasks.start_soon(self._cancel_on_stop, starting)
-                await tasks.start(self._forks.keep)
+                just_ran = await tasks.start(self._forks.keep)
                 for phase in sorted({row.planned.phase for row in self.running}):
                     rows = [row for row in self.running if row.planned.phase == phase]
                     for row in rows:
                         tasks.start_soon(self._keep_running, row)
-                    await self._ready(rows)
+                    if not just_ran:
+                        await self._ready(rows)
+                await self._ready(self.running)
                 log.info("all %d processes are ready", len(self.running))
                 await self._until_finished()
         finally:

@@ -24,12 +24,12 @@ AWAY = ("--nats", "nats://127.0.0.1:9")
 
 @asynccontextmanager
 async def keeping(
-    folder: Path, *arguments: str, services: tuple[str, ...] = ("trainer",)
+    folder: Path, *arguments: str, services: tuple[str, ...] = ("trainer",), taken_over: bool = False
 ) -> AsyncIterator[ForkServers]:
     (folder / "logs").mkdir(exist_ok=True)
     servers = ForkServers((*arguments, "--set", f"folder={folder}"), services, folder)
     async with anyio.create_task_group() as tasks:
-        await tasks.start(servers.keep)
+        assert await tasks.start(servers.keep) is taken_over
         yield servers
         tasks.cancel_scope.cancel()
     assert not waiting()
@@ -181,7 +181,7 @@ sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from integration.test_forkserver import keeping, ready
 
 async def keep():
-    async with keeping(Path(sys.argv[1]), *sys.argv[2:]) as servers:
+    async with keeping(Path(sys.argv[1]), *sys.argv[3:], taken_over=sys.argv[2] == "1") as servers:
         print((await ready(servers)).pid, flush=True)
         await anyio.sleep_forever()
 
@@ -189,9 +189,9 @@ anyio.run(keep)
 """
 
 
-async def left_by_a_killed_supervisor(folder: Path) -> psutil.Process:
+async def left_by_a_killed_supervisor(folder: Path, *, taken_over: bool = False) -> psutil.Process:
     """Return a fork server whose supervisor was killed."""
-    command = [sys.executable, "-c", _SUPERVISOR, str(folder), *AWAY]
+    command = [sys.executable, "-c", _SUPERVISOR, str(folder), str(int(taken_over)), *AWAY]
     async with await anyio.open_process(command, stderr=None) as supervisor:
         assert supervisor.stdout is not None
         pid = int(await supervisor.stdout.receive())
@@ -201,7 +201,7 @@ async def left_by_a_killed_supervisor(folder: Path) -> psutil.Process:
 
 async def test_the_server_of_a_killed_supervisor_is_taken_over(tmp_path: Path) -> None:
     left = await left_by_a_killed_supervisor(tmp_path)
-    async with keeping(tmp_path, *AWAY) as servers:
+    async with keeping(tmp_path, *AWAY, taken_over=True) as servers:
         assert (await ready(servers)).pid == left.pid
         process, child = await forked(servers, tmp_path)
         assert child.ppid() == left.pid
@@ -225,8 +225,8 @@ async def test_a_server_that_was_started_otherwise_is_left_to_its_end(
 
 async def test_whoever_takes_over_may_be_killed_too(tmp_path: Path) -> None:
     first = await left_by_a_killed_supervisor(tmp_path)
-    assert (await left_by_a_killed_supervisor(tmp_path)).pid == first.pid
-    async with keeping(tmp_path, *AWAY) as servers:
+    assert (await left_by_a_killed_supervisor(tmp_path, taken_over=True)).pid == first.pid
+    async with keeping(tmp_path, *AWAY, taken_over=True) as servers:
         assert (await ready(servers)).pid == first.pid
 
 
