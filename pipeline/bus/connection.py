@@ -108,6 +108,11 @@ async def connect(
         shown = without_secrets(config.url)
         _raise_if_refused(errors[-1], shown)
         if anyio.current_time() > deadline:
+            if config.needs_tls and isinstance(errors[-1], ConnectionResetError):  # the reason may be lost on the way
+                raise StartupError(
+                    f"the server at {shown} hangs up whenever it is connected to: if it is because it refuses this "
+                    "client's certificate, set nats.cert_file and nats.key_file to one it knows"
+                )
             raise StartupError(
                 f"no nats-server answers at {shown} ({type(errors[-1]).__name__}: {without_secrets(str(errors[-1]))}); "
                 "start one with `nats-server -js`, or use the embedded one by leaving out --nats"

@@ -1,6 +1,8 @@
 """Who gets in, over what, and what is said to whom does not."""
 
+import socket
 import ssl
+import struct
 import sys
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 import trustme
+from anyio.abc import SocketAttribute, SocketStream
 from integration.security.secured import Secured, auth_init, make_certificates
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
@@ -16,7 +19,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, SchemaError
+from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 from lachesis.services.process import REFUSED
 
@@ -173,7 +176,7 @@ async def test_clients_with_certificates(tmp_path: Path) -> None:
     async with Secured(tmp_path, "one") as server:
         with (
             anyio.fail_after(30),
-            pytest.raises(AccessError, match=r"refuses this client's certificate.*nats\.cert_file"),
+            pytest.raises((AccessError, StartupError), match=r"refuses this client's certificate.*nats\.cert_file"),
         ):
             await server.bus("operator")
         own = {"cert_file": files["client.pem"], "key_file": files["client.key"]}
@@ -187,3 +190,22 @@ async def test_keys_without_tls(tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
     async with Secured(tmp_path, "one", tls=False) as server, await server.bus("observer"):
         pass
+
+
+async def test_a_server_that_hangs_up_may_want_a_certificate(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+
+    async def hang_up(client: SocketStream) -> None:
+        raw = client.extra_attributes[SocketAttribute.raw_socket]()
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+        await client.aclose()
+
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, hang_up)
+        port = listener.extra_attributes[SocketAttribute.local_port]()
+        config = ConnectionConfig(
+            url=f"tls://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), connect_timeout_s=0.2
+        )
+        with anyio.fail_after(30), pytest.raises(StartupError, match=r"hangs up.*nats\.cert_file"):
+            await connect(name="test", config=config)
+        tasks.cancel_scope.cancel()
