@@ -5,6 +5,7 @@ Raises `StartupError` when there is no server, or it is too old, has no JetStrea
 secret. Where TLS was asked for nothing is sent without it, neither at first nor after a reconnect.
 """
 
+import asyncio
 import importlib.util
 import itertools
 import ssl
@@ -54,7 +55,7 @@ def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
 
 
 class _Client(Client):  # type: ignore[misc]  # untyped
-    """The client, but it never speaks to a server without TLS where TLS was asked for, and no message ends it.
+    """The client, but it never speaks to a server without TLS where TLS was asked for, and no message makes it deaf.
 
     The stock one follows the server, even from `tls://`: whoever can answer in the server's place gets the token.
     """
@@ -80,6 +81,12 @@ class _Client(Client):  # type: ignore[misc]  # untyped
     ) -> Any:
         """Subjects need not be UTF-8, though the stock client ends its connection over one that is not, for ever."""
         return super()._build_message(sid, _text(subject), _text(reply), data, headers)
+
+    async def _process_pong(self) -> None:
+        """A flush may have been given up before its pong comes, at which the stock client ceases to read."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.Future()
+        await super()._process_pong()
 
 
 def _text(raw: bytes) -> bytes:

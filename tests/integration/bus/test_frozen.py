@@ -5,6 +5,7 @@ import os
 import signal
 
 import anyio
+import psutil
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -72,6 +73,26 @@ async def test_frozen_until_the_connection_is_given_up(
                 missing = {b"0", b"1"}
                 while missing:  # what was on its way when the server froze comes once more, later
                     missing.discard((await anext(deliveries)).message.data)
+
+
+async def test_an_answer_to_a_flush_that_was_given_up(
+    fresh_server: EmbeddedServer, streams_config: StreamsConfig
+) -> None:
+    """The stock client stops reading at such a pong, as late as it may come, and stays deaf until its pings tell."""
+    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+        await bus.ensure_streams(streams_config)
+        os.kill(fresh_server.pid, signal.SIGSTOP)
+        while psutil.Process(fresh_server.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        try:
+            with anyio.move_on_after(0.5) as scope:
+                await bus.client.flush()
+            assert scope.cancelled_caught
+        finally:
+            os.kill(fresh_server.pid, signal.SIGCONT)
+        await bus.client.flush()  # answered in order
+        await bus.publish(subjects.rollout("run", "math"), b"0", msg_id="0")
+        assert bus.reconnects == 0
 
 
 async def test_a_plain_cancellation_is_not_swallowed(
