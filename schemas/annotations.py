@@ -127,7 +127,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success.
+    success. `signals` are for the health checks, which look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]

@@ -247,9 +247,8 @@ class Link:
         self.check()
         sub = await self.nc.subscribe(subject, queue=queue, cb=on_message)
         try:
-            # The server takes in what one client sends in order, so whatever answers this knows the subscription. Not
-            # `flush`: a ping given up and answered after all ends the client's reading. No answer: it is away just now,
-            # and is subscribed again with the reconnect.
+            # The server takes in what one client sends in order, so whatever answers this knows the subscription. No
+            # answer: it is away just now, and is subscribed again with the reconnect.
             await self.ask("$JS.API.INFO", b"", timeout_s=1)
             yield
         finally:

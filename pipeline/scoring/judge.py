@@ -16,7 +16,6 @@ from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
-from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.shaping.config import RewardConfig
@@ -97,7 +96,6 @@ class EnvironmentScorer:
             statuses=scores.statuses,
             disagreement=scores.disagreement,
             success=self._success(scores),
-            signals=signals_of(group.sequences),
             shaping=self._shape(group, scores, samples),
         )
 

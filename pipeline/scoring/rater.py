@@ -13,9 +13,10 @@ down (that is retried); any other exception makes this one rating missing. A mis
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
+
+import msgspec
 
 from lachesis.schemas.errors import ConfigError
 
@@ -25,14 +26,13 @@ RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavai
 """unavailable: infrastructure failed, however often it was tried; this says nothing about the sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample to be rated. `task` holds what the environment recorded for raters, the reference under "answer"."""
 
     prompt: str
     completion: str
     messages: Sequence[Mapping[str, Any]] = ()
-    task: Mapping[str, Any] = field(default_factory=dict)
+    task: Mapping[str, Any] = msgspec.field(default_factory=dict)
     token_count: int = 0
     finish_reason: str = "stop"
     item: str = ""

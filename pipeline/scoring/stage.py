@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import InForce, under
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.logic.agreement import Agreement
+from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
@@ -73,6 +74,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
+        score = msgspec.structs.replace(score, signals=signals_of(rollout.group.sequences))
         scored = _Scored(score, scorer, promotion.first if promotion else None)
         agreement[env, scored.promoted].add(scored.score)
         if service.vitals.handled % _TOLD == 0:
