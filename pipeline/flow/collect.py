@@ -27,6 +27,7 @@ from lachesis.pipeline.flow.garbage import (
     Decider,
     Decision,
     Header,
+    PastTrainer,
     Revision,
     collectable,
     ledger_claims,
@@ -51,11 +52,12 @@ _OVERHEAD = 22
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no limit). `revisions`
-    go whatever their age. `ledger`: its beginning may go too."""
+    go whatever their age, and `trainers` on them, done or not. `ledger`: its beginning may go too."""
 
     older_than_s: float | None = None
     keep_bytes: int | None = None
     revisions: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
     ledger: bool = False
 
 
@@ -67,6 +69,8 @@ class Found:
     decisions: dict[str, Decision] = field(default_factory=dict)
     revisions: list[Revision] = field(default_factory=list)
     going: list[Revision] = field(default_factory=list)
+    trainers: list[PastTrainer] = field(default_factory=list)
+    leaving: list[PastTrainer] = field(default_factory=list)
 
 
 class Collector:
@@ -77,8 +81,8 @@ class Collector:
         self._config = config
 
     async def find(self, limits: Limits) -> Found:
-        """Return what goes. Raises `NotFoundError` where a revision that is named is unknown, `SchemaError` where what
-        says how far history may go cannot be read."""
+        """Return what goes. Raises `NotFoundError` where a revision or trainer that is named is unknown, `ConfigError`
+        where it is needed, `SchemaError` where what says how far history may go cannot be read."""
         config = await self._whole_config()
         self._config = config
         now_ns = await self._bus.server_time_ns()
@@ -92,14 +96,14 @@ class Collector:
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
-        found.revisions = await self._revisions(holds.values())
-        known = {one.name for one in found.revisions}
-        missing = sorted(set(limits.revisions) - known)
-        if missing:
-            raise NotFoundError(
-                f"run {config.run} has no revision {missing[0]!r} to delete; there are "
-                f"{', '.join(sorted(known)) or 'none'}"
-            )
+        found.trainers = await self._trainers(holds.values())
+        found.leaving = [one for one in found.trainers if one.name in limits.trainers]
+        for trainer in found.leaving:
+            self._check_idle(trainer)
+        staying = [one for one in found.trainers if one not in found.leaving]
+        found.revisions = await self._revisions(holds.values(), staying)
+        self._check_known("revision", limits.revisions, [one.name for one in found.revisions])
+        self._check_known("trainer on the past", limits.trainers, [one.name for one in found.trainers])
         for one in found.revisions:
             if one.name in limits.revisions and one.held is not None:
                 raise ConfigError(f"revision {one.name} of run {config.run} is kept for {one.held}: end that first")
@@ -116,15 +120,41 @@ class Collector:
                 before = await self._agree(stream, decision.before)
                 for subject, limit in before.items():
                     await self._bus.trim(stream, [subject], before=limit)
+        for trainer in found.leaving:
+            await self.delete_trainer(trainer.name)
         for revision in found.going:
             await self.delete_revision(revision.name)
+
+    def _check_known(self, what: str, named: Collection[str], known: Collection[str]) -> None:
+        missing = sorted(set(named) - set(known))
+        if missing:
+            raise NotFoundError(
+                f"run {self._config.run} has no {what} {missing[0]!r} to delete; there are "
+                f"{', '.join(sorted(known)) or 'none'}"
+            )
+
+    def _check_idle(self, trainer: PastTrainer) -> None:
+        if trainer.works:
+            raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
+
+    async def delete_trainer(self, name: str) -> None:
+        """Delete the ledger of a trainer on the past, and what says that it is one. Raises `ConfigError` where it is at
+        work."""
+        run = self._config.run
+        holds = (await record(self._bus, run)).standing(await self._bus.server_time_ns())
+        for trainer in await self._trainers(holds.values()):
+            if trainer.name == name:
+                self._check_idle(trainer)
+                for subject in _of_trainer(run, name):
+                    await self._bus.erase(LEDGER, [subject])
 
     async def delete_revision(self, name: str) -> None:
         """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
         holds = (await record(self._bus, run)).standing(now_ns)
-        if (user := _user(name, holds.values()) or (await self._trainers_of()).get(name)) is not None:
+        trainers = await self._trainers(holds.values())
+        if (user := _user(name, holds.values()) or _trainer_of(name, trainers)) is not None:
             raise ConfigError(f"revision {name} of run {run} is kept for {user}: end that first")
         await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
         await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
@@ -264,13 +294,15 @@ class Collector:
         await change(self._bus, self._config.run, update)
         return agreed
 
-    async def _revisions(self, holds: Collection[Hold]) -> list[Revision]:
-        run, found, trainers = self._config.run, dict[str, Revision](), await self._trainers_of()
+    async def _revisions(self, holds: Collection[Hold], trainers: Collection[PastTrainer]) -> list[Revision]:
+        run, found = self._config.run, dict[str, Revision]()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
             async for header in headers:
                 name = header.subject.split(".")[-2]
-                old = found.get(name) or Revision(name, 0, 0, 0, self._worker(name, holds) or trainers.get(name))
+                old = found.get(name) or Revision(
+                    name, 0, 0, 0, self._worker(name, holds) or _trainer_of(name, trainers)
+                )
                 found[name] = old._replace(
                     messages=old.messages + 1, bytes=old.bytes + header.size, newest_ns=header.time_ns
                 )
@@ -281,19 +313,18 @@ class Collector:
             return "the live run, whose revision it is"
         return _user(name, holds)
 
-    async def _trainers_of(self) -> dict[str, str]:
-        """Return by revision a trainer that has batches of it yet to train on, and so needs it at every start."""
-        bus, run, found = self._bus, self._config.run, dict[str, str]()
+    async def _trainers(self, holds: Collection[Hold]) -> list[PastTrainer]:
+        bus, run, found = self._bus, self._config.run, list[PastTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.past(run, "*")]):
-            trainer = subject.rsplit(".", 1)[-1]
+            name = subject.rsplit(".", 1)[-1]
             past, _, _ = await newest(bus, LEDGER, subject, PastRecord, lambda one: one.run == run)
-            reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
+            reports = subjects.state(run, "trainer", subjects.LIVE, name)
             report, _, _ = await newest(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
-            trained = report.next_batch if report else 0
-            if past is not None and trained < past.batches:
-                found[past.revision] = (
-                    f"trainer {trainer}, which has trained on {trained} of its {past.batches} batches"
-                )
+            if past is not None:
+                trained = report.next_batch if report else 0
+                messages, size, _ = await self._measure(LEDGER, _of_trainer(run, name))
+                works = any(hold.about == f"train {name} on {past.revision}" for hold in holds)
+                found.append(PastTrainer(name, past.revision, trained, past.batches, messages, size, works))
         return found
 
     # -- a whole run
@@ -342,6 +373,16 @@ def everything(run: str) -> dict[str, list[str]]:
         ROLLOUTS: [subjects.rollout(run), subjects.blob("rollout", run), subjects.promotion(run, "*")],
         LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.>"],
     }
+
+
+def _of_trainer(run: str, name: str) -> list[str]:
+    """Return where a trainer on the past stores, in the order in which it goes: what says that it is one last."""
+    return [subjects.state(run, "trainer", subjects.LIVE, name), subjects.ledger(run, name), subjects.past(run, name)]
+
+
+def _trainer_of(revision: str, trainers: Collection[PastTrainer]) -> str | None:
+    """Return a trainer that has batches of a revision yet to train on, and so needs it at every start."""
+    return next((needs for one in trainers if one.revision == revision and (needs := one.needs)), None)
 
 
 def _user(revision: str, holds: Collection[Hold]) -> str | None:

@@ -135,6 +135,25 @@ class Revision(NamedTuple):
     held: str | None
 
 
+class PastTrainer(NamedTuple):
+    """A trainer on a revision of the past: what its ledger takes, how far it has come, and whether it is at work."""
+
+    name: str
+    revision: str
+    trained: int
+    batches: int
+    messages: int
+    bytes: int
+    works: bool
+
+    @property
+    def needs(self) -> str | None:
+        """Say what it needs its revision for; None once it has trained on all of it."""
+        if self.trained >= self.batches:
+            return None
+        return f"trainer {self.name}, {self.trained} of {self.batches} batches done (--trainer lets it go)"
+
+
 def old_revisions(
     revisions: Iterable[Revision], named: Iterable[str], *, born_before_ns: int | None, excess: int
 ) -> list[Revision]:

@@ -26,7 +26,9 @@ _MOST_HOLDERS = 3
 _RECONNECT_S = 2.0
 
 
-def limits(older_than: str | None, keep_bytes: str | None, revisions: list[str], *, ledger: bool) -> Limits:
+def limits(
+    older_than: str | None, keep_bytes: str | None, revisions: list[str], trainers: list[str], *, ledger: bool
+) -> Limits:
     """Return what the command line asks for. Raises `ConfigError`."""
     age = None if older_than is None else _AGE.fullmatch(older_than.strip())
     if older_than is not None and age is None:
@@ -42,15 +44,19 @@ def limits(older_than: str | None, keep_bytes: str | None, revisions: list[str],
         older_than_s=None if age is None else float(age[1]) * _AGES[age[2]],
         keep_bytes=keep,
         revisions=tuple(revisions),
+        trainers=tuple(trainers),
         ledger=ledger,
     )
 
 
 def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: bool) -> None:
     """Show what goes, and delete it if `yes`."""
-    nothing = wanted.older_than_s is None and wanted.keep_bytes is None and not wanted.revisions
+    named = wanted.revisions or wanted.trainers
+    nothing = wanted.older_than_s is None and wanted.keep_bytes is None and not named
     if nothing and yes:
-        raise ConfigError("say what to keep: --older-than AGE, --keep-bytes SIZE; or what goes: --revision NAME")
+        raise ConfigError(
+            "say what to keep: --older-than AGE, --keep-bytes SIZE; or what goes: --revision NAME, --trainer NAME"
+        )
     config = options.config()
     found = anyio.run(_collect, config, wanted, yes, nothing)
     if as_json:
@@ -60,7 +66,7 @@ def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: boo
     if nothing:
         print(
             "\nshown: all that nobody needs. Say what to keep with --older-than AGE, --keep-bytes SIZE, or name a "
-            "--revision, and give --yes to delete",
+            "--revision or --trainer, and give --yes to delete",
             file=sys.stderr,
         )
     elif not yes:
@@ -134,6 +140,11 @@ def _print(found: Found) -> None:
         messages, size = (one.messages, one.bytes) if gone else (0, 0)
         kept = None if gone else one.held
         rows.append((f"{REPLAY} {one.name}", one.messages, human_bytes(one.bytes), messages, human_bytes(size), kept))
+    for trainer in found.trainers:
+        there = trainer.messages, human_bytes(trainer.bytes)
+        stays = (0, human_bytes(0), trainer.needs or "the record of it, unless --trainer")
+        going_too = (*there, None)
+        rows.append((f"{LEDGER} {trainer.name}", *there, *(going_too if trainer in found.leaving else stays)))
     print_table(("stream", "messages", "bytes", "go", "bytes", "the rest is kept for"), rows)
 
 
@@ -167,5 +178,15 @@ def _plain(config: RunConfig, found: Found, *, deleted: bool) -> dict[str, Any]:
         "revisions": {
             one.name: {**_size(one.messages, one.bytes), "goes": one.name in going, "held": one.held}
             for one in found.revisions
+        },
+        "trainers": {
+            one.name: {
+                **_size(one.messages, one.bytes),
+                "goes": one in found.leaving,
+                "revision": one.revision,
+                "trained": one.trained,
+                "batches": one.batches,
+            }
+            for one in found.trainers
         },
     }

@@ -83,6 +83,10 @@ def gc(
     revision: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="This re-scored revision goes; may be given again.")
     ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="This trainer on the past goes, done or not; its checkpoints stay."),
+    ] = None,
     ledger: Annotated[
         bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
     ] = False,
@@ -97,10 +101,10 @@ def gc(
     """
     from lachesis.services.cli.gc import collect_garbage, erase_run, limits
 
-    if whole_run and (older_than or keep_bytes or revision or ledger):
+    if whole_run and (older_than or keep_bytes or revision or trainer or ledger):
         raise typer.BadParameter("--whole-run leaves nothing that another option could keep")
     if whole_run:
         erase_run(options, yes=yes, as_json=as_json)
     else:
-        wanted = limits(older_than, keep_bytes, revision or [], ledger=ledger)
+        wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
         collect_garbage(options, wanted, yes=yes, as_json=as_json)

@@ -23,7 +23,7 @@ from lachesis.pipeline.flow.retention import holding, record
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
@@ -246,7 +246,7 @@ async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_
     for trained in (None, 1):
         if trained is not None:
             await world.bus.publish(*_trained(trained), msg_id=f"trained {trained}")
-        with pytest.raises(ConfigError, match=f"trainer again, which has trained on {trained or 0} of its 2 batches"):
+        with pytest.raises(ConfigError, match=f"trainer again, {trained or 0} of 2 batches done"):
             await collector.collect(found)
         assert (await collector.find(old)).going == []
     await world.bus.publish(*_trained(2), msg_id="trained 2")
@@ -272,6 +272,34 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
     assert [one.needs for one in claims if one.holder == "trainer again, for its batches"] == [5]
     await world.bus.publish(*_trained(1), msg_id="trained 1")
     assert not any("again" in one.holder for one in await collector._service_claims())
+
+
+@pytest.mark.parametrize("killed", [0, 1, 2])
+async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, killed: int) -> None:
+    await world.store(a_group(1))
+    await world.json("replay", "--revision", "short")
+    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
+    await world.bus.publish(subjects.ledger(RUN, "again"), b"an entry", msg_id="past entry")
+    await world.bus.publish(*_trained(1), msg_id="trained 1")
+    kept = await world.json("gc")
+    assert (kept["revisions"]["short"]["held"], kept["trainers"]["again"]["goes"]) == (
+        "trainer again, 1 of 2 batches done (--trainer lets it go)",
+        False,
+    )
+    config = load(RunConfig, file=world.folder / "run.toml").config
+    both = Limits(revisions=("short",), trainers=("again",))
+    async with holding(world.bus, RUN, "train", {}, about="train again on short"):
+        with pytest.raises(ConfigError, match=f"trainer again of run {RUN} is at work: stop it first"):
+            await Collector(world.bus, config).find(both)
+    for _ in range(killed):
+        dying = Collector(_KilledAfter(world.bus, LEDGER), config)  # type: ignore[arg-type]
+        with pytest.raises(KeyboardInterrupt):
+            await dying.collect(await dying.find(both))
+    await world.json("gc", "--trainer", "again", "--revision", "short", "--yes")
+    assert (await world.bus.usage(REPLAY)).messages == 0
+    assert await world.bus.stored_subjects(LEDGER, [subjects.past(RUN, "*"), subjects.ledger(RUN, "*")]) == []
+    with pytest.raises(NotFoundError, match="no trainer on the past 'again' to delete; there are none"):
+        await Collector(world.bus, config).find(Limits(trainers=("again",)))
 
 
 def _trained(batches: int) -> tuple[str, bytes]:
