@@ -245,4 +245,13 @@ def _become(told: Told, stdin: int) -> Told:
     os.close(stdin)
     os.close(sink)
     setproctitle(" ".join(filter(None, ("lachesis run", told.service, told.part, *sys.argv[4:]))))
+    _draw_anew()
     return told
+
+
+def _draw_anew() -> None:
+    """Seed what draws random numbers anew, as it is in a process that was started anew; `random` does so by itself."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.default_generator.seed()

@@ -163,6 +163,35 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
     assert "ended" not in caplog.text
 
 
+_DRAWING = """
+import atexit
+
+def draw():
+    import numpy, random, torch
+    print("drew", random.random(), numpy.random.random(), torch.rand(()).item())
+
+atexit.register(draw)
+"""
+
+
+async def test_no_two_forks_draw_the_same_random_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "drawing"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(_DRAWING)
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    async with keeping(tmp_path, *AWAY) as servers:
+        await ready(servers)
+        lives = [await forked(servers, tmp_path) for _ in range(2)]
+        for process, _ in lives:
+            with anyio.fail_after(150):
+                assert await process.wait() == STARTUP
+    said = (tmp_path / "service.log").read_text().splitlines()
+    drawn = [line.split()[1:] for line in said if line.startswith("drew")]
+    assert len(drawn) == len(lives)
+    for one, other in zip(*drawn, strict=True):
+        assert one != other
+
+
 async def test_each_service_is_forked_by_its_own_kind(tmp_path: Path) -> None:
     async with keeping(tmp_path, services=("trainer", "batcher")) as servers:
         await until(lambda: sum(server._ready.is_set() for server in servers._servers.values()) == 2)
