@@ -212,7 +212,8 @@ class ForkServers:
                 task_status.started(bool(left) and len(left) == len(self._kinds))
         finally:
             for kind in self._kinds:
-                self._door(kind).unlink(missing_ok=True)
+                with suppress(OSError):  # there is none
+                    self._door(kind).unlink()
 
     async def fork(self, told: Told) -> Forked | None:
         """Return a process that is what it is told; None where no server can be it."""

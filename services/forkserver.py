@@ -124,12 +124,18 @@ def address(file: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def _listen(door: Path) -> socket.socket:
-    door.unlink(missing_ok=True)
+def _listen(door: Path) -> socket.socket | None:
+    """Return the door, or None where there can be none: not every file system has sockets."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.fchmod(listening.fileno(), 0o600)
-    with address(door) as name:
-        listening.bind(name)
+    try:
+        door.unlink(missing_ok=True)
+        with address(door) as name:
+            listening.bind(name)
+    except OSError as error:
+        print(f"{error}: the next supervisor cannot take over from one that is killed", file=sys.stderr, flush=True)
+        listening.close()
+        return None
     listening.listen()
     return listening
 
@@ -137,7 +143,7 @@ def _listen(door: Path) -> socket.socket:
 class _ForkServer:
     """Serves one supervisor after the other."""
 
-    def __init__(self, requests: socket.socket, door: socket.socket) -> None:
+    def __init__(self, requests: socket.socket, door: socket.socket | None) -> None:
         self._requests = requests
         self._door = door
         self._children: dict[int, int] = {}
@@ -157,7 +163,7 @@ class _ForkServer:
             for descriptor, _ in self._poll.poll(self._patience_ms()):
                 if descriptor in self._children:
                     self._tell_end(descriptor)
-                elif descriptor == self._door.fileno():
+                elif self._door is not None and descriptor == self._door.fileno():
                     self._poll.unregister(self._door)
                     self._requests, _ = self._door.accept()
                     self._welcome()
@@ -191,7 +197,8 @@ class _ForkServer:
         pid = os.fork()
         if pid == 0:
             self._requests.close()
-            self._door.close()
+            if self._door is not None:
+                self._door.close()
             for other in self._children:
                 os.close(other)
             return _become(msgspec.json.decode(data, type=Told), passed[0])
@@ -205,7 +212,7 @@ class _ForkServer:
     def _be_alone(self) -> None:
         """Wait for another supervisor, or only for the children where it is of no use to one."""
         self._poll.unregister(self._requests)
-        if self._outdated:  # and this supervisor may still be there to be told how they ended
+        if self._outdated or self._door is None:  # and this supervisor may still be there to be told how they ended
             self._leaves_at = 0.0
             return
         self._requests.close()

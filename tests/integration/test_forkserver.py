@@ -33,7 +33,7 @@ async def keeping(
         yield servers
         tasks.cancel_scope.cancel()
     assert not waiting()
-    assert not [name for name in os.listdir(folder) if name.endswith(".sock")]  # noqa: PTH208
+    assert not [file for file in folder.iterdir() if file.is_socket()]  # noqa: ASYNC240
 
 
 def waiting() -> list[psutil.Process]:
@@ -257,6 +257,18 @@ async def test_whoever_takes_over_may_be_killed_too(tmp_path: Path) -> None:
     assert (await left_by_a_killed_supervisor(tmp_path, taken_over=True)).pid == first.pid
     async with keeping(tmp_path, *AWAY, taken_over=True) as servers:
         assert (await ready(servers)).pid == first.pid
+
+
+async def test_without_a_door_a_server_ends_with_its_supervisor(tmp_path: Path) -> None:
+    (tmp_path / "forkserver-torch.sock").mkdir()  # as on a file system without sockets: none can be bound there
+    left = await left_by_a_killed_supervisor(tmp_path)
+    await until(lambda: not left.is_running())
+    async with keeping(tmp_path, *AWAY) as servers:
+        server = await ready(servers)
+        process, child = await forked(servers, tmp_path)
+        assert child.ppid() == server.pid
+        assert await end(process) == -signal.SIGKILL
+    assert "cannot take over" in (tmp_path / "logs" / "forkserver.log").read_text()
 
 
 async def test_other_arguments_are_another_server(tmp_path: Path) -> None:
