@@ -97,7 +97,10 @@ def ready_within_s(config: RunConfig, planned: Sequence[Planned]) -> float:
 
 @dataclass(slots=True)
 class _Running:
-    """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is."""
+    """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is.
+
+    `lives` is where it is started again and again: cancelled, one that has not begun never does.
+    """
 
     planned: Planned
     process: anyio.abc.Process | Forked | None = None
@@ -106,7 +109,14 @@ class _Running:
     restarts: int = -1
     log_start: int = 0
     stopping: bool = False
+    lives: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     ended: anyio.Event = field(default_factory=anyio.Event)
+
+    def stop(self, number: signal.Signals) -> None:
+        """End its process by a signal, the last one."""
+        self.stopping = True
+        self.lives.cancel()
+        _send(self.process, number)
 
 
 class Supervisor:
@@ -136,8 +146,7 @@ class Supervisor:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
         self._stop.set()
         for row in self.running:
-            row.stopping = True
-            _send(row.process, signal.SIGKILL)
+            row.stop(signal.SIGKILL)
 
     async def run(self) -> None:
         """Run until told to stop or until every finite service has finished. Raises `StartupError`."""
@@ -206,7 +215,8 @@ class Supervisor:
     async def _keep_running(self, row: _Running) -> None:
         """Start the process whenever it is not running, until it finishes or is to stop."""
         try:
-            await self._start_again_and_again(row)
+            with row.lives:
+                await self._start_again_and_again(row)
         finally:
             row.ended.set()
 
@@ -265,8 +275,7 @@ class Supervisor:
             if not rows:
                 continue
             for row in rows:
-                row.stopping = True
-                _send(row.process, signal.SIGTERM)
+                row.stop(signal.SIGTERM)
             with anyio.move_on_after(max(self.config.drain_s(row.planned.service) for row in rows) + 2.0):
                 for row in rows:
                     await row.ended.wait()

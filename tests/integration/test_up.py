@@ -152,3 +152,32 @@ async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_ru
         said, _ = await up.communicate()
     assert up.returncode == 0
     assert said.count(b"scorer ended with code -9 (killed from outside)") == MOST_FAILURES + 2
+
+
+_STUCK = """
+import signal, sys
+from pathlib import Path
+
+if "forkserver" in sys.orig_argv:
+    Path(sys.orig_argv[-3]).with_suffix(".stuck").touch()  # the door, before --config run.toml
+    signal.pause()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_no_import_is_waited_for_once_the_run_is_to_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = folder / "stuck"
+    package.mkdir()
+    (package / "sitecustomize.py").write_text(_STUCK)
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    up = await start(folder)
+    stuck = folder / "runs/up/forkserver-plain.stuck"
+    with anyio.fail_after(150):
+        while not stuck.exists():  # noqa: ASYNC110 - another process makes it
+            await anyio.sleep(0.05)
+    up.send_signal(signal.SIGINT)
+    with anyio.fail_after(150):
+        said, _ = await up.communicate()
+    assert up.returncode == 0, said.decode()
+    assert b"did not drain" not in said
