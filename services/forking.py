@@ -272,7 +272,8 @@ def _peer(connection: socket.socket) -> int:
 
 
 def _was_started_with(pid: int, command: Sequence[str]) -> bool:
-    """Return whether a process has the command, the environment and the folder that a child of this one would have.
+    """Return whether a process has the command, the environment, the limits and the folder that a child of this one
+    would have.
 
     Raises `OSError` when there is no such process.
     """
@@ -281,6 +282,7 @@ def _was_started_with(pid: int, command: Sequence[str]) -> bool:
     return (
         _strings(process / "cmdline") == list(map(os.fsencode, command))
         and set(_strings(process / "environ")) == environ
+        and all((process / name).read_bytes() == Path("/proc/self", name).read_bytes() for name in ("limits", "cgroup"))
         and (process / "cwd").samefile(Path.cwd())
     )
 
@@ -295,6 +297,11 @@ def _send(pidfd: int, number: signal.Signals) -> None:
 
 
 async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = subprocess.PIPE) -> Process:
-    """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone."""
+    """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone.
+
+    It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back.
+    """
     with file.open("ab") as sink:
-        return await anyio.open_process(command, stdin=stdin, stdout=sink, stderr=sink, start_new_session=True)
+        return await anyio.open_process(
+            command, stdin=stdin, stdout=sink, stderr=sink, env=os.environ, start_new_session=True
+        )

@@ -1,6 +1,7 @@
 """Fork servers as the supervisor keeps them, in real processes."""
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -204,8 +205,9 @@ async def test_each_service_is_forked_by_its_own_kind(tmp_path: Path) -> None:
 
 
 _SUPERVISOR = f"""
-import sys, anyio
+import os, sys, anyio
 from pathlib import Path
+os.putenv("UNSEEN", "1")  # not in os.environ, as what readline sets
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from integration.test_forkserver import keeping, ready
 
@@ -221,7 +223,7 @@ anyio.run(keep)
 async def left_by_a_killed_supervisor(folder: Path, *, taken_over: bool = False) -> psutil.Process:
     """Return a fork server whose supervisor was killed."""
     command = [sys.executable, "-c", _SUPERVISOR, str(folder), str(int(taken_over)), *AWAY]
-    async with await anyio.open_process(command, stderr=None) as supervisor:
+    async with await anyio.open_process(command, stderr=None, env=os.environ) as supervisor:
         assert supervisor.stdout is not None
         pid = int(await supervisor.stdout.receive())
         supervisor.kill()
@@ -250,6 +252,17 @@ async def test_a_server_that_was_started_otherwise_is_left_to_its_end(
         assert server.pid != left.pid
         assert server.environ()["OMP_NUM_THREADS"] == "3"
     await until(lambda: not left.is_running())
+
+
+async def test_a_server_of_other_limits_is_left_to_its_end(tmp_path: Path) -> None:
+    left = await left_by_a_killed_supervisor(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        async with keeping(tmp_path, *AWAY) as servers:
+            assert only(servers).process.pid != left.pid
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_whoever_takes_over_may_be_killed_too(tmp_path: Path) -> None:
