@@ -63,11 +63,6 @@ class Generated(NamedTuple):
         """Where each sample's lie."""
         return [slice(start, end) for start, end in pairwise(self.cuts)]
 
-    @property
-    def lengths(self) -> list[int]:
-        """How many each sample has."""
-        return [end - start for start, end in pairwise(self.cuts)]
-
 
 class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """The columns of n sequences with T tokens in all.
@@ -124,17 +119,29 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         return unpack_mask(self.loss_mask, self.n_tokens, "loss_mask")
 
     @cached_property
+    def lengths(self) -> list[int]:
+        """How many tokens each sample has that the loss mask lets in, of columns that were checked."""
+        counts = self._counts()
+        if self.sample_index is not None:
+            counts = np.bincount(self.sample_index, weights=counts).astype(np.int64)
+        lengths: list[int] = counts.tolist()
+        return lengths
+
+    @cached_property
     def generated(self) -> Generated:
         """What was generated, of columns that were checked."""
         mask = self.mask
         tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
         logprobs = None if self.logprobs is None else view(self.logprobs, "float32", len(mask), "logprobs")[mask]
-        counts = np.add.reduceat(mask, self.cuts()[:-1], dtype=np.int64)
         if self.sample_index is not None:
-            order = np.argsort(np.repeat(self.sample_index, counts), kind="stable")
+            order = np.argsort(np.repeat(self.sample_index, self._counts()), kind="stable")
             tokens, logprobs = tokens[order], None if logprobs is None else logprobs[order]
-            counts = np.bincount(self.sample_index, weights=counts).astype(np.int64)
-        return Generated(tokens, logprobs, [*accumulate(counts.tolist(), initial=0)])
+        return Generated(tokens, logprobs, [*accumulate(self.lengths, initial=0)])
+
+    def _counts(self) -> NDArray[np.int64]:
+        """Return how many tokens of each sequence the loss mask lets in."""
+        counts: NDArray[np.int64] = np.add.reduceat(self.mask, self.cuts()[:-1], dtype=np.int64)
+        return counts
 
     def __iter__(self) -> Iterator[Sequence]:
         total = self.n_tokens

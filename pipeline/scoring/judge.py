@@ -90,7 +90,7 @@ class EnvironmentScorer:
             policy_step=group.policy_step,
             scores=scores.scores,
             ratings=scores.ratings,
-            lengths=group.sequences.generated.lengths,
+            lengths=group.sequences.lengths,
             index=group.dispatch.index if group.dispatch else None,
             skill=group.skill,
             statuses=scores.statuses,
@@ -158,13 +158,14 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
 
     Raises `DataError` where nothing can be rated.
     """
-    lengths, reasons = group.sequences.generated.lengths, group.sequences.endings
+    lengths, reasons = group.sequences.lengths, group.sequences.endings
     samples = []
     for i, conversation in enumerate(group.messages):
-        answers = [k for k, message in enumerate(conversation) if message.role == "assistant"]
-        if not answers:
+        for last in range(len(conversation) - 1, -1, -1):
+            if conversation[last].role == "assistant":
+                break
+        else:
             raise DataError(f"messages[{i}]: no assistant message, so there is nothing to rate")
-        last = answers[-1]
         samples.append(
             Sample(
                 prompt="\n".join([message.content for message in conversation[:last]]),
