@@ -15,6 +15,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, print_json, print_table
+from lachesis.services.cli.train import PAST_FOLDER
 from lachesis.services.connect import SILENCE_S, History, open_run
 
 __all__ = ["collect_garbage", "erase_run", "limits"]
@@ -71,6 +72,9 @@ def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: boo
         )
     elif not yes:
         print("\nnothing was deleted: give --yes for that", file=sys.stderr)
+    for trainer in found.leaving if yes else []:
+        folder = config.path / PAST_FOLDER / trainer.name
+        print(f"\n{folder} stays: before another trainer is to be named {trainer.name}, delete it", file=sys.stderr)
 
 
 async def _collect(config: RunConfig, wanted: Limits, yes: bool, nothing: bool) -> Found:
