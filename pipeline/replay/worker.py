@@ -27,7 +27,7 @@ from lachesis.pipeline.bus.publisher import Window
 from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
 from lachesis.pipeline.replay.history import Found, fetched
 from lachesis.pipeline.replay.inflight import MOST_BYTES
-from lachesis.pipeline.replay.judging import Judge, Verdict
+from lachesis.pipeline.replay.judging import Judge, Verdict, collect_seldom
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.schemas.errors import ConfigError, LachesisError, leaves
 
@@ -50,6 +50,7 @@ def main() -> None:
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a rater prints is no answer
+    collect_seldom()
     with os.fdopen(tells, "wb") as out:
         anyio.run(_work, told, out)
 

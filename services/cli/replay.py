@@ -7,6 +7,7 @@ import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.judging import collect_seldom
 from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options
@@ -23,6 +24,7 @@ def replay_history(options: Options, revision: str, wanted: Wanted, pace: Pace, 
     config = options.config_with_environments()
     selection, groups = wanted.selection(config)
     request = Request(revision=revision, selection=selection, groups=groups, pace=pace)
+    collect_seldom()
     result = anyio.run(_run, config, request)
     if as_json:
         print_json(result)

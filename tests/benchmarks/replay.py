@@ -29,6 +29,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.judging import collect_seldom
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.rater import Sample, rater
@@ -175,6 +176,7 @@ async def timed(work: Awaitable[float], count: int) -> Timed:
 
 
 async def main(options: argparse.Namespace) -> None:
+    collect_seldom()  # as `lachesis replay` does
     config = config_with(options.raters)
     gib = 1 << 30
     streams = StreamsConfig(rollouts_bytes=8 * gib, replay_bytes=4 * gib)
