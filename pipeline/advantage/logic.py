@@ -8,8 +8,9 @@ estimator has a bound, which is checked on every call: anything beyond it is a f
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
 
 from lachesis.pipeline.advantage.config import AdvantageConfig, Estimator
 from lachesis.schemas.errors import DataError
@@ -27,8 +28,7 @@ LIMIT = 1e100
 """Largest reward whose square is still a number."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupAdvantage:
+class GroupAdvantage(msgspec.Struct, frozen=True):
     """`advantages`: one a sample, None where its reward is missing, all 0 unless the verdict is trainable.
 
     `mean`, `std` (n-1 in the divisor; 0 for one sample), `range` are of the `n_valid` rewards, None without any.
@@ -128,7 +128,9 @@ def _gdpo(
     constant = all(part.verdict == "zero_variance" for _, part in parts)
     columns = [[weight * (value or 0.0) for value in part.advantages] for weight, part in parts]
     advantages = [math.fsum(values) if ok else None for ok, *values in zip(scored, *columns, strict=True)]
-    return replace(whole, advantages=tuple(advantages), verdict="zero_variance" if constant else "trainable")
+    return msgspec.structs.replace(
+        whole, advantages=tuple(advantages), verdict="zero_variance" if constant else "trainable"
+    )
 
 
 def _valid_lengths(

@@ -6,7 +6,6 @@ where rewards differ less than the bonuses do, or not at all, the group is centr
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -44,4 +43,4 @@ def shaped_advantage(
     if config.estimator == "grpo" and max(added) - min(added) < (plain.range or 0.0):
         divisor = max(plain.std or 0.0, moved.std or 0.0, config.std_floor)
         advantages = tuple(None if a is None else a / divisor for a in advantages)
-    return replace(plain, advantages=advantages)
+    return msgspec.structs.replace(plain, advantages=advantages)
