@@ -74,6 +74,11 @@ def _no_server(config: RunConfig) -> str:
     if has_history(config):
         return f"no server runs in {config.path}: start the run with `lachesis up`"
     others = ", ".join(_runs_beside(config.path)) or "none"
+    if config == RunConfig():
+        return (
+            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs there: {others}): give "
+            "--run or --config, or start one with `lachesis up`"
+        )
     return (
         f"there is no run {config.run} in {config.path.parent} (runs there: {others}): start it with `lachesis up`, "
         "name another with --run or --config"

@@ -33,8 +33,11 @@ from lachesis.schemas.rollout import RolloutGroup
 __all__ = ["run_dev"]
 
 
-async def run_dev(config: RunConfig, name: str, index: int, console: Console) -> None:
-    """Generate one group of task `index`, rate it, and take one optimizer step on it; print all of it."""
+async def run_dev(config: RunConfig, name: str, index: int, console: Console) -> bool:
+    """Generate one group of task `index`, rate it, and take one optimizer step on it; print all of it.
+
+    Return whether there was anything to train on.
+    """
     settings = config.environments.get(name)
     if settings is None:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
@@ -47,8 +50,9 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
     advantage = group_advantage(score.scores, config.advantage_of(name), score.lengths, score.ratings)
     _show(console, group, score, advantage)
     if advantage.verdict != "trainable":
-        console.print(f"verdict {advantage.verdict}: nothing to train on")
-        return
+        mend = "see above why" if advantage.verdict == "unscorable" else "try another --task, or another rater"
+        console.print(f"verdict {advantage.verdict}: nothing to train on; {mend}")
+        return False
     ref = GroupRef(
         group=group.id,
         seq=1,
@@ -65,6 +69,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
         f"optimizer step: loss {step.loss:.4g}, grad norm {step.grad_norm:.3g}, entropy {step.entropy:.3g}, "
         f"{step.trainable_tokens} trainable tokens of {step.tokens}, {step.seconds:.2f} s"
     )
+    return True
 
 
 async def _generate(

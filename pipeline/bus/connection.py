@@ -128,7 +128,8 @@ async def connect(
                 )
             raise StartupError(
                 f"no nats-server answers at {shown} ({type(errors[-1]).__name__}: {without_secrets(str(errors[-1]))}); "
-                "start one with `nats-server -js`, or use the embedded one by leaving out --nats"
+                "start one (`nats-server -js`, with max_payload: 8MB in its configuration), or use the embedded one by "
+                "leaving out --nats"
             )
         await anyio.sleep(_RETRY_S)
     try:

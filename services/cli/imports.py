@@ -101,7 +101,10 @@ def _tell(done: Imported) -> None:
     rate = f"{done.stored / done.seconds:.0f} groups/s" if done.stored and done.seconds else f"{done.seconds:.1f} s"
     print(f"{done.stored} groups stored ({done.sequences} sequences, {human_bytes(done.bytes)}), {rate}")
     if done.untrainable:
-        print(f"{done.untrainable} came without logprobs: they can be scored again, and are never trained on")
+        print(
+            f"{done.untrainable} came without logprobs: they are never trained on, and can be scored again if they "
+            "have their texts"
+        )
     if done.known:
         print(f"{done.known} were stored already")
     if done.bad:

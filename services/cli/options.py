@@ -37,7 +37,10 @@ _Nats = Annotated[
 _Run = Annotated[
     str | None,
     typer.Option(
-        "--run", metavar="NAME", help="Name of the run; its folder is runs/NAME unless set.", rich_help_panel=_PANEL
+        "--run",
+        metavar="NAME",
+        help="Name of the run; its folder is runs/NAME unless set. Without --config its own run.toml is read, if any.",
+        rich_help_panel=_PANEL,
     ),
 ]
 
@@ -67,7 +70,7 @@ class Options:
                     "machine; put it into a file (nats.token_file), or the address into the configuration or "
                     "LACHESIS_NATS__URL"
                 )
-        return load(RunConfig, file=self.file, environ=os.environ, sets=self._all_sets())
+        return load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
 
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`."""
@@ -85,9 +88,15 @@ class Options:
 
     def arguments(self) -> list[str]:
         """Return what gives another process the same configuration."""
-        named = {"--config": self.file and str(self.file.absolute()), "--nats": self.nats, "--run": self.run}
+        file = self._file()
+        named = {"--config": file and str(file.absolute()), "--nats": self.nats, "--run": self.run}
         found = [part for name, value in named.items() if value for part in (name, value)]
         return found + [part for text in self.sets for part in ("--set", text)]
+
+    def _file(self) -> Path | None:
+        """Return the configuration's file: the one given, or the one that the run left in its folder."""
+        left = Path("runs") / self.run / "run.toml" if self.run else None
+        return left if self.file is None and left is not None and left.is_file() else self.file
 
     def _all_sets(self) -> list[str]:
         sugar = {"nats.url": self.nats, "run": self.run}

@@ -92,7 +92,9 @@ def resolve(subject: str, run: str) -> Wanted:
     pairs = [(channel, found) for channel in CHANNELS if (found := narrow(subject, channel.pattern)) is not None]
     if not pairs or not all(parts) or ">" in parts[:-1]:
         kinds = ", ".join(channel.name for channel in CHANNELS)
-        raise ConfigError(f"nothing travels on {subject!r}; use a subject such as rl.score.>, or one of {kinds}")
+        raise ConfigError(
+            f"nothing travels on {subject!r}; use a subject such as 'rl.score.>' (in quotes), or one of {kinds}"
+        )
     filters: dict[str, list[str]] = {}
     for channel, found in pairs:
         if channel.stream is not None:

@@ -78,7 +78,10 @@ async def _raters(
     """Rate the groups of one environment several times."""
     members = load_members(scoring.raters)
     runner = EnsembleRunner(members)
-    samples: list[list[Sample]] = [samples_of(group) for group in groups]
+    samples = [found for group in groups if (found := _samples(group))]
+    if not samples:
+        text = f"not checked: none of {len(groups)} groups has texts to rate"
+        return [Finding(check="raters", subject=groups[0].env, verdict="warn", text=text)]
     passes = []
     scores: list[list[float | None]] = []
     calibrated: defaultdict[str, list[float | None]] = defaultdict(list)
@@ -102,6 +105,14 @@ async def _raters(
         *(accuracy(calibrated, scoring.threshold) if ensemble.aggregation in _OF_VERDICTS else []),
         advantage_stability(scores, config.advantage_of(groups[0].env), lengths),
     ]
+
+
+def _samples(group: RolloutGroup) -> list[Sample]:
+    """Return what raters see of a group, nothing of one that came without texts."""
+    try:
+        return samples_of(group)
+    except DataError:
+        return []
 
 
 def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:

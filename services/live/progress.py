@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.services.cli.output import human_seconds
 
 __all__ = ["newest_checkpoint", "newest_figures", "progress_line", "recent_figures", "step_times"]
 
@@ -60,7 +61,8 @@ def progress_line(figures: dict[str, float], steps: int | None) -> str:
     known = {
         "reward": figures.get("reward/mean"),
         "staleness": figures.get("staleness/mean"),
-        "e2e p99 s": figures.get("latency/e2e/p99"),
     }
     told = "".join(f", {name} {value:.3g}" for name, value in known.items() if value is not None)
+    slowest = human_seconds(figures.get("latency/e2e/p99"))
+    told += f", e2e p99 {slowest}" if slowest else ""
     return f"step {figures['train/step']:.0f}{'' if steps is None else f'/{steps}'}{told}"

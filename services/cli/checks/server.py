@@ -45,7 +45,7 @@ async def check_server(config: RunConfig) -> list[Finding]:
             ]
         if config.nats is None:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
-        return [fail("server", str(error), "start it, or correct --nats URL")]
+        return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
         return [fail("server", str(error), "correct nats.token_file, nats.creds_file or nats.nkey_file")]
     found: list[Finding] = []

@@ -106,10 +106,14 @@ def dev(
     env: Annotated[str, typer.Argument(help="Environment of the configuration.")],
     task: Annotated[int, typer.Option(min=0, help="Index of the task in the environment's pool.")] = 0,
 ) -> None:
-    """Take one trip from a task to an optimizer step in this process, without a server; for breakpoints."""
+    """Take one trip from a task to an optimizer step in this process, without a server; for breakpoints.
+
+    Exits with 1 where there is nothing to train on.
+    """
     import anyio
     from rich.console import Console
 
     from lachesis.services.dev import run_dev
 
-    anyio.run(run_dev, options.config(), env, task, Console())
+    if not anyio.run(run_dev, options.config(), env, task, Console()):
+        raise typer.Exit(1)

@@ -65,3 +65,17 @@ def test_the_folder_follows_the_name_wherever_that_is_set(tmp_path: Path) -> Non
     options = Options(file=tmp_path / "run.toml")
     assert options.config().path == Path("runs/mine").absolute()
     assert Options(file=tmp_path / "run.toml", sets=("folder=elsewhere",)).config().path == Path("elsewhere").absolute()
+
+
+def test_a_run_that_left_its_configuration_is_known_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left, other = tmp_path / "runs" / "demo" / "run.toml", tmp_path / "other.toml"
+    left.parent.mkdir(parents=True)
+    left.write_text('run = "demo"\nseed = 7\n')
+    other.write_text("seed = 8\n")
+    assert Options(run="demo").config().seed == 7
+    assert Options(run="demo").arguments() == ["--config", str(left), "--run", "demo"]
+    assert Options(run="demo", file=other).config().seed == 8
+    assert Options(run="another").config().seed == 0
