@@ -114,7 +114,7 @@ def _print(found: Sequence[EnvHealth]) -> None:
             _number(result.threshold),
             result.windows or None,
             result.reason,
-            " ".join(result.examples[:2]),
+            None if result.severity == "ok" else " ".join(result.examples[:2]),
         )
         for health in found
         for result in health.results

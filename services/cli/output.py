@@ -13,16 +13,23 @@ __all__ = ["human_bytes", "human_seconds", "print_json", "print_rendered", "prin
 
 _PLAIN_WIDTH = 10_000
 """Characters a line where no terminal limits them."""
+_SHORT = 16
+"""Characters of what is never folded."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print rows of values; None is shown as a dash, since it means "not known". A `Text` keeps its style."""
+    """Print rows of values; None is shown as a dash, since it means "not known". A `Text` keeps its style.
+
+    Where a terminal is too narrow it is the columns with long texts that are folded.
+    """
+    cells = [[cell if isinstance(cell, Text) else Text(_text(cell)) for cell in row] for row in rows]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, overflow="fold", no_wrap=not sys.stdout.isatty())
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(_text(cell)) for cell in row))
+    for i, name in enumerate(header):
+        longest = max([len(name), *(len(row[i]) for row in cells)])
+        table.add_column(name, overflow="fold", no_wrap=longest <= _SHORT or not sys.stdout.isatty())
+    for row in cells:
+        table.add_row(*row)
     print_rendered(lambda _: table)
 
 

@@ -43,3 +43,16 @@ def test_a_table_without_a_terminal_is_plain_and_uncut(capsys: pytest.CaptureFix
     assert lines[1].split() == ["x" * 300, "-"]
     assert lines[2].split() == ["[red]y[/red]", "0"]
     assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_narrow_terminal_folds_long_texts_and_breaks_no_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(("check", "value", "why", "group"), [("faulty_groups", 0.25, "so " * 30, "a" * 32)])
+    lines = capsys.readouterr().out.splitlines()
+    assert "faulty_groups" in lines[1]
+    assert "0.25" in lines[1]
+    assert max(map(len, lines[1:])) <= 60
+    assert "".join(line[40:].replace(" ", "") for line in lines[1:]).count("a") == 32
