@@ -9,10 +9,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_seconds", "print_json", "print_rendered", "print_table", "printable"]
+__all__ = ["human_bytes", "human_number", "human_seconds", "print_json", "print_rendered", "print_table", "printable"]
 
 _PLAIN_WIDTH = 10_000
 """Characters a line where no terminal limits them."""
+_WHOLE = 999.5
+"""From here on three digits would need an exponent."""
 _SHORT = 16
 """Characters of what is never folded."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -63,9 +65,16 @@ def human_bytes(size: int) -> str:
     return f"{size / 1024**power:.1f} {_UNITS[power]}"
 
 
+def human_number(value: float | None) -> str | None:
+    """Return a number with three digits, or all before its point; None stays None."""
+    if value is None:
+        return None
+    return f"{value:.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
+
+
 def human_seconds(value: float | None) -> str | None:
     """Return a duration with three digits and a unit; None stays None."""
     if value is None:
         return None
     factor, unit = (1.0, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
-    return f"{value * factor:.3g} {unit}"
+    return f"{human_number(value * factor)} {unit}"

@@ -23,7 +23,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_seconds, print_json, printable
+from lachesis.services.cli.output import human_number, human_seconds, print_json, printable
 from lachesis.services.connect import has_ended, open_run, until_ended
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
@@ -233,7 +233,7 @@ def _count(value: int | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return human_number(value) or "-"
 
 
 def _sparkline(values: list[float], width: int = 24) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lachesis.services.cli.output import human_bytes, human_seconds
+from lachesis.services.cli.output import human_bytes, human_number, human_seconds
 from lachesis.services.demo.summary import Gate, Summary
 from lachesis.services.live.services import Quantiles
 
@@ -80,7 +80,7 @@ def _percent(value: float | None) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+    return human_number(value) or "-"
 
 
 def _seconds(value: float | None) -> str:

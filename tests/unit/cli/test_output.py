@@ -24,7 +24,16 @@ def test_human_bytes_is_within_its_rounding(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, None), (0.0, "0 us"), (12e-6, "12 us"), (0.5, "500 ms"), (75.0, "75 s")]
+    ("value", "text"),
+    [
+        (None, None),
+        (0.0, "0 us"),
+        (12e-6, "12 us"),
+        (0.5, "500 ms"),
+        (75.0, "75 s"),
+        (999.6, "1000 s"),
+        (1234.0, "1234 s"),
+    ],
 )
 def test_human_seconds(value: float | None, text: str | None) -> None:
     assert human_seconds(value) == text
