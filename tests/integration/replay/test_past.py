@@ -187,6 +187,17 @@ async def test_what_cannot_be_is_refused_in_one_line(world: World) -> None:
 
 
 @pytest.mark.slow
+async def test_a_ledger_that_was_deleted_is_stored_again_at_once(world: World) -> None:
+    """However soon: within the time in which the server takes a message with the same id for the same one."""
+    async with world.server() as bus:
+        await world.lachesis("replay", "--revision", "again")
+        first = await world.lachesis("train", "--revision", "again", "--steps", "1")
+        await bus.erase(subjects.LEDGER, [subjects.ledger(RUN, "again")])
+        again = await world.lachesis("train", "--revision", "again", "--steps", "2")
+        assert (again["steps"], again["chain"]) == (2, first["chain"])
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_trained_killed_and_rebuilt(world: World, tmp_path: Path) -> None:
     async with world.server():

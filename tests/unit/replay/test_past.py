@@ -135,18 +135,6 @@ async def test_killed_at_any_message_it_goes_on_with_the_same_ledger(lab, left):
     assert await lab.bus.usage(subjects.LEDGER) == usage, "a whole ledger is written once"
 
 
-async def test_a_ledger_that_was_deleted_is_stored_again_at_once(lab):
-    """However soon: within the time in which the server takes a message with the same id for the same one."""
-    await history(lab)
-    await replay(lab)
-    first = await past(lab)
-    last = (await lab.bus.usage(subjects.LEDGER)).last
-    await lab.bus.trim(subjects.LEDGER, [subjects.ledger("r", "again")], before=last + 1)
-    assert await entries(lab) == []
-    assert await past(lab) == first
-    assert len(await entries(lab)) == first.entries
-
-
 class _Dying:
     """A process's view of the bus that is killed with its commit number `left`, which is stored if that is even."""
 
