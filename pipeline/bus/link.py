@@ -29,6 +29,8 @@ _MEND = (
     "it is not meant to do that, or its permissions are older than its configuration; run `lachesis auth init` again "
     "with this configuration and let the server read it (nats-server --signal reload)"
 )
+_REFUSALS = ("authorization violation", "authentication expired", "authentication revoked")
+"""Where an authentication has merely timed out, the network or one of both stood still: the next may succeed."""
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 _PATIENCE_S = 2.0
 _PATIENCE_GROWTH = 1.5
@@ -124,7 +126,7 @@ class Link:
         text = str(error).lower()
         if "permissions violation" in text:
             self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
-        elif "authorization violation" in text or "authentication" in text:
+        elif any(refusal in text for refusal in _REFUSALS):
             self.fail(AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_MEND}"))
 
     def _who(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 from integration.harness import alive, until
+from integration.proxy import open_proxy
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
@@ -175,6 +176,28 @@ async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> Non
     async with await connect(fresh_server.url, name="test", token=fresh_server.token, config=SHORT) as bus:
         with pytest.raises(Exception, match="run `lachesis init`"):
             await bus.publish(MATH, b"", msg_id="1")
+
+
+async def test_credentials_that_came_too_late_are_not_refused(tmp_path: Path) -> None:
+    """A network that stood still while a client connected: the server gives up on it, and takes the next attempt."""
+    text = (
+        'authorization { token: "t", timeout: 0.2 }\n'
+        f'max_payload: 8MB\njetstream {{ store_dir: "{tmp_path}/js", max_file_store: 64MB }}'
+    )
+    async with (
+        CustomServer(tmp_path / "store", text) as server,
+        open_proxy(int(server.url.rpartition(":")[2])) as proxy,
+        await connect(f"nats://127.0.0.1:{proxy.port}", name="test", token="t") as bus,
+        anyio.create_task_group() as tasks,
+    ):
+        link = bus._link
+        while "authentication timeout" not in str(link.last_error).lower():
+            tasks.start_soon(proxy.silence, 0.6)
+            proxy.cut()
+            with anyio.fail_after(60):
+                await link.wait_down()
+                await link.wait_up()
+        assert await bus.describe_streams() == []
 
 
 async def test_closing_while_the_server_goes_is_no_error(tmp_path: Path) -> None:
