@@ -96,7 +96,7 @@ class Collector:
             found.totals[stream], found.decisions[stream] = await self._decide(
                 stream, names, claimed, born=born, keep=limits.keep_bytes, now_ns=now_ns
             )
-        found.trainers = await self._trainers(holds.values())
+        found.trainers = [await self._measured(one) for one in await self._trainers(holds.values())]
         found.leaving = [one for one in found.trainers if one.name in limits.trainers]
         for trainer in found.leaving:
             self._check_idle(trainer)
@@ -314,6 +314,7 @@ class Collector:
         return _user(name, holds)
 
     async def _trainers(self, holds: Collection[Hold]) -> list[PastTrainer]:
+        """Return the trainers on the past, what they take not measured."""
         bus, run, found = self._bus, self._config.run, list[PastTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.past(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
@@ -322,10 +323,13 @@ class Collector:
             report, _, _ = await newest(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
             if past is not None:
                 trained = report.next_batch if report else 0
-                messages, size, _ = await self._measure(LEDGER, _of_trainer(run, name))
                 works = any(hold.about == f"train {name} on {past.revision}" for hold in holds)
-                found.append(PastTrainer(name, past.revision, trained, past.batches, messages, size, works))
+                found.append(PastTrainer(name, past.revision, trained, past.batches, 0, 0, works))
         return found
+
+    async def _measured(self, trainer: PastTrainer) -> PastTrainer:
+        messages, size, _ = await self._measure(LEDGER, _of_trainer(self._config.run, trainer.name))
+        return trainer._replace(messages=messages, bytes=size)
 
     # -- a whole run
 
