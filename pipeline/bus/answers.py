@@ -31,14 +31,12 @@ __all__ = [
     "StreamInfo",
     "decode_answer",
     "error_in",
-    "header_fields",
     "plain_headers",
     "stored_message",
     "to_ns",
     "to_pub_ack",
 ]
 
-_BLANKS = " \t\n\r\v\f"
 _FULL = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
 _STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
 _TOO_LARGE = 10054
@@ -180,19 +178,12 @@ def stored_message(stream: str, data: bytes, what: str) -> Stored:
     raw = decode_answer(_GetAnswer, data, what).message
     if raw is None:
         raise InfrastructureError(f"{what}: an answer without a message")
-    headers = header_fields(base64.b64decode(raw.hdrs).partition(b"\r\n")[2])
-    return Stored(stream, raw.subject, raw.seq, base64.b64decode(raw.data), to_ns(raw.time), plain_headers(headers))
-
-
-def header_fields(block: bytes) -> dict[str, str]:
-    """Return what the lines of a header block say, as the stock client has it, which takes four times as long."""
-    found = {}
-    for line in block.decode("utf-8", "replace").split("\r\n"):
+    headers = {}
+    for line in base64.b64decode(raw.hdrs).decode("utf-8", "replace").split("\r\n")[1:]:
         name, colon, value = line.partition(":")
-        name = name.strip(_BLANKS)
-        if colon and name.isascii() and (not name or name.split() == [name]):
-            found[name] = value.strip(_BLANKS)
-    return found
+        if colon:
+            headers[name.strip()] = value.strip()
+    return Stored(stream, raw.subject, raw.seq, base64.b64decode(raw.data), to_ns(raw.time), plain_headers(headers))
 
 
 def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:

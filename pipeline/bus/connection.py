@@ -17,7 +17,7 @@ import msgspec
 import nats.errors
 from nats.aio.client import Client
 
-from lachesis.pipeline.bus.answers import error_in, header_fields
+from lachesis.pipeline.bus.answers import error_in
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -33,8 +33,6 @@ MIN_SERVER_VERSION = (2, 11)
 MIN_PAYLOAD_BYTES = INLINE_BYTES + (1 << 20)
 """Least `max_payload` of a server: a message stored as one, its headers, and room for commits."""
 
-_NO_STATUS = b"NATS/1.0\r\n"
-"""What a header block begins with that says no more than its lines."""
 _PENDING_BYTES = 4 << 20
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
@@ -70,12 +68,8 @@ class _Client(Client):  # type: ignore[misc]  # untyped
         command: bytes = super()._connect_command()
         return command
 
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         """Headers need not be headers, which the stock client takes as badly. Without them no message is a rollout."""
-        if headers is None:
-            return None
-        if headers.startswith(_NO_STATUS):
-            return header_fields(headers[len(_NO_STATUS) :]) or None
         try:
             parsed: dict[str, str] | None = await super()._process_headers(headers)
         except (IndexError, UnicodeDecodeError):

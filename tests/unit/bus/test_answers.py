@@ -4,17 +4,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.aio.client import Client
 
-from lachesis.pipeline.bus.answers import (
-    ApiError,
-    error_in,
-    header_fields,
-    plain_headers,
-    stored_message,
-    to_ns,
-    to_pub_ack,
-)
+from lachesis.pipeline.bus.answers import ApiError, error_in, plain_headers, stored_message, to_ns, to_pub_ack
 from lachesis.pipeline.bus.puller import Metadata
 from lachesis.schemas.errors import (
     ConfigError,
@@ -73,15 +64,6 @@ def test_times() -> None:
     assert to_ns("2026-11-21T12:00:00.123456789Z") % 1_000_000_000 == 123_456_789
     assert to_ns("2026-11-21T12:00:00.5Z") == to_ns("2026-11-21T14:00:00.5+02:00")
     assert to_ns("2026-11-21T12:00:00+00:00") == to_ns("2026-11-21T12:00:00Z")
-
-
-_PARTS = [b"a", b"B-c", b":", b" ", b"\t", b"\x1c", b"\xc2\xa0", b"\xe2\x82", b"\r", b"\n"]
-_LINES = st.lists(st.sampled_from(_PARTS), max_size=9).map(b"".join) | st.binary(max_size=20)
-
-
-@given(st.lists(_LINES, max_size=5).map(b"\r\n".join))
-def test_headers_are_what_the_stock_client_reads(block: bytes) -> None:
-    assert header_fields(block) == Client._parse_header_lines(block)
 
 
 def test_headers_are_the_publishers() -> None:
