@@ -2,7 +2,7 @@
 
 import itertools
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import anyio
 import msgspec
@@ -27,7 +27,7 @@ class Getter:
         self._link = link
         self._patience_s = patience_s(0, link.config.ack_timeout_s)
 
-    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncGenerator[Stored]:
         """Yield the messages at `seqs` as stored (large ones as heads). Raises `NotFoundError`."""
         asked: deque[tuple[int, Question, float]] = deque()
         heard = 0.0  # when the last answer came: what was asked together and lost together is not waited for in turn
@@ -56,6 +56,23 @@ class Getter:
             for _, question, _ in asked:
                 self._link.drop(question)
 
+    async def fetch_among(self, stream: str, seqs: Sequence[int], subject: str) -> AsyncGenerator[Stored]:
+        """As `fetch`, of rising `seqs` on `subject`, many with one request: what else lies on it between them is read
+        as well and passed over."""
+        wanted = deque(seqs)
+        while wanted:
+            asked = len(wanted)
+            async with self._link.series(f"$JS.API.DIRECT.GET.{stream}", _many(wanted, subject)) as answers:
+                while wanted:
+                    message = self._read(stream, await answers.next(self._patience_s))
+                    if message is None or message.seq > wanted[0]:
+                        break  # that was all, or it is not there
+                    if message.seq == wanted[0]:
+                        wanted.popleft()
+                        yield message
+            if len(wanted) == asked:
+                yield await self._again(stream, wanted.popleft())
+
     async def get(self, stream: str, seq: int) -> Stored:
         """Return the message at `seq` as stored. Raises `NotFoundError`."""
         subject = f"$JS.API.DIRECT.GET.{stream}"
@@ -83,3 +100,9 @@ class Getter:
 
 def _by_seq(seq: int) -> bytes:
     return msgspec.json.encode({"seq": seq})
+
+
+def _many(seqs: Sequence[int], subject: str) -> bytes:
+    return msgspec.json.encode(
+        {"seq": seqs[0], "batch": len(seqs), "next_by_subj": subject, "max_bytes": _BUDGET_BYTES // 4}
+    )

@@ -1,7 +1,7 @@
 """`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Self
 
 from nats.aio.client import Client
@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, check_key, stream_of
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["NatsBus"]
@@ -128,9 +128,12 @@ class NatsBus:
     async def get(self, stream: str, seq: int) -> Stored:
         return await self._blobs.join(await self._getter.get(stream, seq))
 
-    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
-        async for message in self._getter.fetch(stream, seqs):
-            yield await self._blobs.join(message)
+    async def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
+        getter = self._getter
+        found = getter.fetch(stream, seqs) if subject is None else getter.fetch_among(stream, seqs, subject)
+        async with aclosing(found) as messages:
+            async for message in messages:
+                yield message if LARGE_HEADER not in message.headers else await self._blobs.join(message)
 
     def consume(
         self,

@@ -7,6 +7,7 @@ cancellation that `publish` swallows is raised again.
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple, TypeVar
@@ -20,7 +21,7 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["Link", "Question", "backoff_s", "hang_up", "is_no_responder", "patience_s", "status_of"]
+__all__ = ["Link", "Question", "Series", "backoff_s", "hang_up", "is_no_responder", "patience_s", "status_of"]
 
 A = TypeVar("A", bound=Answer)
 
@@ -66,6 +67,41 @@ class Question(NamedTuple):
     answer: "asyncio.Future[Msg | None]"
 
 
+class Series:
+    """A question sent that has several answers, which queue up here."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self._answers: deque[Msg] = deque()
+        self._over = False
+        self._more: asyncio.Future[Msg | None] | None = None
+
+    async def next(self, timeout_s: float) -> Msg | None:
+        """Return the next answer: None when the connection was lost or the time is up."""
+        if not self._answers and not self._over:
+            loop = asyncio.get_running_loop()
+            self._more = loop.create_future()
+            timer = loop.call_later(timeout_s, _resolve, self._more)
+            try:
+                await self._more
+            finally:
+                timer.cancel()
+        return self._answers.popleft() if self._answers else None
+
+    def add(self, msg: Msg) -> None:
+        self._answers.append(msg)
+        self._stir()
+
+    def end(self) -> None:
+        """Say that no more will come."""
+        self._over = True
+        self._stir()
+
+    def _stir(self) -> None:
+        if self._more is not None:
+            _resolve(self._more)
+
+
 async def hang_up(nc: Client, within_s: float) -> None:
     """Close a client's connection, which may be going at that moment: the client writes what it still holds first.
 
@@ -92,6 +128,7 @@ class Link:
         self._prefix = ""
         self._tokens = itertools.count()
         self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
+        self._series: dict[str, Series] = {}
 
     async def setup(self) -> None:
         inbox = self.nc.new_inbox()
@@ -112,6 +149,8 @@ class Link:
             self._up = anyio.Event()
         for answer in self._waiting.values():
             _resolve(answer)
+        for series in self._series.values():
+            series.end()
         self._notify()
 
     async def on_reconnected(self) -> None:
@@ -141,6 +180,8 @@ class Link:
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(type(error)(*error.args))
+        for series in self._series.values():
+            series.end()
         self._up.set()
         self._notify()
 
@@ -234,6 +275,18 @@ class Link:
         self._waiting.pop(question.token, None)
         question.answer.cancel()
 
+    @asynccontextmanager
+    async def series(self, subject: str, data: bytes) -> AsyncIterator[Series]:
+        """Send a question with several answers, which are heard while the context is open."""
+        series = Series(str(next(self._tokens)))
+        self._series[series.token] = series
+        try:
+            if not await self.send(subject, data, reply=self._prefix + series.token):
+                series.end()
+            yield series
+        finally:
+            del self._series[series.token]
+
     async def ask(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Msg | None:
@@ -258,9 +311,12 @@ class Link:
                 await sub.unsubscribe()
 
     async def _on_answer(self, msg: Msg) -> None:
-        answer = self._waiting.get(msg.subject[len(self._prefix) :])
+        token = msg.subject[len(self._prefix) :]
+        answer = self._waiting.get(token)
         if answer is not None:
             _resolve(answer, msg)
+        elif token in self._series:
+            self._series[token].add(msg)
 
     async def call(
         self, kind: type[A], subject: str, request: bytes, *, what: str, give_up_s: float | None = None

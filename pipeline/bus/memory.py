@@ -5,7 +5,7 @@ process, and a large message is stored as one (so sequences have no gaps for its
 """
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -240,7 +240,7 @@ class MemoryBus:
     async def get(self, stream: str, seq: int) -> Stored:
         return self._log(stream).get(seq)
 
-    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+    async def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
         for seq in seqs:
             await anyio.lowlevel.checkpoint()
             yield self._log(stream).get(seq)

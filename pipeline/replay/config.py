@@ -6,8 +6,10 @@ from msgspec import Meta, Struct
 
 __all__ = ["Pace"]
 
-_IN_FLIGHT = 32
-_LARGEST_BLOCK = 16
+_PATIENT = 32
+"""Groups in flight for each process where raters have to be waited for: a pause waits for all of them."""
+_AT_ONCE = 512
+"""Where none has to be: a server hands out few long stretches with much less work than many short ones."""
 
 
 class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,20 +18,19 @@ class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_rate: Annotated[float, Meta(gt=0)] | None = None
     """Groups a second. Default None: as fast as it goes."""
     max_inflight: Annotated[int, Meta(ge=1)] | None = None
-    """Groups that are read and not yet folded, of all workers together. Default None: 32 for each worker."""
+    """Groups that are read and not yet folded, of all workers together. Default None: 32 for each process where raters
+    have to be waited for, 512 where none has to be."""
     workers: Annotated[int, Meta(ge=1)] = 1
     """Processes that read and judge. Default 1: the replay's own. With more, it only folds what they judged."""
 
-    @property
-    def in_flight(self) -> int:
-        """Groups that may be read and not yet folded."""
-        return self.max_inflight or _IN_FLIGHT * self.workers
+    def in_flight(self, *, waits: bool) -> int:
+        """Return how many groups may be read and not yet folded, where judging them `waits` for something, or not."""
+        return self.max_inflight or (_PATIENT if waits else _AT_ONCE) * self.workers
 
-    @property
-    def block(self) -> int:
-        """Groups that a worker is asked for at once: few enough that it may have two blocks in flight, and that by
-        `max_rate` ten blocks a second are asked for."""
-        most = min(_LARGEST_BLOCK, self.in_flight // (2 * self.workers))
+    def block(self, *, waits: bool) -> int:
+        """Return how many groups a worker is asked for at once: few enough that it may have two blocks in flight, and
+        that by `max_rate` ten blocks a second are asked for."""
+        most = self.in_flight(waits=waits) // (2 * self.workers)
         if self.max_rate is not None:
             most = min(most, int(self.max_rate / 10))
         return max(1, most)

@@ -90,16 +90,20 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
 
 
 async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator[Stored]:
-    """Yield the message of each of `wanted`, in order, asked for one by one.
+    """Yield the message of each of `wanted`, which are some, in order.
 
     One that cannot be put together comes with the reason, as it comes from a reader. Raises `NotFoundError`.
     """
     done = 0
+    envs = {found.env for found in wanted}
+    subject = subjects.rollout(run, *(envs if len(envs) == 1 else ())) if _is_dense(wanted) else None
     while done < len(wanted):
         try:
-            async for message in bus.fetch(subjects.ROLLOUTS, [found.seq for found in wanted[done:]]):
-                done += 1
-                yield message
+            seqs = [found.seq for found in wanted[done:]]
+            async with aclosing(bus.fetch(subjects.ROLLOUTS, seqs, subject)) as messages:
+                async for message in messages:
+                    done += 1
+                    yield message
         except DataError as error:
             found = wanted[done]
             done += 1
@@ -115,8 +119,7 @@ async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take
     """
     if not wanted:
         return
-    first, last = wanted[0].seq, wanted[-1].seq
-    if last - first >= _DENSE * len(wanted):
+    if not _is_dense(wanted):
         async with aclosing(fetched(bus, run, wanted)) as messages:
             for found in wanted:
                 if not await take(found, await anext(messages)):
@@ -125,7 +128,7 @@ async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take
     remaining = iter(wanted)
     found = next(remaining)
     subject = subjects.rollout(run, env)
-    async with bus.read(subjects.ROLLOUTS, [subject], start=first, follow=False) as reader:
+    async with bus.read(subjects.ROLLOUTS, [subject], start=found.seq, follow=False) as reader:
         async for message in reader:
             if message.seq < found.seq:
                 continue
@@ -136,3 +139,7 @@ async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take
                 return
             found = following
     raise NotFoundError(f"group {found.group} is gone from sequence {found.seq} of {subjects.ROLLOUTS} of run {run}")
+
+
+def _is_dense(wanted: Sequence[Found]) -> bool:
+    return wanted[-1].seq - wanted[0].seq < _DENSE * len(wanted)

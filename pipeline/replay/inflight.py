@@ -13,7 +13,6 @@ import anyio
 import anyio.lowlevel
 
 from lachesis.pipeline.bus.publisher import Window
-from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found
 from lachesis.pipeline.replay.judging import Verdict
 
@@ -35,13 +34,15 @@ class Slot:
 
 
 class InFlight:
-    """See the module's docstring. Once `draining`, nothing is begun any more."""
+    """See the module's docstring. At most `most` rollouts. Once `draining`, nothing is begun any more."""
 
-    def __init__(self, pace: Pace, draining: anyio.Event, fold: Callable[[Found, Verdict], None]) -> None:
-        self._max_rate = pace.max_rate
+    def __init__(
+        self, most: int, max_rate: float | None, draining: anyio.Event, fold: Callable[[Found, Verdict], None]
+    ) -> None:
+        self._max_rate = max_rate
         self._draining = draining
         self._fold = fold
-        self._window = Window(MOST_BYTES, pace.in_flight)
+        self._window = Window(MOST_BYTES, most)
         self._slots: deque[Slot] = deque()
         self._due = 0.0
         self._had_turn = 0.0

@@ -144,11 +144,11 @@ async def run_replay(
                 progress(0, 0)
                 await replay.follow()
             else:
-                found = await replay.find(known=known)
-                total = sum(replay.definition.groups.values())
-                done = total - sum(map(len, found.values()))
-                progress(done, total)
-                async with replay.workers(connection) as workers:
+                async with replay.workers(connection) as workers:  # which load while history is searched
+                    found = await replay.find(known=known)
+                    total = sum(replay.definition.groups.values())
+                    done = total - sum(map(len, found.values()))
+                    progress(done, total)
                     for env, wanted in found.items():
                         await replay.replay(env, wanted, workers)
     return Replayed(
@@ -353,7 +353,7 @@ class _Replay:
 
     async def _judge_here(self, envs: Sequence[str], source: Source) -> None:
         """Judge what `source` hands out in this process."""
-        in_flight = InFlight(self._pace, self._draining, self._fold)
+        in_flight = self._in_flight(envs)
 
         async def judge(slot: Slot, message: Stored) -> None:
             in_flight.settle(slot, await self._judge.judge(slot.found.env, message))
@@ -375,7 +375,8 @@ class _Replay:
 
     async def _judge_there(self, envs: Sequence[str], workers: Workers, wanted: Sequence[Found]) -> None:
         """Let workers read and judge `wanted`."""
-        in_flight = InFlight(self._pace, self._draining, self._fold)
+        in_flight = self._in_flight(envs)
+        block = self._pace.block(waits=self._waits(envs))
 
         async def judge(slots: Sequence[Slot]) -> None:
             verdicts = await workers.judge([slot.found for slot in slots])
@@ -384,15 +385,22 @@ class _Replay:
 
         async with anyio.create_task_group() as judging, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
-            for first in range(0, len(wanted), self._pace.block):
+            for first in range(0, len(wanted), block):
                 slots = []
-                for found in wanted[first : first + self._pace.block]:
+                for found in wanted[first : first + block]:
                     await self._commit_full(envs)
                     slot = await in_flight.begin(found, 0)
                     if slot is None:
                         return
                     slots.append(slot)
                 judging.start_soon(judge, slots)
+
+    def _in_flight(self, envs: Sequence[str]) -> InFlight:
+        most = self._pace.in_flight(waits=self._waits(envs))
+        return InFlight(most, self._pace.max_rate, self._draining, self._fold)
+
+    def _waits(self, envs: Sequence[str]) -> bool:
+        return any(self._judge.waits(env) for env in envs)
 
     async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
         await self._draining.wait()

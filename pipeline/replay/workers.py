@@ -170,7 +170,9 @@ class _Worker:
             elif answer.number in self._blocks:
                 answered = True
                 self._blocks[answer.number].end(answer)
-        self._stdin, self._ready = None, anyio.Event()
+        self._stdin = None
+        if self._ready.is_set():  # what waits for the first one waits for this event
+            self._ready = anyio.Event()
         for asked in self._blocks.values():
             asked.end(None)
         return answered

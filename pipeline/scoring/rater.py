@@ -12,15 +12,16 @@ down (that is retried); any other exception makes this one rating missing. A mis
 
 import inspect
 import math
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import msgspec
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "to_rating"]
+__all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "rating_within", "to_rating"]
 
 RatingStatus = Literal["ok", "timeout", "error", "abstain", "nonfinite", "unavailable"]
 """unavailable: infrastructure failed, however often it was tried; this says nothing about the sample."""
@@ -39,7 +40,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     env: str = ""
 
 
-class Rating(NamedTuple):
+class Rating(msgspec.Struct, frozen=True, gc=False):
     """A raw rating, or None with the reason: `status`, and in words `detail`."""
 
     value: float | None
@@ -99,20 +100,21 @@ class FunctionRater(Rater):
         self.inline = inline
         self.group = group
         self.params = dict(params or {})
-        self._call = partial(function, **self.params)
+        self.call = partial(function, **self.params)
+        """The function with its parameters bound."""
         self.__doc__ = function.__doc__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+        return self.call(*args, **kwargs)
 
     def rate(self, sample: Sample) -> Rated:
         """Call the function on one sample."""
-        result: Rated = self._call(sample)
+        result: Rated = self.call(sample)
         return result
 
     def rate_group(self, samples: Sequence[Sample]) -> RatedGroup:
         """Call the function on a whole group."""
-        result: RatedGroup = self._call(samples)
+        result: RatedGroup = self.call(samples)
         return result
 
     @property
@@ -202,3 +204,15 @@ def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
             return Rating(None, "error", f"returned {number}, outside its declared bounds [{low}, {high}]")
         number = min(max(number, low), high)
     return Rating(number)
+
+
+def rating_within(bounds: tuple[float, float] | None) -> Callable[[object], Rating]:
+    """Return `to_rating` of these bounds, which takes a number that is as it should be without many questions."""
+    low, high = bounds or (-sys.float_info.max, sys.float_info.max)
+
+    def judge(value: object) -> Rating:
+        if type(value) is float and low <= value <= high:
+            return Rating(value)
+        return to_rating(value, bounds)
+
+    return judge

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.scoring.breaker import Breaker
 from lachesis.pipeline.scoring.loader import Member
-from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, to_rating
+from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, rating_within, to_rating
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
 
@@ -65,10 +65,13 @@ class _MemberCalls:
         self.member = member
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
-        declared = rater.function if isinstance(rater, FunctionRater) else self._function
+        declared = self._function
+        if isinstance(rater, FunctionRater):
+            self._function, declared = rater.call, rater.function
         self._on_loop = rater.inline or inspect.iscoroutinefunction(declared)
         self.at_once = rater.inline and not inspect.iscoroutinefunction(declared)
         """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
+        self._judge = rating_within(member.bounds)
         self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
@@ -82,20 +85,15 @@ class _MemberCalls:
             if self.member.rater.rates_groups:
                 await self._rate_group(samples, column)
             elif self.at_once:
-                for i, sample in enumerate(samples):
-                    rating = self._rate_at_once(sample, self._judge)
-                    column[i] = rating or await self._rate_patiently(sample, self._judge)
+                await self._rate_in_turn(samples, self._judge, column)
             else:
                 async with anyio.create_task_group() as tasks:
                     for i, sample in enumerate(samples):
                         tasks.start_soon(self._rate_one, sample, column, i)
-            found["rl.missing"] = sum(rating.status != "ok" for rating in column)
+            found["rl.missing"] = sum([rating.status != "ok" for rating in column])
 
     async def _rate_one(self, sample: Sample, column: list[Rating], i: int) -> None:
-        column[i] = await self._guarded(sample, self._judge)
-
-    def _judge(self, value: Any) -> Rating:
-        return to_rating(value, self.member.bounds)
+        column[i] = await self._rate_patiently(sample, self._judge)
 
     async def _rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
 
@@ -107,14 +105,19 @@ class _MemberCalls:
             column[:] = [to_rating(value, self.member.bounds) for value in values]
             return Rating(0.0)
 
-        outcome = await self._guarded(list(samples), judge)
-        if outcome.status != "ok":
-            column[:] = [outcome] * len(samples)
+        outcomes: list[Rating] = [Rating(None, "error")]
+        await self._rate_in_turn([list(samples)], judge, outcomes)
+        if outcomes[0].status != "ok":
+            column[:] = outcomes * len(samples)
 
-    async def _guarded(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
-        """Call, and turn every failure of the rater into a missing rating."""
-        rating = self._rate_at_once(argument, judge)
-        return rating or await self._rate_patiently(argument, judge)
+    async def _rate_in_turn(
+        self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating]
+    ) -> None:
+        """Call with each argument, one after the other; every failure of the rater is a missing rating in `column`."""
+        i = 0
+        while (i := self._rate_at_once(arguments, judge, column, i)) < len(arguments):
+            column[i] = await self._rate_patiently(arguments[i], judge)
+            i += 1
 
     async def _rate_patiently(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
         """Call within a slot and the time limit, and again where infrastructure failed."""
@@ -146,24 +149,32 @@ class _MemberCalls:
             status: RatingStatus = "unavailable" if failure else "timeout"
             return Rating(None, status, f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
 
-    def _rate_at_once(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating | None:
-        """Return the rating of an inline rater, None where there is something to wait for."""
+    def _rate_at_once(
+        self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating], first: int
+    ) -> int:
+        """Call an inline rater with the arguments from `first` on; return the first with which there is something to
+        wait for, or their number."""
+        done = first
         if not self.at_once or self._breaker.is_open:
-            return None
-        try:
-            answer = self._function(argument)
-        except InfrastructureError:
-            return None
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - as below
+            return done
+        for argument in arguments[first:]:
+            try:
+                answer = self._function(argument)
+            except InfrastructureError:
+                break
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+                column[done] = Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
+            else:
+                if type(answer) is not float and inspect.isawaitable(answer):  # not a function's after all
+                    self.at_once = False
+                    if inspect.iscoroutine(answer):
+                        answer.close()
+                    break
+                column[done] = judge(answer)
+            done += 1
+        if done > first:
             self._breaker.succeeded()
-            return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
-        if not isinstance(answer, float) and inspect.isawaitable(answer):  # not a function's after all
-            self.at_once = False
-            if inspect.iscoroutine(answer):
-                answer.close()
-            return None
-        self._breaker.succeeded()
-        return judge(answer)
+        return done
 
     async def _call(self, argument: Any) -> Any:
         result = self._function(argument) if self._on_loop else await self._in_thread(argument)

@@ -449,6 +449,24 @@ async def test_fetch_keeps_the_order_asked_for(bus: Bus) -> None:
         await bus.get(ROLLOUTS, 4000)
 
 
+@pytest.mark.parametrize("step", [1, 2, 7, 90])
+async def test_fetch_of_what_lies_on_one_subject(bus: Bus, step: int) -> None:
+    for i in range(1, 201):
+        await bus.publish(MATH if i % 2 else CODE, b"%d" % i, msg_id=str(i))
+    wanted = range(3, 200, 2 * step)
+    assert [m.data async for m in bus.fetch(ROLLOUTS, wanted, MATH)] == [b"%d" % i for i in wanted]
+    mixed = range(2, 201, step)
+    assert [(m.seq, m.subject) async for m in bus.fetch(ROLLOUTS, mixed, ALL)] == [
+        (i, MATH if i % 2 else CODE) for i in mixed
+    ]
+    assert [m async for m in bus.fetch(ROLLOUTS, [], MATH)] == []
+    with pytest.raises(NotFoundError, match="201"):
+        _ = [m async for m in bus.fetch(ROLLOUTS, [197, 199, 201], MATH)]
+    await bus.trim(ROLLOUTS, [MATH], before=50)
+    with pytest.raises(NotFoundError, match="49"):
+        _ = [m async for m in bus.fetch(ROLLOUTS, [49, 51], MATH)]
+
+
 # -- large messages --------------------------------------------------------------------------------------------------
 
 

@@ -122,7 +122,8 @@ class Ensemble:
 
 def _calibrated(column: Sequence[Rating], bounds: tuple[float, float]) -> list[float | None]:
     low, high = bounds
-    return [None if value is None else (value - low) / (high - low) for value, _, _ in column]
+    width = high - low
+    return [None if rating.value is None else (rating.value - low) / width for rating in column]
 
 
 def _present(column: Sequence[float | None]) -> list[float]:

@@ -22,7 +22,12 @@ def replay(
     revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
     max_inflight: Annotated[
-        int | None, typer.Option(min=1, help="Groups that are read and not yet written. Default: 32 a worker.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Groups that are read and not yet written. Default: 32 a worker where raters have to be waited for, "
+            "512 where none has to be.",
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that read and judge.")] = 1,
     as_json: Json = False,

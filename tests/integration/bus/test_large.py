@@ -169,6 +169,7 @@ async def test_large_and_small_in_one_fetch(nats_bus: NatsBus) -> None:
     data = [os.urandom(SIZE if i % 7 == 0 else 4 << 20 if i % 3 == 0 else 100) for i in range(20)]
     seqs = [(await nats_bus.publish_large(MATH, d, msg_id=str(i))).seq for i, d in enumerate(data)]
     assert [m.data async for m in nats_bus.fetch(ROLLOUTS, seqs)] == data
+    assert [m.data async for m in nats_bus.fetch(ROLLOUTS, seqs, MATH)] == data  # more than one request may bring
     async with nats_bus.read(ROLLOUTS, [ALL], follow=False) as reader:
         assert [m.data async for m in reader] == data
 

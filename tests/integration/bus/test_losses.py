@@ -1,5 +1,7 @@
 """Single losses, one at a time and on purpose: an answer, a consumer, a queue that waits."""
 
+from contextlib import aclosing
+
 import anyio
 import pytest
 from nats.aio.msg import Msg
@@ -9,6 +11,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.link import Series
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import FencedError
 from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS
@@ -143,6 +146,24 @@ async def test_messages_without_metadata_do_no_harm(nats_bus: NatsBus) -> None:
             assert (await anext(deliveries)).message.data == b"1"
 
 
+async def test_what_is_lost_of_many_answers_is_asked_for_again(
+    nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(300):
+        await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
+    add, dropped = Series.add, []
+
+    def losing(series: Series, msg: Msg) -> None:
+        if msg.data in (b"0", b"100", b"299") and msg.data not in dropped:
+            dropped.append(msg.data)
+        else:
+            add(series, msg)
+
+    monkeypatch.setattr(Series, "add", losing)
+    assert [m.seq async for m in nats_bus.fetch(ROLLOUTS, range(1, 301), MATH)] == list(range(1, 301))
+    assert dropped == [b"0", b"100", b"299"]
+
+
 async def test_nothing_is_left_when_contexts_close(nats_bus: NatsBus) -> None:
     before = set(nats_bus._link.nc._subs)
     for _ in range(5):
@@ -154,4 +175,9 @@ async def test_nothing_is_left_when_contexts_close(nats_bus: NatsBus) -> None:
             pass
     assert set(nats_bus._link.nc._subs) == before
     assert not nats_bus._link.observers
+    await nats_bus.publish(MATH, b"1", msg_id="1")
+    await nats_bus.publish(MATH, b"2", msg_id="2")
+    async with aclosing(nats_bus.fetch(ROLLOUTS, [1, 2], MATH)) as messages:
+        assert (await anext(messages)).seq == 1
     assert not nats_bus._link._waiting
+    assert not nats_bus._link._series

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections import Counter
+from functools import partial
 
 import anyio
 import pytest
@@ -104,6 +105,26 @@ async def test_server_restarts_under_load(
     assert set(load.consumed) == set(load.acked)  # at least once
     assert [(seq, msg_id) for seq, msg_id, _ in commits] == load.committed
     assert [data for *_, data in commits] == [b"%d" % i for i in range(len(commits))]
+
+
+async def test_a_fetch_goes_on_when_the_server_is_killed_amid_its_answers(
+    fresh_server: EmbeddedServer, streams_config: StreamsConfig
+) -> None:
+    seqs = range(1, 2001)
+    async with await connect(fresh_server.url, name="fetch", token=fresh_server.token) as bus:
+        await bus.ensure_streams(streams_config)
+        async with anyio.create_task_group() as tasks:
+            for i in seqs:
+                tasks.start_soon(partial(bus.publish, ALL.replace("*", "math"), os.urandom(16384), msg_id=str(i)))
+        got = []
+        with anyio.fail_after(60):
+            async for message in bus.fetch(ROLLOUTS, seqs, ALL):
+                got.append(message.seq)
+                if message.seq in {1, 1000}:  # what it was sent fills the socket, and the rest is not sent yet
+                    os.kill(fresh_server.pid, signal.SIGKILL)
+                    await fresh_server.wait()
+                    await fresh_server.start()
+    assert got == list(seqs)
 
 
 async def test_racing_commits_while_the_server_restarts(

@@ -14,7 +14,7 @@ class Torn:
     def __init__(self, bus, torn):
         self._bus, self._torn = bus, torn
 
-    async def fetch(self, stream, seqs):
+    async def fetch(self, stream, seqs, subject=None):
         for seq in seqs:
             if seq in self._torn:
                 raise DataError(f"large message {seq}: a chunk is gone")

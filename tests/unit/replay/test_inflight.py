@@ -1,5 +1,7 @@
 """Rollouts in flight: folded in the order of reading, whatever is judged first, and bounded in number and bytes."""
 
+import asyncio
+
 import anyio
 import pytest
 from hypothesis import given
@@ -11,6 +13,10 @@ from lachesis.pipeline.replay.inflight import InFlight
 from lachesis.pipeline.replay.judging import Verdict
 
 
+def flight_of(most=32, *, max_rate=None, draining=None, fold=lambda *_: None):
+    return InFlight(most, max_rate, draining or anyio.Event(), fold)
+
+
 def found(n):
     return Found("sums", n, f"{n:032x}")
 
@@ -20,18 +26,18 @@ def test_they_are_folded_in_the_order_in_which_they_were_begun(order):
     folded = []
 
     async def main():
-        flight = InFlight(Pace(), anyio.Event(), lambda one, verdict: folded.append((one.seq, verdict.reason)))
+        flight = flight_of(fold=lambda one, verdict: folded.append((one.seq, verdict.reason)))
         slots = [await flight.begin(found(n), 1) for n in range(len(order))]
         for n in order:
             flight.settle(slots[n], Verdict(None, str(n)))
 
-    anyio.run(main)
+    asyncio.run(main())
     assert folded == [(n, str(n)) for n in range(len(order))]
 
 
 @pytest.mark.parametrize(("most", "size", "room"), [(3, 1, 3), (100, 24 << 20, 2), (100, 1 << 30, 1)])
 async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
-    flight = InFlight(Pace(max_inflight=most), anyio.Event(), lambda *_: None)
+    flight = flight_of(most)
     begun = []
 
     async def begin():
@@ -47,30 +53,32 @@ async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
 
 
 @pytest.mark.parametrize(
-    ("pace", "in_flight", "block"),
+    ("pace", "waits", "in_flight", "block"),
     [
-        (Pace(), 32, 16),
-        (Pace(workers=4), 128, 16),
-        (Pace(workers=4, max_inflight=32), 32, 4),
-        (Pace(workers=4, max_inflight=2), 2, 1),
-        (Pace(workers=4, max_rate=50.0), 128, 5),
-        (Pace(workers=4, max_rate=0.5), 128, 1),
+        (Pace(), True, 32, 16),
+        (Pace(), False, 512, 256),
+        (Pace(workers=4), True, 128, 16),
+        (Pace(workers=4), False, 2048, 256),
+        (Pace(workers=4, max_inflight=32), False, 32, 4),
+        (Pace(workers=4, max_inflight=2), True, 2, 1),
+        (Pace(workers=4, max_rate=50.0), True, 128, 5),
+        (Pace(workers=4, max_rate=0.5), False, 2048, 1),
     ],
 )
-def test_workers_share_what_may_be_in_flight(pace, in_flight, block):
-    assert (pace.in_flight, pace.block) == (in_flight, block)
+def test_workers_share_what_may_be_in_flight(pace, waits, in_flight, block):
+    assert (pace.in_flight(waits=waits), pace.block(waits=waits)) == (in_flight, block)
 
 
 async def test_nothing_is_begun_once_it_drains():
     draining = anyio.Event()
-    flight = InFlight(Pace(max_rate=0.001), draining, lambda *_: None)
+    flight = flight_of(max_rate=0.001, draining=draining)
     assert await flight.begin(found(1), 1) is not None
     draining.set()
     assert await flight.begin(found(2), 1) is None
 
 
 async def test_others_have_their_turn_where_nothing_is_waited_for():
-    flight, turn = InFlight(Pace(), anyio.Event(), lambda *_: None), anyio.Event()
+    flight, turn = flight_of(), anyio.Event()
 
     async def other():
         turn.set()

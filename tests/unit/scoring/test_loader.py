@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member, load_members
-from lachesis.pipeline.scoring.rater import FunctionRater, Rater, Sample, rater, to_rating
+from lachesis.pipeline.scoring.rater import FunctionRater, Rater, Rating, Sample, rater, rating_within, to_rating
 from lachesis.schemas.errors import ConfigError
 
 SAMPLE = Sample(prompt="p", completion="c", token_count=7)
@@ -120,4 +120,4 @@ def test_what_is_no_rating_is_missing_with_its_reason(value, status):
     [(True, 1.0), (0, 0.0), (np.float32(0.5), 0.5), (np.array(0.25), 0.25), (1 + 1e-9, 1.0), (np.bool_(False), 0.0)],
 )
 def test_numbers_of_any_kind_are_ratings(value, number):
-    assert to_rating(value, (0.0, 1.0)) == (number, "ok", "")
+    assert to_rating(value, (0.0, 1.0)) == rating_within((0.0, 1.0))(value) == Rating(number)
