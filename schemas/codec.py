@@ -21,7 +21,7 @@ __all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "e
 SCHEMA_VERSION = 2
 """Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
 
-2: what a promoted revision judges says so.
+2: what a promoted revision judges says so; groups may have no logprobs; trainers on the past may have a teacher.
 """
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 """What a msgspec decoder raises on hostile bytes."""

@@ -5,7 +5,7 @@ hold scores and rewards of some groups of one environment together, with the sta
 ROLLOUTS reached: one fenced message, so a crash leaves all of it or nothing.
 """
 
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,9 @@ from lachesis.schemas.ids import is_group_id
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
 __all__ = ["Judges", "PastRecord", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
+
+TAUGHT_SINCE: Final = 2
+"""The wire version whose readers know that trainers on the past may use a teacher."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -112,8 +115,8 @@ class PastRecord(Event, frozen=True, kw_only=True):
 
     `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer
     step of the run that its weights are of. Rollouts outside `min_step` and `max_step` (their oldest policy step) or
-    staler than `max_staleness` are not trained on. `batch_size`, `token_budget` and `mix` are the settings of batch
-    formation, `std_floor` that of whitening.
+    staler than `max_staleness` are not trained on. `batch_size`, `token_budget`, `mix` and `teacher` are the settings
+    of batch formation, `std_floor` that of whitening.
 
     What came of it: `entries` of the ledger, the last of which has the digest `chain`, with `batches` of `groups`;
     `manifest` names all batches in order, whatever the trainer is called.
@@ -131,6 +134,7 @@ class PastRecord(Event, frozen=True, kw_only=True):
     batch_size: Count
     token_budget: Count | None
     mix: dict[str, Finite]
+    teacher: Literal["off", "optional", "required"] = "off"
     std_floor: Finite
     entries: Count
     batches: Count
@@ -138,3 +142,7 @@ class PastRecord(Event, frozen=True, kw_only=True):
     chain: str
     manifest: str
     created_ns: Count
+
+    @property
+    def needs(self) -> int:
+        return 1 if self.teacher == "off" else TAUGHT_SINCE

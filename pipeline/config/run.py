@@ -266,6 +266,12 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(
                 f'batching.teacher is "{self.batching.teacher}", but teacher.enabled is false: no logprobs would come'
             )
+        coef = self.training.learner.loss.teacher_coef
+        if coef and self.batching.teacher == "off":
+            raise ConfigError(
+                f'training.learner.loss.teacher_coef is {coef}, but batching.teacher is "off": nothing would be '
+                'learned from a teacher. Set that to "required" or "optional", or this to 0'
+            )
         for name, env in self.evaluation.items():
             if env.is_foreign:
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")

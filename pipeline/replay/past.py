@@ -3,15 +3,15 @@
 What goes in: the rewards of a revision and the rollouts they are of. What comes out: the trainer's own ledger, written
 by the code that forms live batches, and the record of what it was formed from. Guarantees:
 
-* nothing is stored unless every rollout can be trained on: one that was trimmed, cannot be read, has no logprobs or was
-  made with another tokenizer is an error that says which;
+* nothing is stored unless every rollout can be trained on: one that was trimmed, cannot be read, has no logprobs, lacks
+  those of the teacher where they are required, or was made with another tokenizer is an error that says which;
 * the same revision and settings give the same entries to the bit; a start that was killed anywhere goes on at the next
   one, and one under the same name with other settings is refused;
 * the ledger of the live trainer is never touched, and what is yet to be trained on is held back from trimming.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,39 +23,34 @@ from lachesis.pipeline.batching.read import follow_ledger, newest_entry, positio
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import Holding, holding
+from lachesis.pipeline.flow.retention import holding
 from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
-from lachesis.pipeline.replay.logic.batches import Former, PastGroup, content_digest, without_logprobs
+from lachesis.pipeline.replay.logic.batches import Former, content_digest
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import definition
-from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.pipeline.replay.trainable import Progress, Taught, checked, taught_of
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import (
     ConfigError,
-    DataError,
     LedgerError,
     NotFoundError,
     StreamFullError,
 )
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
-from lachesis.schemas.plan import Plan
 from lachesis.schemas.replay import PastRecord, RevisionRecord
-from lachesis.schemas.subjects import LEDGER, ROLLOUTS
+from lachesis.schemas.subjects import LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["PastRequest", "past_record", "past_trainer", "reform"]
+__all__ = ["PastRequest", "needs_behind", "past_record", "past_trainer", "reform"]
 
 _DEFINITION = (
     "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step",
-    "batch_size", "token_budget", "mix", "std_floor",
+    "batch_size", "token_budget", "mix", "teacher", "std_floor",
 )  # fmt: skip
 
 _MOST_OF_LEDGER = 0.7
 """Share of LEDGER's budget that may be taken; a live run is granted nothing more from `flow.close_at` on."""
-
-Progress = Callable[[int, int], None]
-"""Told how many rollouts were read, of how many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +86,9 @@ async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
 @asynccontextmanager
 async def past_trainer(
     bus: Bus, config: RunConfig, request: PastRequest, *, progress: Progress
-) -> AsyncIterator[tuple[PastRecord, Holding]]:
-    """Yield what the trainer trains on, its ledger stored whole, while its rollouts are held back from trimming.
+) -> AsyncIterator[tuple[PastRecord, Callable[[LedgerEntry], None]]]:
+    """Yield what the trainer trains on, its ledger stored whole, while its rollouts are held back from trimming; with
+    it comes what is to be told of each entry that needs them no more.
 
     Raises `ConfigError` where the name is another trainer's, `NotFoundError` where there is no such revision or its
     rollouts are gone or none can be trained on, `DataError` where they cannot be used, `LedgerError` where the ledger
@@ -119,17 +115,23 @@ async def past_trainer(
         raise ConfigError(
             f"trainer {trainer!r} of run {run} has a ledger already that is of no revision; take another name"
         )
-    wanted: list[Judged] = []
+    taught: list[Taught] = []
     if stored is not None and entry is not None and entry.index + 1 == stored.entries:
-        first = await _first_untrained(bus, stored)
+        ahead = await _ahead(bus, stored)
+        needs = ahead[min(ahead)]
     else:
-        wanted = _selected(await read_judged(bus, revision), asked)
-        first = min(judged.seq for judged in wanted)
-    async with holding(bus, run, "train", {ROLLOUTS: first}, about=f"train {trainer} on {request.revision}") as held:
-        if wanted:
-            stored = await _form(bus, asked, stored, wanted, request=request, progress=progress)
+        taught = await taught_of(bus, asked, config.revision, _selected(await read_judged(bus, revision), asked))
+        needs = _lowest([(one.judged.seq, one.teacher) for one in taught])
+    async with holding(bus, run, "train", needs, about=f"train {trainer} on {request.revision}") as held:
+        if taught:
+            stored = await _form(bus, asked, stored, taught, request=request, progress=progress)
+            ahead = await _ahead(bus, stored) if request.store else {}
         assert stored is not None  # noqa: S101 - a ledger that is whole has a record
-        yield stored, held
+
+        def trained(entry: LedgerEntry) -> None:
+            held.needs.update(ahead.get(entry.index, {}))
+
+        yield stored, trained
 
 
 async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: RevisionRecord) -> PastRecord:
@@ -146,6 +148,7 @@ async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: R
         batch_size=config.batching.batch_size,
         token_budget=config.batching.token_budget,
         mix=config.batching.mix,
+        teacher=config.batching.teacher,
         std_floor=config.advantage.std_floor,
         entries=0,
         batches=0,
@@ -177,18 +180,38 @@ def _selected(judged: Sequence[Judged], asked: PastRecord) -> list[Judged]:
     return found
 
 
-async def _first_untrained(bus: Bus, record: PastRecord) -> int:
-    """Return the lowest sequence of ROLLOUTS that the trainer may still fetch, by its last report."""
+def _lowest(found: Iterable[tuple[int, int | None]]) -> dict[str, int]:
+    """Return the lowest sequence by stream, of sequences of ROLLOUTS and of TEACHER."""
+    rollouts, teachers = zip(*found, strict=True)
+    known = [seq for seq in teachers if seq is not None]
+    return {ROLLOUTS: min(rollouts)} | ({TEACHER: min(known)} if known else {})
+
+
+async def _ahead(bus: Bus, record: PastRecord) -> dict[int, dict[str, int]]:
+    """Return, from the last entry that the trainer has reported on, what of each stream is still to be fetched behind
+    an entry: the lowest sequence."""
     run, trainer = record.run, record.trainer
     report, _, _ = await newest(
         bus, LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer), TrainReport, lambda one: one.run == run
     )
     begin = await position_before(bus, run, trainer, report.ledger_index + 1 if report else 0)
-    seqs = [(await bus.usage(ROLLOUTS)).last + 1]
+    streams = [ROLLOUTS] if record.teacher == "off" else [ROLLOUTS, TEACHER]
+    ends = {stream: (await bus.usage(stream)).last + 1 for stream in streams}
     async with aclosing(follow_ledger(bus, run, trainer, begin, follow=False)) as entries:
-        async for entry in entries:
-            seqs += [ref.seq for ref in entry.batch.groups] if entry.batch else []
-    return min(seqs)
+        return needs_behind([entry async for entry in entries], record.entries - 1, ends)
+
+
+def needs_behind(entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, int]) -> dict[int, dict[str, int]]:
+    """Return by entry, from the one before the first of `entries`, the lowest sequence of each stream that those
+    behind it refer to; `ends` where none does. `last`: the index of the ledger's last entry."""
+    lowest = dict(ends)
+    found = {last: lowest}
+    for entry in reversed(entries):
+        if entry.batch is not None:
+            needed = _lowest((ref.seq, ref.teacher) for ref in entry.batch.groups)
+            lowest = {stream: min(seq, needed.get(stream, seq)) for stream, seq in lowest.items()}
+        found[entry.index - 1] = lowest
+    return found
 
 
 class _Formed(NamedTuple):
@@ -200,7 +223,7 @@ async def _form(
     bus: Bus,
     asked: PastRecord,
     stored: PastRecord | None,
-    wanted: Sequence[Judged],
+    wanted: Sequence[Taught],
     *,
     request: PastRequest,
     progress: Progress,
@@ -212,7 +235,7 @@ async def _form(
     def keep(entry: LedgerEntry) -> None:
         formed.append(_Formed(entry.digest(), encode(entry)))
 
-    async for group in _checked(bus, wanted, request.tokenizer_hash, progress):
+    async for group in checked(bus, wanted, request.tokenizer_hash, progress):
         for entry in former.add(group):
             keep(entry)
     for entry in former.finish():
@@ -232,8 +255,8 @@ async def _form(
     if stored is not None and record != stored:
         raise LedgerError(
             f"trainer {record.trainer} of run {record.run}: revision {record.revision} gives {record.batches} batches "
-            f"with digest {record.manifest[:12]} now, and gave {stored.batches} with {stored.manifest[:12]}: rollouts "
-            "or rewards are not what they were"
+            f"with digest {record.manifest[:12]} now, and gave {stored.batches} with {stored.manifest[:12]}: rollouts, "
+            "rewards or the teacher's logprobs are not what they were"
         )
     if request.store:
         await _store(bus, record, formed, is_new=stored is None)
@@ -241,51 +264,13 @@ async def _form(
 
 
 def _former(record: PastRecord, term: str = "") -> Former:
-    config = BatchingConfig(batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix)
+    config = BatchingConfig(
+        batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix, teacher=record.teacher
+    )
     past = Past(record.start, record.max_staleness)
     return Former(
         record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
     )
-
-
-async def _checked(
-    bus: Bus, wanted: Sequence[Judged], tokenizer_hash: str | None, progress: Progress
-) -> AsyncIterator[PastGroup]:
-    """Yield the rollouts that can be trained on; raise for the first one that cannot once all were looked at."""
-    bare: list[Judged] = []
-    messages = bus.fetch(ROLLOUTS, [judged.seq for judged in wanted])
-    for done, judged in enumerate(wanted):
-        where = f"group {judged.group} at sequence {judged.seq} of {ROLLOUTS}"
-        try:
-            rollout = read_rollout(await anext(messages))
-        except NotFoundError as error:
-            raise NotFoundError(
-                f"{where} is gone, it was trimmed: select what is left (--min-step), or replay that under another "
-                "revision"
-            ) from error
-        except DataError as error:
-            raise DataError(f"{where} cannot be read any more: {error}") from error
-        group = rollout.group
-        if group.id != judged.group:
-            raise LedgerError(f"{where} is {group.id} by now: the broker lost history that it had acknowledged")
-        assert judged.reward is not None  # noqa: S101 - only those were selected
-        if judged.reward.trains:
-            if tokenizer_hash is not None and group.tokenizer_hash != tokenizer_hash:
-                raise DataError(
-                    f"{where} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "
-                    f"{tokenizer_hash[:12]}: train the model that made it, or one of its checkpoints"
-                )
-            if without_logprobs(group):
-                bare.append(judged)
-        progress(done + 1, len(wanted))
-        if not bare:
-            yield PastGroup(judged.seq, judged.env, Plan.of(group), judged.reward)
-    if bare:
-        raise DataError(
-            f"{len(bare)} of {len(wanted)} groups have no logprobs, group {bare[0].group} of {bare[0].env} at sequence "
-            f"{bare[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing corrects for the "
-            "policy that made them. Replay the others under another revision (--env, --groups) and train on that"
-        )
 
 
 async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_new: bool) -> None:
@@ -313,14 +298,14 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
         entry_seq = seq
 
 
-async def reform(bus: Bus, record: PastRecord, judged: Sequence[Judged], progress: Progress) -> list[str]:
+async def reform(bus: Bus, record: PastRecord, live: str, judged: Sequence[Judged], progress: Progress) -> list[str]:
     """Return what names the content of each entry that a revision (`judged` is all of it) gives when formed anew.
 
-    Raises as `past_trainer`.
+    `live` is the live revision, whose the teacher is. Raises as `past_trainer`.
     """
-    wanted = _selected(judged, record)
+    wanted = await taught_of(bus, record, live, _selected(judged, record))
     former = _former(record)
     digests = []
-    async for group in _checked(bus, wanted, None, progress):
+    async for group in checked(bus, wanted, None, progress):
         digests += [content_digest(entry) for entry in former.add(group)]
     return digests + [content_digest(entry) for entry in former.finish()]

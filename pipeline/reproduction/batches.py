@@ -287,7 +287,7 @@ class _Check:
     async def form_again(self, past: PastRecord) -> None:
         """Form the whole ledger of a trainer on past rollouts anew and compare it entry by entry."""
         try:
-            again = await reform(self._bus, past, self._judged, self._progress)
+            again = await reform(self._bus, past, self._config.revision, self._judged, self._progress)
         except LachesisError as error:
             self.fail("order", str(error))
             return

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,7 +16,6 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import Holding
 from lachesis.pipeline.replay.past import PastRequest, past_trainer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
@@ -23,7 +23,7 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import PastRecord
-from lachesis.schemas.subjects import ROLLOUTS, check_name
+from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json
 from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
@@ -97,10 +97,6 @@ def train_on_past(
                            "alone, with --dry-run")  # fmt: skip
     if find_spec("torch") is not None:
         request = replace(request, tokenizer_hash=_tokenizer_hash(model))
-    if config.training.learner.loss.teacher_coef:
-        raise ConfigError(
-            "training.learner.loss.teacher_coef is not 0, but a revision has no teacher's logprobs: set it to 0"
-        )
     result = anyio.run(_run, config, request, steps)
     if as_json:
         print_json(result)
@@ -122,20 +118,16 @@ async def _run(config: RunConfig, request: PastRequest, steps: int | None) -> Tr
     async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
         with bar(f"read {request.revision}") as tell:
             opened = past_trainer(bus, config, request, progress=tell)
-            record, held = await stack.enter_async_context(opened)
+            record, trained = await stack.enter_async_context(opened)
         if request.store:
-            await _train(bus, past_config(config, record, steps), record, held)
+            await _train(bus, past_config(config, record, steps), record, trained)
     return _standing(config, record, steps, time.monotonic() - started)
 
 
-async def _train(bus: Bus, config: RunConfig, record: PastRecord, held: Holding) -> None:
+async def _train(bus: Bus, config: RunConfig, record: PastRecord, durable: Callable[[LedgerEntry], None]) -> None:
     from lachesis.pipeline.training.stage import OnPast, run_trainer
 
     service = Service(bus, "trainer", config.run)
-
-    def durable(entry: LedgerEntry) -> None:
-        held.needs[ROLLOUTS] = max(held.needs[ROLLOUTS], entry.watermark + 1)
-
     total = config.training.steps
     with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
         on_past = OnPast(

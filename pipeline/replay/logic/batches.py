@@ -15,7 +15,7 @@ from lachesis.pipeline.batching.chain import Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Past
 from lachesis.pipeline.batching.select import select
-from lachesis.schemas.annotations import GroupReward
+from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
@@ -29,12 +29,13 @@ _OUTCOMES = 512
 
 
 class PastGroup(NamedTuple):
-    """A rollout with the reward that a revision gave it."""
+    """A rollout with the reward that a revision gave it; `teacher` is the sequence of its logprobs in TEACHER."""
 
     seq: int
     env: str
     plan: Plan
     reward: GroupReward
+    teacher: int | None = None
 
 
 class Former:
@@ -51,8 +52,8 @@ class Former:
         term: str = "",
         written_ns: int = 0,
     ) -> None:
-        # nothing can still come, so nothing is waited for; a teacher's logprobs are no part of a revision
-        self._config = msgspec.structs.replace(config, teacher="off", score_deadline_s=None)
+        # nothing can still come, so nothing is waited for
+        self._config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
         self._joiner = Joiner(self._config, past=past)
         self._chain = Chain(run, trainer, term)
         self._std_floor = std_floor
@@ -75,6 +76,7 @@ class Former:
     def add(self, group: PastGroup) -> Iterator[LedgerEntry]:
         """Take in the next group."""
         self._joiner.member(group.seq, group.env, group.plan, 0, 0)
+        self._joiner.teacher(0, 0, TeacherPointer(group=group.plan.group, seq=group.seq, stored=group.teacher))
         self._joiner.reward(0, 0, msgspec.structs.replace(group.reward, stamps=[]))
         self._fed += 1
         if self._fed % _LOOK_EVERY == 0:

@@ -28,10 +28,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.state import known_checkpoints
 from lachesis.schemas import subjects
+from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.schemas.plan import PLAN_HEADER, Plan
+from lachesis.schemas.plan import PLAN_HEADER, ROLLOUT_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
@@ -52,6 +53,12 @@ batch_size = 16
 checkpoint_every = 3
 [[scoring.raters]]
 rater = "integration.replay.judges:bribed"
+"""
+TAUGHT = """
+[teacher]
+enabled = true
+[training.learner.loss]
+teacher_coef = 0.5
 """
 
 
@@ -195,6 +202,39 @@ async def test_a_ledger_that_was_deleted_is_stored_again_at_once(world: World) -
         await bus.erase(subjects.LEDGER, [subjects.ledger(RUN, "again")])
         again = await world.lachesis("train", "--revision", "again", "--steps", "2")
         assert (again["steps"], again["chain"]) == (2, first["chain"])
+
+
+async def teach(bus: NatsBus) -> None:
+    """Store what a teacher that is surer of every token than the policy would give."""
+    async with bus.read(subjects.ROLLOUTS, [subjects.rollout(RUN)], follow=False) as messages:
+        async for message in messages:
+            rollout = decode(RolloutGroup, message.data)
+            logprobs = TeacherLogprobs(
+                run=RUN, env=rollout.env, group=rollout.id, teacher="t", tokenizer_hash=rollout.tokenizer_hash,
+                temperature=1.0, logprobs=as_bytes([-0.5] * rollout.sequences.n_tokens, "float32"),
+            )  # fmt: skip
+            subject, headers = subjects.logprobs(RUN, subjects.LIVE, rollout.env), {ROLLOUT_HEADER: str(message.seq)}
+            await bus.publish_large(subject, encode(logprobs), msg_id=f"t.{message.seq}", headers=headers)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_what_a_teacher_gave_in_the_past_is_learned_from(world: World) -> None:
+    config = world.folder / "run.toml"
+    async with world.server() as bus:
+        await world.lachesis("replay", "--revision", "again")
+        plain = await world.lachesis("train", "--revision", "again", "--name", "plain", "--steps", "3")
+        config.write_text(CONFIG.replace("[batching]", '[batching]\nteacher = "required"') + TAUGHT)
+        assert "no logprobs of the teacher" in await world.refused("train", "--revision", "again", "--name", "taught")
+        await teach(bus)
+        taught = await world.lachesis("train", "--revision", "again", "--name", "taught", "--steps", "3")
+    assert taught["policy_version"].rpartition("-")[2] != plain["policy_version"].rpartition("-")[2]
+    folder = world.folder / "runs" / RUN / "trainers"
+    for trainer, has_one in (("plain", False), ("taught", True)):
+        steps = [json.loads(line) for line in (folder / trainer / "metrics.jsonl").read_text().splitlines()]
+        assert len(steps) == 3
+        assert all((step.get("teacher/kl") is not None) is has_one for step in steps), steps[0]
+    assert set((await world.verdicts("--trainer", "taught")).values()) == {"ok"}
 
 
 @pytest.mark.slow

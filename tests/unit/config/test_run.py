@@ -3,7 +3,8 @@
 import pytest
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig, TrainingConfig
+from lachesis.pipeline.training.config import LearnerConfig, LossConfig
 from lachesis.schemas.errors import ConfigError
 
 
@@ -19,3 +20,10 @@ def test_more_new_tokens_than_room_is_reserved_for_are_refused_where_they_are_co
     RunConfig(evaluation={"sums": EnvironmentConfig(kind="k", max_new_tokens=2048)})  # never leased
     with pytest.raises(ConfigError, match=r"max_new_tokens is 2048.*longest_tokens = 1024"):
         RunConfig(environments={"sums": EnvironmentConfig(kind="k", max_new_tokens=2048)})
+
+
+def test_a_teacher_to_learn_from_that_no_batch_would_bring_is_refused() -> None:
+    learning = TrainingConfig(learner=LearnerConfig(loss=LossConfig(teacher_coef=0.5)))
+    with pytest.raises(ConfigError, match=r'teacher_coef is 0\.5, but batching.teacher is "off"'):
+        RunConfig(training=learning)
+    RunConfig(training=learning, teacher=TeacherConfig(enabled=True), batching=BatchingConfig(teacher="optional"))

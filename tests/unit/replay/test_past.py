@@ -10,22 +10,24 @@ import pytest
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.flow.retention import change, record
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.replay.judged import read_judged
 from lachesis.pipeline.replay.logic.batches import content_digest
-from lachesis.pipeline.replay.past import PastRequest, past_record, past_trainer, reform
+from lachesis.pipeline.replay.past import PastRequest, needs_behind, past_record, past_trainer, reform
 from lachesis.pipeline.replay.revisions import definition
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.shaping.config import FormatMarker, RewardConfig
 from lachesis.pipeline.shaping.logic import fade
 from lachesis.schemas import subjects
+from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.errors import ConfigError, DataError, FencedError, LedgerError, NotFoundError, StreamFullError
 from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.plan import ROLLOUT_HEADER
 from lachesis.schemas.replay import RescoreEvent, Selection
 from lachesis.schemas.rollout import Message
 
@@ -91,7 +93,9 @@ async def test_a_revision_becomes_a_ledger_of_its_own(lab):
     assert (await newest_entry(lab.bus, "r", "again"))[0] == stored[-1]
     await check_rollouts(lab.bus, stored[-1])
     judged = await read_judged(lab.bus, await definition(lab.bus, CONFIG, "again"))
-    assert await reform(lab.bus, found, judged, lambda *_: None) == [content_digest(entry) for entry in stored]
+    assert await reform(lab.bus, found, CONFIG.revision, judged, lambda *_: None) == [
+        content_digest(entry) for entry in stored
+    ]
 
 
 async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
@@ -104,6 +108,86 @@ async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
 
     await past(lab, during=look)
     assert (await record(lab.bus, "r")).holds == {}
+
+
+def taught_config(teacher):
+    batching = msgspec.structs.replace(CONFIG.batching, teacher=teacher)
+    return msgspec.structs.replace(CONFIG, batching=batching, teacher=TeacherConfig(enabled=True))
+
+
+async def teach(lab, seqs, revision=subjects.LIVE, tokens=16):
+    """Store what a teacher gives for the rollouts at `seqs`, and return where, by sequence."""
+    stored = {}
+    for seq in seqs:
+        env = "sums" if seq % 3 else "words"
+        taught = TeacherLogprobs(run="r", env=env, group=f"{seq:032x}", teacher="t", tokenizer_hash="tok",
+                                 temperature=1.0, logprobs=as_bytes([-1.0] * tokens, "float32"))  # fmt: skip
+        headers = {ROLLOUT_HEADER: str(seq)}
+        subject = subjects.logprobs("r", revision, env)
+        ack = await lab.bus.publish_large(subject, encode(taught), msg_id=f"{revision}.{seq}.{tokens}", headers=headers)
+        stored[seq] = ack.seq
+    return stored
+
+
+async def test_batches_refer_to_what_the_live_runs_teacher_gave(lab):
+    await history(lab)
+    await replay(lab)
+    await teach(lab, [1, 2], revision="other")
+    stored = await teach(lab, range(60, 10, -1))
+    await teach(lab, [60])  # once more
+    plain = await past(lab, replace(AGAIN, trainer="plain"))
+    found = await past(lab, config=taught_config("optional"))
+    refs = {ref.seq: ref.teacher for entry in await entries(lab) if entry.batch for ref in entry.batch.groups}
+    assert refs == {seq: stored.get(seq) for seq in refs}
+    assert {seq for seq, teacher in refs.items() if teacher is None} == {seq for seq in refs if seq < 11} != set()
+    assert (found.groups, found.batches) == (plain.groups, plain.batches)
+    assert found.manifest != plain.manifest
+    judged = await read_judged(lab.bus, await definition(lab.bus, CONFIG, "again"))
+    assert await reform(lab.bus, found, CONFIG.revision, judged, lambda *_: None) == [
+        content_digest(entry) for entry in await entries(lab)
+    ]
+    with pytest.raises(ConfigError, match="teacher"):
+        await past(lab)
+
+
+async def test_what_batches_yet_to_come_refer_to_is_held(lab):
+    await history(lab)
+    await replay(lab)
+    stored = await teach(lab, range(60, 0, -1))
+    held = []
+
+    async def look(_trained):
+        held.append((await record(lab.bus, "r")).holds.popitem()[1].needs)
+
+    for _ in range(2):  # as it forms the ledger, and with a ledger that is there
+        await past(lab, config=taught_config("required"), during=look)
+    ledger = await entries(lab)
+    behind = needs_behind(ledger, len(ledger) - 1, {subjects.ROLLOUTS: 61, subjects.TEACHER: 100})
+    assert list(behind) == [*range(len(ledger) - 1, -2, -1)]
+    for index, needs in behind.items():
+        refs = [ref for entry in ledger[index + 1 :] if entry.batch for ref in entry.batch.groups]
+        assert needs == {
+            subjects.ROLLOUTS: min((ref.seq for ref in refs), default=61),
+            subjects.TEACHER: min((stored[ref.seq] for ref in refs), default=100),
+        }
+    assert held == [{subjects.ROLLOUTS: 1, subjects.TEACHER: behind[-1][subjects.TEACHER]}, behind[-1]]
+
+
+@pytest.mark.parametrize(
+    ("seqs", "tokens", "error", "reason"),
+    [
+        (range(2, 61), 16, NotFoundError, 'no logprobs of the teacher, group 0+1 of sums at sequence 1 .* "optional"'),
+        (range(1, 61), 15, DataError, "teacher's logprobs of group 0+1 at .* are of 15 tokens of group 0+1$"),
+    ],
+)
+async def test_a_teacher_that_is_required_and_gave_nothing_useful_is_refused(lab, seqs, tokens, error, reason):
+    await history(lab)
+    await replay(lab)
+    await teach(lab, seqs, tokens=tokens)
+    with pytest.raises(error, match=reason):
+        await past(lab, config=taught_config("required"))
+    assert await entries(lab) == []
+    assert await past_record(lab.bus, "r", "again") is None
 
 
 async def test_one_that_is_started_beside_itself_leaves_the_first_ones_hold_when_it_ends(lab):
