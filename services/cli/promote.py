@@ -34,11 +34,13 @@ def promote_revision(options: Options, revision: str, *, give_up: bool, wait_s: 
     """Ask for the promotion and wait until it is decided. Raises `ConfigError` where `revision` is another than the
     configuration makes, or another is being promoted; `NotFoundError` where there is none."""
     config = options.config_with_environments("the revision's")
-    found = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)
+    found, follows = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)
     if as_json:
         print_json(found)
     elif found.first is not None:
         print(f"revision {revision} judges rollouts from sequence {found.first} on; asked for by {found.by}")
+        if follows:
+            print(f"its shadow, if it still runs, does the same work twice: lachesis shadow stop {revision}")
     if found.first is None:
         print(
             f"asked for, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers wait "
@@ -47,9 +49,10 @@ def promote_revision(options: Options, revision: str, *, give_up: bool, wait_s: 
         )
 
 
-async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: float) -> Promotion:
+async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: float) -> tuple[Promotion, bool]:
+    """Return the promotion, decided or not, and whether the revision is a shadow's."""
     async with await connect_run(config, f"{config.run}.promote", OPERATOR) as bus:
-        await _check(bus, config, revision)
+        defined = await _check(bus, config, revision)
         by = f"{getpass.getuser()}@{socket.gethostname()}"
         asked = promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
         while True:
@@ -68,11 +71,11 @@ async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: floa
             while found.first is None:
                 await anyio.sleep(_LOOK_AGAIN_S)
                 found = (await read(bus, config.run, config.revision))[0][-1]
-        return found
+        return found, defined.selection.follow
 
 
-async def _check(bus: Bus, config: RunConfig, revision: str) -> None:
-    """Raise unless `revision` was tried on this run, under this configuration."""
+async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
+    """Return what defines `revision`. Raise unless `revision` was tried on this run, under this configuration."""
     run = config.run
     defined, _, _ = await newest(
         bus, REPLAY, subjects.revision(run, revision), RevisionRecord, lambda one: one.run == run
@@ -100,3 +103,4 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> None:
             f"the configuration is not that of revision {revision!r}: {'; '.join(changed)}. Give the one that it was "
             "started with"
         )
+    return defined

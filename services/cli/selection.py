@@ -115,7 +115,7 @@ _OPTIONS: dict[str, tuple[str, Any]] = {
         "subjects",
         _option(list[str] | None, metavar="FILTER", help="NATS filter, rl.rollout.RUN.ENV; may be given again."),
     ),
-    "since": ("since", _option(datetime | None, help="Stored then or later, UTC.")),
+    "since": ("since", _option(datetime | None, help="Stored then or later, UTC: 2026-01-31 or 2026-01-31T23:59:00.")),
     "until": ("until", _option(datetime | None, help="Stored then or earlier, UTC.")),
     "from_seq": ("first_seq", _option(int | None, min=1, help="First sequence of ROLLOUTS.")),
     "to_seq": ("last_seq", _option(int | None, min=1, help="Last sequence of ROLLOUTS.")),

@@ -88,6 +88,9 @@ async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended
     slow_s = config.telemetry.slow_s if slow_s is None else slow_s
 
     async def follow(history: History) -> None:
+        if not history.ended and sys.stderr.isatty():
+            slow = "slower than the p99 so far" if slow_s is None else f"of {human_seconds(slow_s)} or more"
+            print(f"rollouts {slow}, failed and redelivered ones are shown as they end", file=sys.stderr)
         if config.telemetry.jaeger_url is not None and not history.ended:
             await _follow_jaeger(config.telemetry.jaeger_url, slow_s, show)
         else:

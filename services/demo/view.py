@@ -18,6 +18,8 @@ __all__ = ["progress_line", "showing", "stage_table"]
 
 _LIVE_S = 0.5
 _LINE_S = 5.0
+_POINTS = 3
+"""Evaluations in a line: the first and the newest."""
 
 
 @asynccontextmanager
@@ -48,11 +50,15 @@ async def _lines(line: Callable[[], str], observed: Observed) -> None:
         print(line(), flush=True)  # how far it came
 
 
+def _shortened(points: list[str]) -> list[str]:
+    return points if len(points) <= _POINTS else [points[0], "...", *points[1 - _POINTS :]]
+
+
 def progress_line(observed: Observed, elapsed_s: float) -> str:
     """Return the state of the run in one line."""
     trainer = observed.metrics("trainer")
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
-    curve = " ".join(f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items()))
+    curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
     parts = [
         f"{elapsed_s:4.0f} s",
         f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",

@@ -13,7 +13,7 @@ import socket
 import stat
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
@@ -29,14 +29,13 @@ __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "p
 
 DISTRIBUTION = "lachesis-rl"
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
-_EXTRAS = ("server", "train", "plots", "reasoning-gym", "wandb", "demo")
-"""Extras that a user installs; `dev` is for work on the project."""
+_FOR_DEVELOPERS = "dev"
 
 
 def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
     """Yield every finding. `running`: the run's own server answers, so its ports are taken rightly."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
-    yield from packages()
+    yield from packages(needed_extras(config))
     yield binary(config)
     yield from files(config)
     yield disk(config)
@@ -47,21 +46,33 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
         yield wandb_key()
 
 
-def packages() -> Iterator[Finding]:
-    """Compare what is installed with what the distribution requires, extra by extra."""
+def needed_extras(config: RunConfig) -> set[str]:
+    """Return the extras without which some of what is configured cannot be started on this machine."""
+    nats = config.nats
+    needs = {
+        "gateway": any(env.is_foreign for env in config.environments.values()),
+        "otel": config.telemetry.wanted(),
+        "wandb": config.training.wandb.project is not None,
+        "auth": nats is not None and any((nats.creds_file, nats.nkey_file, nats.nkey_folder)),
+    }
+    return {extra for extra, needed in needs.items() if needed}
+
+
+def packages(needed: Collection[str]) -> Iterator[Finding]:
+    """Compare what is installed with what the distribution requires, extra by extra; those `needed` must be there."""
     try:
         required = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         yield warn("packages", f"{DISTRIBUTION} is not installed, only importable", "pip install -e .")
         return
     wrong: dict[str, list[str]] = defaultdict(list)
-    extras: set[str] = set()
+    extras: dict[str, None] = {}
     for text in required:
         match = _REQUIREMENT.match(text)
         if match is None or match[1] == DISTRIBUTION:
             continue
         extra = match[3] or ""
-        extras.add(extra)
+        extras[extra] = None
         problem = _problem(match[1], match[2])
         if problem:
             wrong[extra].append(problem)
@@ -69,11 +80,21 @@ def packages() -> Iterator[Finding]:
         yield fail("packages", "; ".join(wrong[""]), f"pip install {DISTRIBUTION}")
     else:
         yield ok("packages", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)} with all it requires")
-    for extra in (name for name in _EXTRAS if name in extras):
-        if wrong[extra]:
-            yield warn(f"extra {extra}", "; ".join(wrong[extra]), f"if needed: pip install '{DISTRIBUTION}[{extra}]'")
+    installed, absent = [], []
+    for extra in extras:
+        text, mend = "; ".join(wrong[extra]), f"pip install '{DISTRIBUTION}[{extra}]'"
+        if extra in {"", _FOR_DEVELOPERS}:
+            continue
+        if not text:
+            installed.append(extra)
+        elif extra in needed:
+            yield fail(f"extra {extra}", f"{text}, and the configuration needs it", mend)
+        elif " is older than " in text:
+            yield warn(f"extra {extra}", text, f"if needed: {mend}")
         else:
-            yield ok(f"extra {extra}", "installed")
+            absent.append(extra)
+    rest = f"; not installed: {', '.join(absent)}" if absent else ""
+    yield ok("extras", f"{', '.join(installed) or 'none'}{rest}")
 
 
 def _problem(name: str, specifier: str) -> str | None:

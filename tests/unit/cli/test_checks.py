@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
-from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
+from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.checks import cluster, machine, server
 from lachesis.services.cli.checks.finding import Finding
@@ -24,14 +25,30 @@ def test_every_finding_that_is_not_ok_says_how_to_mend_it(tmp_path: Path) -> Non
 def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     required = [
         "numpy>=2.0", "surely-not-installed>=1", "msgspec>=99", "anyio[x]>=4.0",
-        'torch>=2.6; extra == "train"', 'surely-not-there>=1; extra == "wandb"', "lachesis-rl[train]; extra == 'demo'",
+        'torch>=2.6; extra == "train"', 'torch>=99; extra == "vllm"', "lachesis-rl[train]; extra == 'demo'",
+        'surely-not-there>=1; extra == "wandb"', 'surely-not-there>=1; extra == "gateway"',
+        'surely-not-there>=1; extra == "dev"',
     ]  # fmt: skip
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: required)
-    found = list(machine.packages())
-    assert levels(found) == {"packages": "FAIL", "extra train": "OK", "extra wandb": "WARN"}
+    found = list(machine.packages({"wandb", "train"}))
+    expected = {"packages": "FAIL", "extra vllm": "WARN", "extra wandb": "FAIL", "extras": "OK"}
+    assert levels(found) == expected
+    assert found[-1].text == "train; not installed: gateway"
     assert "surely-not-installed is not installed" in found[0].text
     assert "older than 99" in found[0].text
     assert "numpy" not in found[0].text
+
+
+def test_extras_are_needed_by_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert machine.needed_extras(RunConfig()) == set()
+    config = RunConfig(
+        environments={"words": EnvironmentConfig(kind="gateway")},
+        telemetry=TelemetryConfig(endpoint="http://127.0.0.1:4318"),
+        training=TrainingConfig(wandb=WandbConfig(project="p")),
+        nats=ConnectionConfig(nkey_file="key"),
+    )
+    assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth"}
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,8 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
     line = progress_line(observed, 61.0)
     assert line.startswith("  61 s | step 2/2 | reward 0.500 | held out 25%@0 50%@2 |")
     assert line.endswith("staleness 1.5 | e2e p99 2.0 s")
+    observed = with_evaluations(*(evaluation(step, step / 100) for step in (0, 20, 40, 60)))
+    assert "| held out 0%@0 ... 40%@40 60%@60 |" in progress_line(observed, 61.0)
 
 
 def test_the_live_table_has_a_row_for_each_service() -> None:
