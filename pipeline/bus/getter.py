@@ -1,4 +1,4 @@
-"""Fetching messages by sequence: direct gets, several outstanding, in the order asked for."""
+"""Fetching messages by sequence, in the order asked for: direct gets, several outstanding, or many with one request."""
 
 import itertools
 from collections import deque

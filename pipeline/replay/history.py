@@ -90,7 +90,7 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
 
 
 async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator[Stored]:
-    """Yield the message of each of `wanted`, which are some, in order.
+    """Yield the message of each of `wanted`, at least one, in order.
 
     One that cannot be put together comes with the reason, as it comes from a reader. Raises `NotFoundError`.
     """

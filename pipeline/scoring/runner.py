@@ -98,7 +98,7 @@ class _MemberCalls:
     async def _rate_group(self, samples: Sequence[Sample], column: list[Rating]) -> None:
 
         def judge(values: Any) -> Rating:
-            if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+            if isinstance(values, str | bytes | dict | set | frozenset) or not hasattr(values, "__len__"):
                 return Rating(None, "error", f"returned {values!r:.80} for a group of {len(samples)}")
             if len(values) != len(samples):
                 return Rating(None, "error", f"returned {len(values)} ratings for {len(samples)} samples")
@@ -160,17 +160,16 @@ class _MemberCalls:
         for argument in arguments[first:]:
             try:
                 answer = self._function(argument)
-            except InfrastructureError:
-                break
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-                column[done] = Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
-            else:
                 if type(answer) is not float and inspect.isawaitable(answer):  # not a function's after all
                     self.at_once = False
                     if inspect.iscoroutine(answer):
                         answer.close()
                     break
                 column[done] = judge(answer)
+            except InfrastructureError:
+                break
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+                column[done] = Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
             done += 1
         if done > first:
             self._breaker.succeeded()

@@ -6,6 +6,7 @@ import time
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 import pytest
 
 from lachesis.pipeline.scoring.config import RaterConfig
@@ -166,10 +167,12 @@ async def test_concurrency_is_limited_and_waiting_is_not_part_of_the_time_limit(
 @pytest.mark.parametrize(
     ("answer", "says"),
     [([1.0, 2.0], "2 ratings for 4"), ([1.0] * 5, "5 ratings for 4"), (1.0, "for a group of 4"),
-     ("1234", "for a group"), (None, "for a group"), (iter([1.0] * 4), "for a group")],
+     ("1234", "for a group"), (None, "for a group"), (iter([1.0] * 4), "for a group"), (np.array(0.5), "unsized"),
+     ({1.0, 2.0, 3.0, 4.0}, "for a group"), (dict.fromkeys("1234", 1.0), "for a group")],
 )  # fmt: skip
-async def test_a_group_rater_that_answers_the_wrong_shape_rates_nothing(answer, says):
-    results = await run(member(lambda _: answer, group=True))
+@pytest.mark.parametrize("inline", [False, True])
+async def test_a_group_rater_that_answers_the_wrong_shape_rates_nothing(answer, says, inline):
+    results = await run(member(lambda _: answer, group=True, inline=inline))
     assert {r.status for r in results["r"]} == {"error"}
     assert all(says in r.detail for r in results["r"])
 
