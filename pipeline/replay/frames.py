@@ -41,10 +41,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Judged(msgspec.Struct, frozen=True, tag=True):
-    """A block's verdicts, in its order."""
+    """A block's verdicts, in its order, and how long it took to judge them."""
 
     number: int
     verdicts: list[Verdict]
+    seconds: float
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):

@@ -107,8 +107,8 @@ async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator
         except DataError as error:
             found = wanted[done]
             done += 1
-            subject, headers = subjects.rollout(run, found.env), {BROKEN_HEADER: str(error)}
-            yield Stored(subjects.ROLLOUTS, subject, found.seq, b"", 0, headers)
+            headers = {BROKEN_HEADER: str(error)}
+            yield Stored(subjects.ROLLOUTS, subjects.rollout(run, found.env), found.seq, b"", 0, headers)
 
 
 async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:

@@ -13,15 +13,59 @@ import anyio
 import anyio.lowlevel
 
 from lachesis.pipeline.bus.publisher import Window
+from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found
 from lachesis.pipeline.replay.judging import Verdict
 
-__all__ = ["MOST_BYTES", "InFlight", "Slot"]
+__all__ = ["MOST_BYTES", "Blocks", "InFlight", "Slot", "Turns"]
 
 MOST_BYTES = 64 << 20
 """What rollouts in flight may weigh in one process, bytes; a larger one goes alone."""
 _TURN_S = 0.005
 """Seconds that rollouts which wait for nothing have before all else in the process has its turn."""
+_BLOCK_S = 0.2
+"""Seconds that a worker judges one block, about."""
+_FIRST_BLOCK = 16
+_GROWTH = 4
+
+
+class Turns:
+    """Gives all else in the process its turn every few milliseconds of work that waits for nothing."""
+
+    def __init__(self) -> None:
+        self._had_turn = 0.0
+
+    async def give(self) -> None:
+        if time.monotonic() - self._had_turn >= _TURN_S:
+            await anyio.lowlevel.checkpoint()
+            self._had_turn = time.monotonic()
+
+
+class Blocks:
+    """How many rollouts a worker is asked for at once.
+
+    Where raters have to be waited for, as many as the pace allows. Otherwise two blocks at a time for each worker, each
+    of what one judges within a fraction of a second: a pause waits for them, and a kill repeats them.
+    """
+
+    def __init__(self, pace: Pace, *, waits: bool) -> None:
+        self._most = pace.block(waits=waits)
+        self._waits = waits
+        self._size = self._most if waits else min(_FIRST_BLOCK, self._most)
+        self._room = anyio.Semaphore(2 * pace.workers)
+
+    async def begin(self) -> int:
+        """Return how many rollouts the next block may have, once it may be asked for."""
+        if not self._waits:
+            await self._room.acquire()
+        return self._size
+
+    def answered(self, groups: int, seconds: float) -> None:
+        """Say that a block of so many groups was judged in so many seconds."""
+        if not self._waits:
+            fitting = self._most if seconds <= 0 else int(_BLOCK_S * groups / seconds)
+            self._size = max(1, min(fitting, self._most, _GROWTH * self._size))
+            self._room.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +89,7 @@ class InFlight:
         self._window = Window(MOST_BYTES, most)
         self._slots: deque[Slot] = deque()
         self._due = 0.0
-        self._had_turn = 0.0
+        self._turns = Turns()
 
     async def begin(self, found: Found, size: int) -> Slot | None:
         """Return the slot of the next rollout once there is room and it is its turn; None: it is draining."""
@@ -68,9 +112,7 @@ class InFlight:
     async def _wait_turn(self) -> None:
         """Wait until another rollout may begin by `max_rate`, or it drains. Others have their turn in any case."""
         if self._max_rate is None:
-            if time.monotonic() - self._had_turn >= _TURN_S:
-                await anyio.lowlevel.checkpoint()
-                self._had_turn = time.monotonic()
+            await self._turns.give()
             return
         now = anyio.current_time()
         turn = max(self._due, now)

@@ -16,6 +16,7 @@ a fenced commit. Guarantees:
 
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.frames import Start
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
-from lachesis.pipeline.replay.inflight import InFlight, Slot
+from lachesis.pipeline.replay.inflight import Blocks, InFlight, Slot
 from lachesis.pipeline.replay.judged import joined_digest
 from lachesis.pipeline.replay.judging import STAGE, Judge, Verdict
 from lachesis.pipeline.replay.logic.fold import Fold, Folded
@@ -191,6 +192,7 @@ class _Replay:
         self._judge = Judge(config, request.selection.envs, self._retrying)
         self._envs: dict[str, _Env] = {}
         self._committing = anyio.Lock()
+        self._unfolded: deque[tuple[Found, Verdict]] = deque()  # settled, in order: more than one commit may hold
         self._reached = 0  # the next sequence to fold
         self._expected = 0  # the last sequence on the subject of the definition
 
@@ -348,6 +350,7 @@ class _Replay:
         async with background() as tasks:
             tasks.start_soon(self._commit_now_and_then, envs)
             await judge_all()
+            await self._commit_full(envs)
             await self._committing.acquire()  # a commit under way is not broken off
         self._committing.release()
 
@@ -376,28 +379,32 @@ class _Replay:
     async def _judge_there(self, envs: Sequence[str], workers: Workers, wanted: Sequence[Found]) -> None:
         """Let workers read and judge `wanted`."""
         in_flight = self._in_flight(envs)
-        block = self._pace.block(waits=self._waits(envs))
+        blocks = Blocks(self._pace, waits=self._waits(envs))
 
         async def judge(slots: Sequence[Slot]) -> None:
-            verdicts = await workers.judge([slot.found for slot in slots])
-            for slot, verdict in zip(slots, verdicts, strict=True):
+            judged = await workers.judge([slot.found for slot in slots])
+            blocks.answered(len(slots), judged.seconds)
+            for slot, verdict in zip(slots, judged.verdicts, strict=True):
                 in_flight.settle(slot, verdict)
 
         async with anyio.create_task_group() as judging, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
-            for first in range(0, len(wanted), block):
+            first = 0
+            while first < len(wanted):
+                size = await blocks.begin()
                 slots = []
-                for found in wanted[first : first + block]:
+                for found in wanted[first : first + size]:
                     await self._commit_full(envs)
                     slot = await in_flight.begin(found, 0)
                     if slot is None:
                         return
                     slots.append(slot)
+                first += size
                 judging.start_soon(judge, slots)
 
     def _in_flight(self, envs: Sequence[str]) -> InFlight:
         most = self._pace.in_flight(waits=self._waits(envs))
-        return InFlight(most, self._pace.max_rate, self._draining, self._fold)
+        return InFlight(most, self._pace.max_rate, self._draining, self._settled)
 
     def _waits(self, envs: Sequence[str]) -> bool:
         return any(self._judge.waits(env) for env in envs)
@@ -407,11 +414,21 @@ class _Replay:
         async with self._committing:  # a commit under way is not broken off
             scope.cancel()
 
-    def _fold(self, found: Found, verdict: Verdict) -> None:
-        env = self._envs[found.env]
-        env.fold.add(found.seq, found.group, verdict.score, verdict.reason)
-        env.pending += 1
-        self._reached = found.seq + 1
+    def _settled(self, found: Found, verdict: Verdict) -> None:
+        self._unfolded.append((found, verdict))
+        self._fold()
+
+    def _fold(self) -> None:
+        """Fold what is settled, in order, as far as the next commits may hold it."""
+        while self._unfolded:
+            found, verdict = self._unfolded[0]
+            env = self._envs[found.env]
+            if env.fold.fed >= _MOST_SAMPLES:
+                return
+            self._unfolded.popleft()
+            env.fold.add(found.seq, found.group, verdict.score, verdict.reason)
+            env.pending += 1
+            self._reached = found.seq + 1
 
     async def _commit_now_and_then(self, envs: Sequence[str]) -> None:
         while True:
@@ -423,9 +440,9 @@ class _Replay:
                     await self._commit(name)
 
     async def _commit_full(self, envs: Sequence[str]) -> None:
-        """Commit where as much was fed as one commit may hold."""
-        for name in envs:
-            if self._envs[name].fold.fed >= _MOST_SAMPLES:
+        """Commit where as much was fed as one commit may hold, until all that is settled is folded."""
+        while full := [name for name in envs if self._envs[name].fold.fed >= _MOST_SAMPLES]:
+            for name in full:
                 await self._commit(name)
 
     async def _commit(self, name: str) -> None:
@@ -436,6 +453,7 @@ class _Replay:
             await self._check_kept(env)
         # what is folded while this is stored belongs to the next one
         folded, reached, groups, env.pending = env.fold.step(), self._reached, env.pending, 0
+        self._fold()
         scorer, cursors = self._judge.scorers[name], {ROLLOUTS: reached}
         event = RescoreEvent(
             run=self._config.run,

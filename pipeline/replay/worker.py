@@ -9,8 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import aclosing
+import time
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,8 +25,8 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.bus.publisher import Window
 from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
-from lachesis.pipeline.replay.history import Found, fetched
-from lachesis.pipeline.replay.inflight import MOST_BYTES
+from lachesis.pipeline.replay.history import fetched
+from lachesis.pipeline.replay.inflight import MOST_BYTES, Turns
 from lachesis.pipeline.replay.judging import Judge, Verdict, collect_seldom
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.schemas.errors import ConfigError, LachesisError, leaves
@@ -118,35 +118,47 @@ class _Worker:
         self._judge = judge
         self._out = out
         self._window = Window(MOST_BYTES, sys.maxsize)
+        self._at_once = anyio.Lock()  # of blocks that wait for nothing, one after the other
+        self._turns = Turns()
 
     async def answer(self, block: Block) -> None:
         """Judge a block and tell its verdicts, or why there are none."""
         try:
-            verdicts = await self._verdicts(block.wanted)
+            judged = await self._judged(block)
         except (LachesisError, BaseExceptionGroup) as error:
             found = leaves(error)
             if not isinstance(found[0], LachesisError):
                 raise  # a bug, which ends this process
             _tell(self._out, _failed(block.number, found[0]))
         else:
-            _tell(self._out, Judged(block.number, verdicts))
+            _tell(self._out, judged)
 
-    async def _verdicts(self, wanted: Sequence[Found]) -> list[Verdict]:
-        verdicts: dict[int, Verdict] = {}
+    async def _judged(self, block: Block) -> Judged:
+        wanted, verdicts = block.wanted, dict[int, Verdict]()
 
         async def judge(i: int, message: Stored) -> None:
             verdicts[i] = await self._judge.judge(wanted[i].env, message)
             self._window.leave(len(message.data))
 
-        async with anyio.create_task_group() as judging, aclosing(fetched(self._bus, self._run, wanted)) as messages:
+        async with (
+            anyio.create_task_group() as judging,
+            aclosing(fetched(self._bus, self._run, wanted)) as messages,
+            AsyncExitStack() as stack,
+        ):
+            message = await anext(messages)  # so that the others come while another block is judged
+            if not self._judge.waits(wanted[0].env):
+                await stack.enter_async_context(self._at_once)
+            began = time.monotonic()
             for i, found in enumerate(wanted):
-                message = await anext(messages)
+                if i:
+                    message = await anext(messages)
                 await self._window.enter(len(message.data))
                 if self._judge.waits(found.env):
                     judging.start_soon(judge, i, message)
                 else:
                     await judge(i, message)
-        return [verdicts[i] for i in range(len(wanted))]
+                    await self._turns.give()
+        return Judged(block.number, [verdicts[i] for i in range(len(wanted))], time.monotonic() - began)
 
 
 if __name__ == "__main__":

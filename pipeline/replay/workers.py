@@ -27,7 +27,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
 from lachesis.pipeline.replay.history import Found
-from lachesis.pipeline.replay.judging import Verdict
 from lachesis.schemas import errors
 from lachesis.schemas.errors import InfrastructureError, LachesisError
 
@@ -65,7 +64,7 @@ class Workers:
     def __init__(self, workers: "Sequence[_Worker]") -> None:
         self._workers = workers
 
-    async def judge(self, wanted: Sequence[Found]) -> list[Verdict]:
+    async def judge(self, wanted: Sequence[Found]) -> Judged:
         """Return what becomes of each of `wanted`.
 
         Raises `NotFoundError` when one is gone, `InfrastructureError` where an outage lasts too long.
@@ -111,7 +110,7 @@ class _Worker:
     def is_ready(self) -> bool:
         return self._stdin is not None
 
-    async def judge(self, wanted: Sequence[Found]) -> list[Verdict]:
+    async def judge(self, wanted: Sequence[Found]) -> Judged:
         """Return the verdicts. Raises what the worker met, `_DiedError` where it ended first."""
         number, asked = next(self._numbers), _Asked()
         self.asked += 1
@@ -131,7 +130,7 @@ class _Worker:
             raise _met(asked.answer)
         if asked.answer is None:
             raise _DiedError
-        return asked.answer.verdicts
+        return asked.answer
 
     async def run(self) -> None:
         """Keep a process alive until cancelled. Raises what it says where it cannot start, `InfrastructureError` when

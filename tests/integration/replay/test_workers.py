@@ -18,9 +18,10 @@ from integration.replay.test_replay import RUN, World, world
 
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import RescoreEvent
-from lachesis.schemas.rollout import Message
+from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, VersionSpan
 
 __all__ = ["world"]
 
@@ -78,7 +79,10 @@ async def unscored(world: World, revision: str) -> list[tuple[int, str]]:
 
 
 async def store_unanswered(world: World, n: int) -> None:
-    made = group(id=f"{n:032x}", run=RUN, counter=n, messages=[[Message(role="user", content="?")]] * 2)
+    await store(world, group(id=f"{n:032x}", run=RUN, counter=n, messages=[[Message(role="user", content="?")]] * 2))
+
+
+async def store(world: World, made: RolloutGroup) -> None:
     headers = {PLAN_HEADER: Plan.of(made).pack()}
     await world.bus.publish(subjects.rollout(RUN, "sums"), encode(made), msg_id=made.id, headers=headers)
 
@@ -137,6 +141,29 @@ async def test_workers_and_their_replay_may_be_killed_and_paused(world: World) -
     rest = await world.replay("killed", "--workers", "2")
     assert (rest["groups"], rest["finished"], rest["digest"]) == (400, True, whole["digest"])
     assert await world.facts("killed") == await world.facts("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_large_groups_that_wait_for_nothing_fit_their_commits(world: World) -> None:
+    draw = random.Random(1)
+    mask = [False, True] * 128
+    for n in range(1, 1101):
+        said = [[Message(role="assistant", content="so " * draw.randrange(1, 9))] for _ in range(128)]
+        sequences = Sequences(
+            offsets=as_bytes(range(0, 257, 2), "int32"), tokens=as_bytes(range(256), "int32"),
+            loss_mask=pack_mask(mask), logprobs=as_bytes([-1.0 if learn else 0.0 for learn in mask], "float32"),
+            finish_reasons=["stop"] * 128, version_spans=[VersionSpan(i, 0, 0) for i in range(128)],
+        )  # fmt: skip
+        await store(world, group(id=f"{n:032x}", run=RUN, counter=n, messages=said, sequences=sequences))
+    raters = [f'{{rater = "repetition", name = "r{i}"}}' for i in range(4)]
+    found = await world.replay("large", f"--set=scoring.raters=[{', '.join(raters)}]", "--workers", "2")
+    assert (found["groups"], found["unscored"]) == (1100, 0)
+    async with world.bus.read(subjects.REPLAY, [subjects.replay("rescore", RUN, "large")], follow=False) as messages:
+        events = [decode(RescoreEvent, message.data) async for message in messages]
+    commits = [sum(len(score.scores) for score in event.scores) for event in events]
+    assert sum(commits) == 1100 * 128
+    assert max(commits) <= 2048 + 128
 
 
 @pytest.mark.slow

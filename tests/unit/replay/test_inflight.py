@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.history import Found
-from lachesis.pipeline.replay.inflight import InFlight
+from lachesis.pipeline.replay.inflight import Blocks, InFlight
 from lachesis.pipeline.replay.judging import Verdict
 
 
@@ -67,6 +67,27 @@ async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
 )
 def test_workers_share_what_may_be_in_flight(pace, waits, in_flight, block):
     assert (pace.in_flight(waits=waits), pace.block(waits=waits)) == (in_flight, block)
+
+
+async def test_a_block_is_what_a_worker_judges_in_a_fifth_of_a_second():
+    blocks = Blocks(Pace(workers=2), waits=False)
+    sizes = []
+    for seconds in (0.0, 0.01, 0.2, 0.4, 200.0):
+        sizes.append(await blocks.begin())
+        blocks.answered(sizes[-1], seconds)
+    assert [*sizes, await blocks.begin()] == [16, 64, 256, 256, 128, 1]
+    for _ in range(3):
+        await blocks.begin()
+    with anyio.move_on_after(0.05) as full:  # two for each worker
+        await blocks.begin()
+    assert full.cancelled_caught
+
+
+async def test_a_block_whose_raters_are_waited_for_is_what_the_pace_allows():
+    blocks = Blocks(Pace(workers=2), waits=True)
+    for _ in range(9):
+        assert await blocks.begin() == 16
+        blocks.answered(16, 60.0)
 
 
 async def test_nothing_is_begun_once_it_drains():

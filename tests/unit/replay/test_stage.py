@@ -294,6 +294,42 @@ async def test_how_long_each_rating_takes_changes_nothing(lab, monkeypatch):
     assert hasty.digest == calm.digest
 
 
+@pytest.mark.parametrize("follow", [False, True])
+async def test_what_was_held_up_by_one_rating_goes_into_as_many_commits_as_it_takes(lab, monkeypatch, follow):
+    """Of two environments: what waits to be folded is passed over by neither."""
+    await stored(lab, 30)
+    for n in range(100, 130):
+        await lab.store(lab.group(n, env="sums" if n % 3 else "words", samples=4, task={"answer": "yes"}))
+    config = msgspec.structs.replace(CONFIG, environments={"sums": SUMS, "words": SUMS})
+    selection = Selection(envs=["sums", "words"])
+    calm = await replay(lab, "calm", selection, config=config, pace=Pace(max_inflight=1))
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
+    others = anyio.Event()
+    judged = 0
+
+    class Held(EnvironmentScorer):
+        waits = True
+
+        async def score(self, group, seq):
+            nonlocal judged
+            judged += 1
+            if judged == 25:
+                others.set()
+            if seq == 1:
+                await others.wait()
+            return await super().score(group, seq)
+
+    monkeypatch.setattr("lachesis.pipeline.replay.judging.EnvironmentScorer", Held)
+    if follow:
+        shadow = Selection(envs=selection.envs, first_seq=1, follow=True)
+        hasty = await replay(lab, "hasty", shadow, config=config, stop_at=61)
+    else:
+        hasty = await replay(lab, "hasty", selection, config=config)
+    assert (hasty.groups, hasty.digest) == (61, calm.digest)
+    events = [event for env in selection.envs for event in await written(lab, "hasty", env)]
+    assert 25 < max(sum(1 + len(score.scores) for score in event.scores) for event in events) < 30 + 5
+
+
 async def test_what_has_been_read_is_let_go_while_it_runs(lab, monkeypatch):
     monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
     await stored(lab, 30)
