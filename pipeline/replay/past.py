@@ -256,7 +256,7 @@ async def _form(
         raise LedgerError(
             f"trainer {record.trainer} of run {record.run}: revision {record.revision} gives {record.batches} batches "
             f"with digest {record.manifest[:12]} now, and gave {stored.batches} with {stored.manifest[:12]}: rollouts, "
-            "rewards or the teacher's logprobs are not what they were"
+            "rewards or the teacher's logprobs are not what they were; train under another name"
         )
     if request.store:
         await _store(bus, record, formed, is_new=stored is None)
@@ -298,14 +298,18 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
         entry_seq = seq
 
 
-async def reform(bus: Bus, record: PastRecord, live: str, judged: Sequence[Judged], progress: Progress) -> list[str]:
+async def reform(
+    bus: Bus, record: PastRecord, judged: Sequence[Judged], teachers: Mapping[int, int], progress: Progress
+) -> list[str]:
     """Return what names the content of each entry that a revision (`judged` is all of it) gives when formed anew.
 
-    `live` is the live revision, whose the teacher is. Raises as `past_trainer`.
+    `teachers` are the sequences in TEACHER that the ledger names, by rollout. Raises as `past_trainer`.
     """
-    wanted = await taught_of(bus, record, live, _selected(judged, record))
+    # what is in no batch was left out for another reason: where it was required, it had a teacher as well
+    other = 1 if record.teacher == "required" else None
+    wanted = [Taught(one, teachers.get(one.seq, other)) for one in _selected(judged, record)]
     former = _former(record)
     digests = []
-    async for group in checked(bus, wanted, None, progress):
+    async for group in checked(bus, wanted, None, progress, logprobs=False):
         digests += [content_digest(entry) for entry in former.add(group)]
     return digests + [content_digest(entry) for entry in former.finish()]

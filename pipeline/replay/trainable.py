@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.flow.retention import record
 from lachesis.pipeline.replay.judged import Judged
 from lachesis.pipeline.replay.logic.batches import PastGroup, without_logprobs
 from lachesis.pipeline.stage.rollouts import read_rollout
@@ -27,6 +28,7 @@ Progress = Callable[[int, int], None]
 """Told how many rollouts were read, of how many."""
 
 _DIGITS = 20
+_WITHOUT = 'Replay the others under another revision (--groups), or train without a teacher: batching.teacher = "off"'
 
 
 class Taught(NamedTuple):
@@ -44,8 +46,9 @@ async def taught_of(bus: Bus, asked: PastRecord, live: str, wanted: Sequence[Jud
     if asked.teacher == "off":
         return [Taught(judged, None) for judged in wanted]
     stored: dict[int, int] = {}
+    kept = (await record(bus, asked.run)).trimmed.get(TEACHER, 1)  # what lies below may go at any moment
     filters = [subjects.logprobs(asked.run, live, env) for env in sorted({judged.env for judged in wanted})]
-    async with bus.read(TEACHER, filters, headers_only=True, follow=False) as messages:
+    async with bus.read(TEACHER, filters, start=kept, headers_only=True, follow=False) as messages:
         async for message in messages:
             rollout = message.headers.get(ROLLOUT_HEADER, "")
             if rollout.isdecimal() and len(rollout) < _DIGITS:
@@ -66,13 +69,16 @@ def _trains(judged: Judged) -> bool:
 
 
 async def checked(
-    bus: Bus, wanted: Sequence[Taught], tokenizer_hash: str | None, progress: Progress
+    bus: Bus, wanted: Sequence[Taught], tokenizer_hash: str | None, progress: Progress, *, logprobs: bool = True
 ) -> AsyncIterator[PastGroup]:
-    """Yield the rollouts that can be trained on; raise for the first one that cannot once all were looked at."""
+    """Yield the rollouts that can be trained on; raise for the first one that cannot once all were looked at.
+
+    Without `logprobs` those of the teacher are not looked at.
+    """
     bare: list[Judged] = []
     rollouts = [one.judged.seq for one in wanted]
-    teachers = [one.teacher for one in wanted if one.teacher is not None]
-    async with aclosing(bus.fetch(ROLLOUTS, rollouts)) as messages, aclosing(bus.fetch(TEACHER, teachers)) as logprobs:
+    teachers = [one.teacher for one in wanted if one.teacher is not None and logprobs]
+    async with aclosing(bus.fetch(ROLLOUTS, rollouts)) as messages, aclosing(bus.fetch(TEACHER, teachers)) as taught:
         for done, (judged, teacher) in enumerate(wanted):
             group = await _read(judged, messages)
             assert judged.reward is not None  # noqa: S101 - only those were selected
@@ -84,8 +90,8 @@ async def checked(
                     )
                 if without_logprobs(group):
                     bare.append(judged)
-            if teacher is not None:
-                await _check_taught(judged, group, teacher, logprobs)
+            if teacher is not None and logprobs:
+                await _check_taught(judged, group, teacher, taught)
             progress(done + 1, len(wanted))
             if not bare:
                 yield PastGroup(judged.seq, judged.env, Plan.of(group), judged.reward, teacher)
@@ -122,7 +128,7 @@ async def _check_taught(judged: Judged, group: RolloutGroup, teacher: int, messa
     where = f"the teacher's logprobs of {_where(judged)}, at {teacher} of {TEACHER},"
     try:
         logprobs = decode(TeacherLogprobs, (await anext(messages)).data)
-    except DataError as error:
-        raise DataError(f"{where} cannot be read any more: {error}") from error
+    except (DataError, NotFoundError) as error:
+        raise type(error)(f"{where} cannot be read any more: {error}. {_WITHOUT}") from error
     if (logprobs.group, logprobs.n_tokens) != (group.id, group.sequences.n_tokens):
-        raise DataError(f"{where} are of {logprobs.n_tokens} tokens of group {logprobs.group}")
+        raise DataError(f"{where} are of {logprobs.n_tokens} tokens of group {logprobs.group}. {_WITHOUT}")

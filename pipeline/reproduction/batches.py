@@ -120,6 +120,7 @@ class _Check:
         self._rewards: dict[str, list[_Rewarded]] | None = None
         self._digests: list[str] = []
         self._contents: list[str] = []
+        self._teachers: dict[int, int] = {}
         self._equal = self._trimmed = 0
         self._failures: dict[str, list[str]] = {}
         self._judged: list[Judged] = []
@@ -225,6 +226,8 @@ class _Check:
         self._digests.append(facts.chain)
         if self._past is not None:
             self._contents.append(content_digest(entry))
+            refs = entry.batch.groups if entry.batch else []
+            self._teachers |= {ref.seq: ref.teacher for ref in refs if ref.teacher is not None}
 
     async def _batch(self, batch: Batch, std_floor: float) -> None:
         facts = self.facts
@@ -287,7 +290,7 @@ class _Check:
     async def form_again(self, past: PastRecord) -> None:
         """Form the whole ledger of a trainer on past rollouts anew and compare it entry by entry."""
         try:
-            again = await reform(self._bus, past, self._config.revision, self._judged, self._progress)
+            again = await reform(self._bus, past, self._judged, self._teachers, self._progress)
         except LachesisError as error:
             self.fail("order", str(error))
             return
