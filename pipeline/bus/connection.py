@@ -36,6 +36,7 @@ MIN_PAYLOAD_BYTES = INLINE_BYTES + (1 << 20)
 _PENDING_BYTES = 4 << 20
 _RETRY_S = 0.2
 _CLOSE_S = 0.5
+_HUNG_UP = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
@@ -115,7 +116,7 @@ async def connect(
         shown = without_secrets(config.url)
         _raise_if_refused(errors[-1], shown)
         if anyio.current_time() > deadline:
-            if config.needs_tls and isinstance(errors[-1], ConnectionResetError):  # the reason may be lost on the way
+            if config.needs_tls and isinstance(errors[-1], _HUNG_UP):  # the reason may be lost on the way
                 raise StartupError(
                     f"the server at {shown} hangs up whenever it is connected to: if it is because it refuses this "
                     "client's certificate, set nats.cert_file and nats.key_file to one it knows"

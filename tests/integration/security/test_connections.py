@@ -186,6 +186,19 @@ async def test_clients_with_certificates(tmp_path: Path) -> None:
             await server.bus("operator", cert_file=files["client.pem"], key_file=files["server.key"])
 
 
+@pytest.mark.parametrize("error", [ConnectionResetError, BrokenPipeError])
+async def test_a_refusal_of_which_nothing_but_its_end_arrived_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, error: type[OSError]
+) -> None:
+    async def hung_up(_config: object, _name: str, _options: object, errors: list[Exception]) -> None:
+        errors.append(error(32, "gone"))
+
+    monkeypatch.setattr("lachesis.pipeline.bus.connection._attempt", hung_up)
+    config = ConnectionConfig(url="tls://127.0.0.1:1", connect_timeout_s=0.01)
+    with pytest.raises(StartupError, match=r"refuses this client's certificate.*nats\.cert_file"):
+        await connect(name="test", config=config)
+
+
 async def test_keys_without_tls(tmp_path: Path) -> None:
     auth_init(tmp_path, config='run = "one"')
     async with Secured(tmp_path, "one", tls=False) as server, await server.bus("observer"):
