@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
-from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, check_key, stream_of
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["NatsBus"]
@@ -133,7 +133,7 @@ class NatsBus:
         found = getter.fetch(stream, seqs) if subject is None else getter.fetch_among(stream, seqs, subject)
         async with aclosing(found) as messages:
             async for message in messages:
-                yield message if LARGE_HEADER not in message.headers else await self._blobs.join(message)
+                yield await self._blobs.join(message)
 
     def consume(
         self,

@@ -70,8 +70,7 @@ class Question(NamedTuple):
 class Series:
     """A question sent that has several answers, which queue up here."""
 
-    def __init__(self, token: str) -> None:
-        self.token = token
+    def __init__(self) -> None:
         self._answers: deque[Msg] = deque()
         self._over = False
         self._more: asyncio.Future[Msg | None] | None = None
@@ -278,14 +277,14 @@ class Link:
     @asynccontextmanager
     async def series(self, subject: str, data: bytes) -> AsyncIterator[Series]:
         """Send a question with several answers, which are heard while the context is open."""
-        series = Series(str(next(self._tokens)))
-        self._series[series.token] = series
+        token, series = str(next(self._tokens)), Series()
+        self._series[token] = series
         try:
-            if not await self.send(subject, data, reply=self._prefix + series.token):
+            if not await self.send(subject, data, reply=self._prefix + token):
                 series.end()
             yield series
         finally:
-            del self._series[series.token]
+            del self._series[token]
 
     async def ask(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.scoring.breaker import Breaker
 from lachesis.pipeline.scoring.loader import Member
-from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, rating_within, to_rating
+from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, rating_within
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
 
@@ -102,7 +102,7 @@ class _MemberCalls:
                 return Rating(None, "error", f"returned {values!r:.80} for a group of {len(samples)}")
             if len(values) != len(samples):
                 return Rating(None, "error", f"returned {len(values)} ratings for {len(samples)} samples")
-            column[:] = [to_rating(value, self.member.bounds) for value in values]
+            column[:] = [self._judge(value) for value in values]
             return Rating(0.0)
 
         outcomes: list[Rating] = [Rating(None, "error")]
