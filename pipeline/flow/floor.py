@@ -35,7 +35,7 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Hold
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
-__all__ = ["Claim", "Committed", "Facts", "Untrained", "claims", "hold_claims", "on", "trimmable"]
+__all__ = ["Claim", "Committed", "Facts", "Untrained", "claims", "hold_claims", "lowest_seqs", "on", "trimmable"]
 
 _TRIMMED_KINDS: tuple[subjects.Kind, ...] = ("score", "dead", "reward", "curriculum", "teacher", "alert")
 
@@ -162,9 +162,7 @@ class Untrained:
         """The ledger has grown."""
         if entry.batch is None or entry.index < self.position:
             return
-        seqs = {ROLLOUTS: min(ref.seq for ref in entry.batch.groups)}
-        logprobs = [ref.teacher for ref in entry.batch.groups if ref.teacher is not None]
-        self._batched[entry.index] = seqs | ({TEACHER: min(logprobs)} if logprobs else {})
+        self._batched[entry.index] = lowest_seqs((ref.seq, ref.teacher) for ref in entry.batch.groups)
 
     def lowest(self) -> dict[str, int]:
         """Return by stream the lowest sequence that may be fetched; a stream without one is left out."""
@@ -173,3 +171,10 @@ class Untrained:
             for stream, seq in seqs.items():
                 found[stream] = min(seq, found.get(stream, seq))
         return found
+
+
+def lowest_seqs(groups: Iterable[tuple[int, int | None]]) -> dict[str, int]:
+    """Return the lowest sequence by stream, of those that groups have in ROLLOUTS and, if any, in TEACHER."""
+    rollouts, teachers = zip(*groups, strict=True)
+    known = [seq for seq in teachers if seq is not None]
+    return {ROLLOUTS: min(rollouts)} | ({TEACHER: min(known)} if known else {})

@@ -11,7 +11,7 @@ by the code that forms live batches, and the record of what it was formed from. 
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from lachesis.pipeline.batching.read import follow_ledger, newest_entry, positio
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.flow.floor import lowest_seqs
 from lachesis.pipeline.flow.retention import holding
 from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
 from lachesis.pipeline.replay.logic.batches import Former, content_digest
@@ -121,7 +122,7 @@ async def past_trainer(
         needs = ahead[min(ahead)]
     else:
         taught = await taught_of(bus, asked, config.revision, _selected(await read_judged(bus, revision), asked))
-        needs = _lowest([(one.judged.seq, one.teacher) for one in taught])
+        needs = lowest_seqs([(one.judged.seq, one.teacher) for one in taught])
     async with holding(bus, run, "train", needs, about=f"train {trainer} on {request.revision}") as held:
         if taught:
             stored = await _form(bus, asked, stored, taught, request=request, progress=progress)
@@ -180,13 +181,6 @@ def _selected(judged: Sequence[Judged], asked: PastRecord) -> list[Judged]:
     return found
 
 
-def _lowest(found: Iterable[tuple[int, int | None]]) -> dict[str, int]:
-    """Return the lowest sequence by stream, of sequences of ROLLOUTS and of TEACHER."""
-    rollouts, teachers = zip(*found, strict=True)
-    known = [seq for seq in teachers if seq is not None]
-    return {ROLLOUTS: min(rollouts)} | ({TEACHER: min(known)} if known else {})
-
-
 async def _ahead(bus: Bus, record: PastRecord) -> dict[int, dict[str, int]]:
     """Return, from the last entry that the trainer has reported on, what of each stream is still to be fetched behind
     an entry: the lowest sequence."""
@@ -208,7 +202,7 @@ def needs_behind(entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, i
     found = {last: lowest}
     for entry in reversed(entries):
         if entry.batch is not None:
-            needed = _lowest((ref.seq, ref.teacher) for ref in entry.batch.groups)
+            needed = lowest_seqs((ref.seq, ref.teacher) for ref in entry.batch.groups)
             lowest = {stream: min(seq, needed.get(stream, seq)) for stream, seq in lowest.items()}
         found[entry.index - 1] = lowest
     return found
