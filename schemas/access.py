@@ -61,7 +61,7 @@ class Access:
     sets: tuple[tuple[str, str], ...] = ()
     """(bucket, key) that it writes; `*` stands for one part of a key."""
     measures: tuple[str, ...] = ()
-    """Streams whose size it asks for; all that it reads are among them."""
+    """Streams whose size it asks for; all that it gets are among them."""
     trims: tuple[str, ...] = ()
     """Streams that it deletes history from."""
     forgets: tuple[tuple[str, str], ...] = ()
@@ -101,17 +101,19 @@ def access_table(scope: Scope) -> dict[str, Access]:
         own = (durables[service],) if service in durables else ()
         names = roles(service, scope.environments)
         attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
+        all_gets = _merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ())
         return Access(
             writes=(*writes, *(subjects.heartbeat(run, name) for name in names)),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
             answers=(*answers, *_PEOPLE),
             reads=reads,
-            gets=_merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ()),
+            gets=all_gets,
             consumes=own,
             inspects=(*own, *inspects),
             others=tuple(durable for durable in durables.values() if durable not in own),
             sets=(*sets, *attempts),
-            measures=_merged((ROLLOUTS,), reads, measures),  # ROLLOUTS: the server's clock
+            # ROLLOUTS: the server's clock. What it gets: whether a message that is not found was ever there
+            measures=_merged((ROLLOUTS,), all_gets, measures),
             trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
         )
 
@@ -136,6 +138,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
             hears=(subjects.heartbeat(run, "governor"),),
             reads=(ROLLOUTS, EVENTS, LEDGER),
+            gets=(BUCKETS["policy"],),
         ),
         "normalizer": row(
             "normalizer",

@@ -20,6 +20,7 @@ from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.select import select
@@ -131,6 +132,7 @@ class _Batcher:
         async for attempt in service.retrying("read the ledger"):
             with attempt:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
+                await check_evidence(service.bus, config, is_empty=entry is None)
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
         batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)

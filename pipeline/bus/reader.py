@@ -5,6 +5,7 @@ made that starts behind the last message received. In a cluster it may read from
 the stream goes is the leader's word, never the consumer's.
 """
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -24,9 +25,11 @@ from lachesis.pipeline.bus.blobs import Blobs
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.schemas.errors import HistoryLostError, NotFoundError
+from lachesis.schemas.errors import DamagedError, HistoryLostError, NotFoundError
 
 __all__ = ["ReadOptions", "StreamReader", "read"]
+
+log = logging.getLogger("lachesis")
 
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
@@ -88,8 +91,15 @@ class StreamReader:
             await self._check_history()
 
     async def _last(self) -> int:
-        found = [await leader.last(self._link, self._stream, subject) for subject in self._filters or [">"]]
+        found = [await self._last_on(subject) for subject in self._filters or [">"]]
         return max(message.seq if message else 0 for message in found)
+
+    async def _last_on(self, subject: str) -> Stored | None:
+        try:
+            return await leader.last(self._link, self._stream, subject)
+        except DamagedError as error:
+            log.warning("what cannot be read is passed over: %s", error)
+            return await leader.last_readable(self._link, self._stream, subject)
 
     @property
     def caught_up(self) -> bool:
@@ -150,8 +160,7 @@ class StreamReader:
             raise HistoryLostError(f"stream {self._stream}: sequence {seq} is not what was read there: {_LOST}")
 
     async def _end(self) -> int:
-        last = await leader.last(self._link, self._stream, ">")
-        return last.seq if last else 0
+        return (await leader.state(self._link, self._stream)).last_seq
 
     async def _create(self) -> str:
         if self._received_ns is not None:

@@ -99,7 +99,12 @@ async def stored_subjects(link: Link, stream: str, filters: Sequence[str]) -> li
 def to_usage(info: StreamInfo) -> StreamUsage:
     state = info.state
     return StreamUsage(
-        max(state.first_seq, 1), state.last_seq, state.messages, state.bytes, int(info.config.get("max_bytes", -1))
+        max(state.first_seq, 1),
+        state.last_seq,
+        state.messages,
+        state.bytes,
+        int(info.config.get("max_bytes", -1)),
+        state.lost.bytes if state.lost else 0,
     )
 
 
