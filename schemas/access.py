@@ -155,6 +155,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             "health",
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER, BUCKETS["resume"]),
+            gets=(BUCKETS["retention"],),
         ),
         # the list of promotions is among the rollouts
         "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(ROLLOUTS,)),

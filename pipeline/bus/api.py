@@ -132,6 +132,10 @@ class Bus(Protocol):
     def server(self) -> tuple[str, int] | None:
         """Host and port of the server that the bus is connected to; None: it is not, or there is none."""
 
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost since it was made: what the server holds may be otherwise then."""
+
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> PubAck:

@@ -171,6 +171,10 @@ class MemoryBus:
     def server(self) -> None:
         return None
 
+    @property
+    def reconnects(self) -> int:
+        return 0
+
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""
         self._closed = True

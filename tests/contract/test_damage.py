@@ -52,10 +52,12 @@ async def store(
         async with MemoryBus() as memory:
             yield Store(memory, None)
         return
-    async with EmbeddedServer(tmp_path / "store", ServerConfig(max_file_bytes=4 << 30)) as server:
-        async with await connect(server.url, name="tests", token=server.token) as bus:
-            await bus.ensure_streams(streams_config)
-            yield Store(bus, server)
+    async with (
+        EmbeddedServer(tmp_path / "store", ServerConfig(max_file_bytes=4 << 30)) as server,
+        await connect(server.url, name="tests", token=server.token) as bus,
+    ):
+        await bus.ensure_streams(streams_config)
+        yield Store(bus, server)
 
 
 async def test_a_damaged_newest_message_is_an_error_and_not_none(store: Store) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 
-__all__ = ["damage_message", "drop_blocks", "truncate"]
+__all__ = ["damage_in_place", "damage_message", "drop_blocks", "truncate"]
 
 
 def _blocks(store: Path, stream: str) -> list[Path]:
@@ -39,3 +39,18 @@ async def drop_blocks(server: EmbeddedServer, stream: str) -> None:
     for block in _blocks(server.store, stream):
         block.write_bytes(bytes(block.stat().st_size))
     await server.start()
+
+
+def damage_in_place(store: Path, stream: str, marker: bytes) -> None:
+    """Change the last byte of `marker` under a server that runs: it shows once that reads the file anew."""
+    hits = 0
+    for block in _blocks(store, stream):
+        data = block.read_bytes()
+        with block.open("r+b") as file:
+            at = data.find(marker)
+            while at >= 0:
+                file.seek(at + len(marker) - 1)
+                file.write(bytes([marker[-1] ^ 1]))
+                hits += 1
+                at = data.find(marker, at + 1)
+    assert hits, f"no message of {stream} holds {marker!r}"

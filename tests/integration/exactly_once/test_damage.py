@@ -189,7 +189,7 @@ async def test_a_stage_whose_newest_commit_is_damaged_does_not_begin_anew(server
             )
         )
     await damage_message(server, EVENTS, b"second-commit")
-    with pytest.raises(DamagedError, match="counts 2 messages on rl.curriculum"):
+    with pytest.raises(DamagedError, match=r"counts 2 messages on rl\.curriculum"):
         await open_log("b")
     assert (await bus.extent(EVENTS, subject)).messages == 2
 
@@ -199,7 +199,7 @@ async def test_a_stage_whose_snapshot_is_damaged_does_not_begin_anew(server, bus
     store, _ = await StateStore.open(bus, subject, "c", "a")
     await store.write(StateSnapshot(stage="c", index=0, covers=1, cursors={}, state=b"the-whole-state"))
     await damage_message(server, LEDGER, b"the-whole-state")
-    with pytest.raises(DamagedError, match="counts 1 messages on rl.state"):
+    with pytest.raises(DamagedError, match=r"counts 1 messages on rl\.state"):
         await StateStore.open(bus, subject, "c", "b")
 
 

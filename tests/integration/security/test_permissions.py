@@ -112,13 +112,15 @@ READS = {
 
 FETCHES = {
     "governor": {"retention"},
+    "batcher": {"policy"},
+    "health": {"retention"},
     "scorer": {"attempts"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},
     "gateway": {"gateway"},
 }
-"""By identity, what it may fetch from without making readers."""
+"""By identity, what it may fetch from without making readers; it may ask whether what it does not find is counted."""
 
 UNDER_RL = (
     "rl.lease.one", "rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.score.one.live.words",
@@ -189,7 +191,7 @@ def allowed_publications(identity: str) -> set[str]:
         own = CONSUMERS[:1] if store == "ROLLOUTS" else CONSUMERS  # the durables are on ROLLOUTS alone
         found |= {f"$JS.API.{a}.{store}.{c}" for c in own for a in ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT")}
     for store in map(stored_as, FETCHES.get(identity, ())):
-        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.MSG.GET", "DIRECT.GET")}
+        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")}
     if identity in ("scorer", "teacher"):
         actions = ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT", "CONSUMER.INFO")
         found |= {f"$JS.API.{action}.ROLLOUTS.{identity}=one=live" for action in actions}
