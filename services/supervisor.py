@@ -26,16 +26,17 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
+from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import ConfigError, InfrastructureError, LedgerError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.forking import Forked, ForkServers, open_supervised
 from lachesis.services.forkserver import Told
+from lachesis.services.ledger_check import verify_ledger
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
@@ -45,8 +46,6 @@ __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"
 log = logging.getLogger("lachesis")
 
 _TAIL_LINES = 15
-_VERIFY_S = 60.0
-"""How long the ledger may take to be verified when the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class Supervisor:
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
         self._killed = False
-        self._ledger_broken = False
+        self._ledger_broken = ""  # how, as the health service found it
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -169,22 +168,8 @@ class Supervisor:
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
                     tasks.cancel_scope.cancel()
-                await self._verify_ledger(bus)
-
-    async def _verify_ledger(self, bus: Bus) -> None:
-        """Raise `LedgerError` if the run's ledger is broken: nothing may count on it, so the run has not gone well."""
-        if self._killed:
-            return
-        reader = LedgerReader(bus, self.config.run, self.config.training.name)
-        try:
-            with anyio.fail_after(_VERIFY_S):
-                problems = [problem.text for problem in await reader.look() if problem.breaks]
-        except (TimeoutError, InfrastructureError) as error:
-            log.warning("the ledger was not verified: %s; `lachesis doctor` does it", error or f"over {_VERIFY_S} s")
-            return
-        if problems:
-            more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-            raise LedgerError(f"the ledger is broken: {'; '.join(problems[:3])}{more}. {LEDGER_MEND}")
+                if not self._killed:
+                    await verify_ledger(bus, self.config, self._ledger_broken)
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
@@ -326,10 +311,9 @@ class Supervisor:
 
     def _tell_stopped(self, beat: Heartbeat) -> None:
         """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
-        broken = bool(beat.metrics.get("ledger/broken"))
-        if broken and not self._ledger_broken:
-            log.error("the ledger is broken: %s. %s", beat.stage.note or "`lachesis doctor` says how", LEDGER_MEND)
-        self._ledger_broken = broken
+        if beat.metrics.get("ledger/broken") and not self._ledger_broken:
+            self._ledger_broken = beat.stage.note or "its log says how"
+            log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
         stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
         for name in sorted(stopped - self._stopped):
             _, env, how = name.split("/")

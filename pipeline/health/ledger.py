@@ -47,6 +47,11 @@ class LedgerReader:
         self._reconnects = -1
         self._lost_bytes = 0
 
+    @property
+    def entries(self) -> int:
+        """How many entries were verified."""
+        return self.audit.position.entries if self.audit else 0
+
     async def look(self) -> list[LedgerProblem]:
         """Return what is wrong with the entries that were added since the last look.
 
@@ -57,8 +62,9 @@ class LedgerReader:
         # the count first: all that it counts is there when it is read, and what is stored meanwhile counts next time
         extent = await self._bus.extent(LEDGER, self._subject)
         if self.audit is None or reconnects != self._reconnects or extent.messages < self._extent.messages:
+            known = self.audit.position if self.audit else None
             gone_below = await self._gone_below()
-            self.audit = LedgerAudit(self._subject, self._rules, gone_below=gone_below)
+            self.audit = LedgerAudit(self._subject, self._rules, gone_below=gone_below, known=known)
         elif extent.messages == self._extent.messages:
             return []
         problems = await self._read(self.audit, extent)

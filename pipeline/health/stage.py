@@ -77,7 +77,7 @@ def _show_ledger(
     service: Service, reader: LedgerReader, found: Sequence[LedgerProblem], new: Sequence[LedgerProblem]
 ) -> None:
     figures = service.vitals.metrics
-    figures["ledger/verified_entries"] = reader.audit.position.entries if reader.audit else 0
+    figures["ledger/verified_entries"] = reader.entries
     figures["ledger/problems"] = len(found)
     figures["ledger/broken"] = float(any(problem.breaks for problem in found))
     if found:

@@ -47,10 +47,13 @@ class LedgerRules:
 class LedgerAudit:
     """Give `take` each message and then `count` what the server counts. `next_seq` is where to read on.
 
-    `gone_below`: entries at sequences of LEDGER below it may have been deleted on purpose.
+    `gone_below`: entries at sequences of LEDGER below it may have been deleted on purpose. `known` is how far it was
+    verified before, if all is verified again.
     """
 
-    def __init__(self, subject: str, rules: LedgerRules | None = None, *, gone_below: int = 1) -> None:
+    def __init__(
+        self, subject: str, rules: LedgerRules | None = None, *, gone_below: int = 1, known: Position | None = None
+    ) -> None:
         self.next_seq = 1
         self.position = Position()
         self.messages = 0
@@ -58,6 +61,7 @@ class LedgerAudit:
         self._subject = subject
         self._rules = rules
         self._gone_below = gone_below
+        self._known = known or Position()
         self._last: LedgerEntry | None = None
         self._last_seq = 0
         self._unreadable = 0  # as told last
@@ -75,15 +79,24 @@ class LedgerAudit:
             problems = [*self._watermark(entry), *self._outcomes(entry), *self._settings(entry)]
         self.position = Position(entry.index + 1, entry.digest())
         self._last, self._last_seq = entry, seq
+        if self.position.entries == self._known.entries and self.position != self._known:
+            text = f"entry {entry.index} was {self._known.digest[:12]} before, and is {entry.digest()[:12]} now"
+            problems.append(self._problem("chain", text))
         return problems
 
     def count(self, messages: int) -> list[LedgerProblem]:
         """Compare what was read with the `messages` that the server counted before that."""
         missing = messages - self.messages
         told, self._unreadable = self._unreadable, max(0, missing)
-        if missing <= told:
-            return []
-        return [self._problem("unreadable", f"the server counts {messages} messages and cannot read {missing} of them")]
+        held, known = self.position.entries, self._known.entries
+        self._known = Position()
+        if missing > told:
+            text = f"the server counts {messages} messages and cannot read {missing} of them"
+            return [self._problem("unreadable", text)]
+        if held < known and not missing:
+            text = f"it held {known} entries and holds {held} now: the server lost what it had acknowledged"
+            return [self._problem("chain", text)]
+        return []
 
     def _problem(self, kind: ProblemKind, text: str) -> LedgerProblem:
         return LedgerProblem(kind, f"{self._subject}: {text}")

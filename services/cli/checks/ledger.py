@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
 from lachesis.schemas.subjects import LEDGER
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
@@ -29,13 +30,16 @@ async def check_ledger(
         return
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
-        problems = [problem for problem in await reader.look() if problem.breaks]
+        problems = [problem.text for problem in await reader.look() if problem.breaks]
+        await check_evidence(bus, config, is_empty=not reader.entries)
+    except LedgerError as error:
+        problems = [str(error)]
     except (InfrastructureError, DataError) as error:
         yield warn("ledger", f"not verified: {error}", "look again when the server answers")
         return
     if problems:
         more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        yield fail("ledger", "; ".join(problem.text for problem in problems[:_SHOWN]) + more, LEDGER_MEND)
-    elif reader.audit is not None and reader.audit.position.entries:
+        yield fail("ledger", "; ".join(problems[:_SHOWN]) + more, LEDGER_MEND)
+    elif reader.audit is not None and reader.entries:
         position = reader.audit.position
         yield ok("ledger", f"{position.entries} entries follow one another, the last is {position.digest[:12]}")

@@ -223,6 +223,22 @@ async def test_a_look_reads_what_is_new_and_all_of_it_after_the_server_was_away(
         assert "cannot read 2 of them" in (await reader.look())[-1].text
 
 
+async def test_a_ledger_that_went_back_or_was_replaced_is_known_by_what_was_verified_before():
+    first, second = make_entries(6), make_entries(8, step=0, advantages=(0.25, -0.25))
+    for kept, text in ((first[:2], "it held 6 entries and holds 2 now"), (second, "entry 5 was")):
+        async with Counting() as bus:
+            reader = LedgerReader(bus, RUN, "main")
+            await store(bus, first)
+            assert await reader.look() == []
+            async with Counting() as other:  # the same server, after it was away
+                await store(other, kept)
+                reader._bus, other.lost = other, 1
+                (problem,) = await reader.look()
+                assert (problem.kind, problem.breaks) == ("chain", True)
+                assert text in problem.text
+                assert await reader.look() == []
+
+
 async def test_what_the_governor_trimmed_is_not_missed():
     async with MemoryBus() as bus:
         await store(bus, make_entries(6))
