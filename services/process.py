@@ -4,7 +4,8 @@ It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input
 supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
-another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject.
+another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
+7 a setting was changed that what is stored was made with.
 """
 
 import logging
@@ -29,6 +30,7 @@ from lachesis.schemas.errors import (
     FencedError,
     LachesisError,
     LedgerError,
+    SettingsChangedError,
     StartupError,
     VersionError,
     leaves,
@@ -38,13 +40,14 @@ from lachesis.services.micro import join_micro
 from lachesis.services.registry import Main, ServiceSpec, load_main
 from lachesis.services.telemetry import follow_clock, open_tracing
 
-__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "REFUSED", "STARTUP", "Role", "run_process"]
+__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "REFUSED", "SETTINGS_CHANGED", "STARTUP", "Role", "run_process"]
 
 STARTUP = 2
 FENCED = 3
 DRAIN_TIMEOUT = 4
 DRAINED = 5
 REFUSED = 6
+SETTINGS_CHANGED = 7
 
 log = logging.getLogger("lachesis")
 
@@ -84,7 +87,13 @@ def run_process(role: Role, config: RunConfig) -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
-    for kinds, code in (((FencedError,), FENCED), ((AccessError,), REFUSED), (_REFUSALS, STARTUP)):
+    ends = (
+        ((FencedError,), FENCED),
+        ((AccessError,), REFUSED),
+        ((SettingsChangedError,), SETTINGS_CHANGED),
+        (_REFUSALS, STARTUP),
+    )
+    for kinds, code in ends:
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
         if expected and len(expected) == len(ended_by):
             for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end

@@ -37,7 +37,7 @@ from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.forking import Forked, ForkServers, open_supervised
 from lachesis.services.forkserver import Told
 from lachesis.services.ledger_check import verify_ledger
-from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
+from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 
@@ -242,6 +242,8 @@ class Supervisor:
             life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
+            if code == SETTINGS_CHANGED:  # it is the same settings that it would be started with again
+                raise StartupError(f"{row.planned.name} cannot go on:\n{self._last_lines(row)}")
             anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:

@@ -11,7 +11,7 @@ from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import Items, Strategy
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["STRATEGIES", "load_strategy", "mix"]
+__all__ = ["STRATEGIES", "load_strategy", "mix", "name_of"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
@@ -21,6 +21,11 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "sec": SelfEvolving,
     "irt": OnlineIRT,
 }
+
+
+def name_of(class_name: str) -> str:
+    """Return what the configuration calls the strategy of this class; the class's own name for one of a user."""
+    return next((name for name, kind in STRATEGIES.items() if kind.__name__ == class_name), class_name)
 
 
 def load_strategy(items: Items, config: CurriculumConfig) -> Strategy:
