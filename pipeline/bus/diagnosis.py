@@ -63,7 +63,8 @@ async def _explain(link: "Link", stream: str) -> str:
     error = error_in(msg.data)
     if not msg.data or (error is not None and error.err_code == NO_LEADER):  # empty: nobody serves this subject
         return f"JetStream at {link.server_name} has no leader, so nothing can be stored or read{await _away(link)}"
-    return f"JetStream answers at {link.server_name}, but nobody does for {stream or 'this'}: it has no leader"
+    what = stream or "this"
+    return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
 
 
 async def _read(link: "Link", stream: str, data: bytes) -> str:
