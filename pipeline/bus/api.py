@@ -17,6 +17,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lachesis.pipeline.bus.stalls import Stall
+
 __all__ = [
     "Bus",
     "ConsumerLag",
@@ -127,6 +129,10 @@ class Bus(Protocol):
     @property
     def server(self) -> tuple[str, int] | None:
         """Host and port of the server that the bus is connected to; None: it is not, or there is none."""
+
+    @property
+    def stall(self) -> Stall | None:
+        """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
 
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None

@@ -16,6 +16,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+from lachesis.pipeline.bus.stalls import Stall
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["NatsBus"]
@@ -49,6 +50,10 @@ class NatsBus:
     def server(self) -> tuple[str, int] | None:
         url = self._link.nc.connected_url
         return (url.hostname, url.port) if url and url.hostname and url.port else None
+
+    @property
+    def stall(self) -> Stall | None:
+        return self._link.waits.stall
 
     @property
     def connection(self) -> Connection:

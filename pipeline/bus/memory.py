@@ -162,6 +162,10 @@ class MemoryBus:
     def server(self) -> None:
         return None
 
+    @property
+    def stall(self) -> None:
+        return None
+
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""
         self._closed = True
