@@ -23,6 +23,8 @@ from lachesis.schemas.errors import (
 )
 
 __all__ = [
+    "NO_LEADER",
+    "STREAM_NOT_FOUND",
     "Answer",
     "ApiError",
     "ConsumerInfo",
@@ -45,6 +47,10 @@ _NO_STORAGE = (10023, 10047)
 _WRONG_SEQUENCE = 10071
 _UNDECIDED = (10158, 10164)  # this very message, or another on its subject, has not reached most servers yet
 _TOO_FEW_SERVERS = (10005, 10074)
+NO_LEADER = 10008
+"""The server's error code for a stream, or a cluster, that has no leader."""
+STREAM_NOT_FOUND = 10059
+"""The server's error code for a stream that does not exist."""
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
 _LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting

@@ -17,6 +17,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lachesis.pipeline.bus.stalls import Stall
+
 __all__ = [
     "Bus",
     "ConsumerLag",
@@ -135,6 +137,10 @@ class Bus(Protocol):
     @property
     def reconnects(self) -> int:
         """How often the connection was lost since it was made: what the server holds may be otherwise then."""
+
+    @property
+    def stall(self) -> Stall | None:
+        """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
 
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None

@@ -175,6 +175,10 @@ class MemoryBus:
     def reconnects(self) -> int:
         return 0
 
+    @property
+    def stall(self) -> None:
+        return None
+
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""
         self._closed = True

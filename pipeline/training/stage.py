@@ -28,7 +28,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.training.checkpoint import only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
-from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.learner import Learner, StepMetrics
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
 from lachesis.pipeline.training.numerics import numerics_of
@@ -127,6 +127,7 @@ class _Trainer:
         self.voids: list[Void] = []
         self.times: list[StepTimes] = []  # of the steps since the last report
         self.mismatches: list[Mismatch] = []
+        self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -261,8 +262,18 @@ class _Trainer:
             self.learner.steps = number + 1
             return {}, str(error)
         self.mismatches.append(mismatch_of(metrics))
+        self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
         return step_figures(metrics, packed, batch.batch.groups, number, past), None
+
+    def _tell_large_step(self, metrics: StepMetrics) -> None:
+        """Warn of the first of several steps that were too large; the note stays until one is not."""
+        note = metrics.large_step
+        if note is not None and self.large_step is None:
+            log.warning("step %d: %s", metrics.step, note)
+        if note is not None or self.large_step is not None:
+            self.service.vitals.note = note
+        self.large_step = note
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import nats.errors
 
-from lachesis.pipeline.bus.answers import to_ns
+from lachesis.pipeline.bus.answers import NO_LEADER, to_ns
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
-from lachesis.services.cli.checks.cluster import NO_LEADER, check_copies
+from lachesis.services.cli.checks.cluster import check_copies
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.checks.ledger import check_ledger
 from lachesis.services.cli.output import human_bytes
