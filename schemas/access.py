@@ -10,7 +10,7 @@ from typing import Final
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
 
-__all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
+__all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import` and
@@ -22,6 +22,8 @@ reads everything, writes nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
+SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
+"""Services of which a run has one: whoever is started asks first whether another one runs."""
 _INFERENCE_ROLES = ("policy", "teacher", "eval")
 
 
@@ -97,15 +99,21 @@ def access_table(scope: Scope) -> dict[str, Access]:
         trims: tuple[str, ...] = (),
         inspects: tuple[tuple[str, str], ...] = (),
     ) -> Access:
-        """A service: what is its own, and what every one does: heartbeats, and answers to the micro protocol."""
+        """A service: what is its own, and what every one does: heartbeats, answers to the micro protocol,
+        and, for a single writer, the question whether another one runs."""
         own = (durables[service],) if service in durables else ()
         names = roles(service, scope.environments)
         attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
         all_gets = _merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ())
+        alone = (service,) if service in SINGLE_WRITERS else ()
         return Access(
-            writes=(*writes, *(subjects.heartbeat(run, name) for name in names)),
+            writes=(
+                *writes,
+                *(subjects.heartbeat(run, name) for name in names),
+                *(subjects.health(run, name) for name in alone),
+            ),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
-            answers=(*answers, *_PEOPLE),
+            answers=(*answers, *alone, *_PEOPLE),
             reads=reads,
             gets=all_gets,
             consumes=own,
@@ -228,7 +236,11 @@ def access_table(scope: Scope) -> dict[str, Access]:
         gets=everything,
         inspects=looks.inspects,
         others=looks.others,
-        sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
+        sets=(
+            (BUCKETS["resume"], f"{run}.*"),
+            (BUCKETS["retention"], run),
+            (BUCKETS["runs"], subjects.supervisor_lease(run)),
+        ),
         measures=everything,
         trims=everything,
         forgets=tuple(durables.values()),

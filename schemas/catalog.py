@@ -30,6 +30,7 @@ from lachesis.schemas.control import (
     RunRecord,
     StatePart,
     StateSnapshot,
+    SupervisorLease,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
@@ -179,7 +180,7 @@ CHANNELS: tuple[Channel, ...] = (
 
 BUCKET_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
     {
-        "runs": (RunRecord,),
+        "runs": (RunRecord, SupervisorLease),
         "policy": (PolicyRecord,),
         "curriculum": (CurriculumSnapshot,),
         "retention": (Retention, Reservations),

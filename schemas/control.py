@@ -26,6 +26,7 @@ __all__ = [
     "StageVitals",
     "StatePart",
     "StateSnapshot",
+    "SupervisorLease",
 ]
 
 
@@ -118,6 +119,25 @@ class RunRecord(Event, frozen=True, kw_only=True):
 
     def check(self) -> None:
         check_plain("config", self.config)
+
+
+class SupervisorLease(Event, frozen=True, kw_only=True):
+    """Who runs a run's services, under `<run>.supervisor` in the runs bucket; written again and again while it lives.
+
+    `folder` is the run's folder and `folder_id` what its lock file says, which no other folder's does. `machine` names
+    the booted machine and its space of pids, `started` is when the process did, in ticks since that boot: together
+    with the pid they name one process for ever. `released`: it has ended, and the run is free.
+    """
+
+    run: str
+    host: str
+    pid: Count
+    folder: str
+    folder_id: str
+    machine: str
+    started: Count
+    ttl_s: Finite
+    released: bool = False
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):

@@ -50,6 +50,7 @@ __all__ = [
     "rollout",
     "shadow",
     "state",
+    "supervisor_lease",
 ]
 
 ROLLOUTS: Final = "ROLLOUTS"
@@ -162,6 +163,11 @@ def shadow(run: str, revision: str) -> str:
 def health(run: str, service: str) -> str:
     """Request/reply subject on which a service tells how it is."""
     return f"rl.health.{run}.{service}"
+
+
+def supervisor_lease(run: str) -> str:
+    """Key of the bucket "runs" under which it is stored who runs a run's services."""
+    return f"{run}.supervisor"
 
 
 def micro_name(service: str) -> str:
