@@ -24,8 +24,8 @@ async def join_micro(bus: NatsBus, service: Service, about: str) -> None:
         body = {"state": report.state, "note": report.note, "handled": report.handled, "lag": report.lag}
         await request.respond(msgspec.json.encode({**body, "metrics": service.vitals.metrics}))
 
-    metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
-    name = subjects.micro_name(service.name)
+    metadata = {"service": service.name, "run": service.run, "revision": service.revision, "instance": service.instance}
+    name = subjects.service_name(service.name)
     micro = MicroService(
         bus.client, ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     )
