@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
@@ -74,6 +75,7 @@ class _EnvWriter:
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
+        self._news = AlertNews()
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -194,8 +196,11 @@ class _EnvWriter:
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        for alert in event.alerts:
-            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
-            log.warning(
-                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
-            )
+        if event.alerts:
+            counted = f"health/{self.env}/alerts"
+            figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
+        for alert in self._news.pick(event.results):
+            log.log(
+                logging.INFO if alert.severity == "inform" else logging.WARNING,
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
+            )  # fmt: skip
