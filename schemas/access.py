@@ -83,6 +83,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
     promotions = subjects.promotion(run, revision)
+    redelivery = (subjects.redelivery(run),)
 
     def row(
         service: str,
@@ -102,7 +103,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         names = roles(service, scope.environments)
         attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
         return Access(
-            writes=(*writes, *(subjects.heartbeat(run, name) for name in names)),
+            writes=(*writes, *(subjects.heartbeat(run, name) for name in names), *redelivery[: len(own)]),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
             answers=(*answers, *_PEOPLE),
             reads=reads,
@@ -134,7 +135,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.heartbeat(run, "governor"),),
+            hears=(subjects.heartbeat(run, "governor"), *redelivery),
             reads=(ROLLOUTS, EVENTS, LEDGER),
         ),
         "normalizer": row(
@@ -173,7 +174,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
-            hears=(subjects.heartbeat(run),),
+            hears=(subjects.heartbeat(run), *redelivery),
             reads=(LEDGER, BUCKETS["policy"]),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),

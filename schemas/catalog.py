@@ -27,6 +27,7 @@ from lachesis.schemas.control import (
     LeaseReply,
     LeaseRequest,
     PolicyRecord,
+    Redelivery,
     RunRecord,
     StatePart,
     StateSnapshot,
@@ -174,6 +175,14 @@ CHANNELS: tuple[Channel, ...] = (
         (Heartbeat,),
         "Each service's figures, once a second; not stored.",
         "every service",
+    ),
+    Channel(
+        "redelivery",
+        subjects.redelivery("{run}"),
+        None,
+        (Redelivery,),
+        "Groups that a stage has handled after more than one delivery, for whoever exports their traces; not stored.",
+        "scorer, teacher",
     ),
 )
 

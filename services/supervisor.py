@@ -38,6 +38,7 @@ from lachesis.services.forkserver import Told
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.unfinished import trace_unfinished
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -137,6 +138,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
+        self._killed = False
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -144,6 +146,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
+        self._killed = True
         self._stop.set()
         for row in self.running:
             row.stop(signal.SIGKILL)
@@ -158,7 +161,12 @@ class Supervisor:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._tell_promoted, bus)
                     tasks.start_soon(self._watch_heartbeats, bus)
-                    await self._up_and_down(tasks)
+                    try:
+                        await self._up_and_down(tasks)
+                    finally:
+                        with anyio.CancelScope(shield=True):
+                            if not self._killed:
+                                await trace_unfinished(bus, self.config)
                     tasks.cancel_scope.cancel()
 
     async def _tell_promoted(self, bus: Bus) -> None:

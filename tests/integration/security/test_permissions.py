@@ -34,6 +34,7 @@ OTHERS = {
     "ledger": "rl.ledger.one.main",
     "ledger of another trainer": "rl.ledger.one.other",
     "lease": "rl.lease.one",
+    "redelivery": "rl.redelivery.one",
     "replay": "rl.replay.rescore.one.again.words",
     "revision": "rl.replay.revision.one.again.all",
     "replay state": "rl.state.one.replay.again.words",
@@ -61,8 +62,8 @@ WRITES = {
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
     "health": {"alert", "health state"},
-    "scorer": {"score", "dead", "scorer's attempts"},
-    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts"},
+    "scorer": {"score", "dead", "scorer's attempts", "redelivery"},
+    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts", "redelivery"},
     "inference": {"inference"},
     "trainer": {"trainer state", "policy"},
     "evaluator": {"eval"},
@@ -122,13 +123,13 @@ FETCHES = {
 
 UNDER_RL = (
     "rl.lease.one", "rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.score.one.live.words",
-    "rl.rollout.two.words",
+    "rl.rollout.two.words", "rl.redelivery.one",
 )  # fmt: skip
 HEARS = {
     "governor": {"rl.lease.one"},
-    "batcher": {"rl.heartbeat.one.governor.*"},
+    "batcher": {"rl.heartbeat.one.governor.*", "rl.redelivery.one"},
     "gateway": {"rl.heartbeat.one.governor.*"},
-    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*"},
+    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.redelivery.one"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
 }
@@ -145,7 +146,7 @@ CONSUMER_ACTIONS = (
 )  # fmt: skip
 LAST = "last.of.all"
 """What nobody may publish on, so that its refusal is the last one."""
-CONSUMERS = ("read-0123456789abcdef", "scorer=one=live", "teacher=one=live")
+CONSUMERS = ("batcher=one=EVENTS=score=0123456789abcdef", "scorer=one=live", "teacher=one=live")
 
 
 PARTS = tuple(

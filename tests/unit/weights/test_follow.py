@@ -39,7 +39,7 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
 
 async def follow_until_drained(service, server, loaded):
     async with service.until_drained():
-        await follow_policy(service, server, loaded)
+        await follow_policy(service, server, loaded, "main")
 
 
 class Scripted:
@@ -131,6 +131,6 @@ async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow_policy, service, server, anyio.Event())
+            tasks.start_soon(follow_policy, service, server, anyio.Event(), "main")
             await lab.until(retried)
             service.drain()
