@@ -83,7 +83,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
     promotions = subjects.promotion(run, revision)
-    redelivery = (subjects.redelivery(run),)
+    incidents = (subjects.incident(run),)
 
     def row(
         service: str,
@@ -103,7 +103,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         names = roles(service, scope.environments)
         attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
         return Access(
-            writes=(*writes, *(subjects.heartbeat(run, name) for name in names), *redelivery[: len(own)]),
+            writes=(*writes, *(subjects.heartbeat(run, name) for name in names), *(incidents if own else ())),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
             answers=(*answers, *_PEOPLE),
             reads=reads,
@@ -135,7 +135,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.heartbeat(run, "governor"), *redelivery),
+            hears=(subjects.heartbeat(run, "governor"), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
         ),
         "normalizer": row(
@@ -174,7 +174,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
-            hears=(subjects.heartbeat(run), *redelivery),
+            hears=(subjects.heartbeat(run), *incidents),
             reads=(LEDGER, BUCKETS["policy"]),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),

@@ -27,8 +27,8 @@ from lachesis.schemas.control import (
     LeaseReply,
     LeaseRequest,
     PolicyRecord,
-    Redelivery,
     RunRecord,
+    StageIncident,
     StatePart,
     StateSnapshot,
 )
@@ -177,11 +177,11 @@ CHANNELS: tuple[Channel, ...] = (
         "every service",
     ),
     Channel(
-        "redelivery",
-        subjects.redelivery("{run}"),
+        "incident",
+        subjects.incident("{run}"),
         None,
-        (Redelivery,),
-        "Groups that a stage has handled after more than one delivery, for whoever exports their traces; not stored.",
+        (StageIncident,),
+        "Groups that a stage has handled again or in vain, for the services that end their traces; not stored.",
         "scorer, teacher",
     ),
 )

@@ -22,8 +22,8 @@ __all__ = [
     "LeaseRequest",
     "PackedHistogram",
     "PolicyRecord",
-    "Redelivery",
     "RunRecord",
+    "StageIncident",
     "StageState",
     "StageVitals",
     "StatePart",
@@ -205,14 +205,16 @@ class Heartbeat(Event, frozen=True, kw_only=True):
                 raise SchemaError("stage: a histogram's indexes and counts differ in length")
 
 
-class Redelivery(Event, frozen=True, kw_only=True):
-    """Says on core NATS that a stage has handled a group that was delivered to it more than once, so that its trace is
-    kept also where the stage's stamp reaches nobody: the group may have ended, or an earlier annotation counts.
+class StageIncident(Event, frozen=True, kw_only=True):
+    """Says on core NATS that a stage has handled a group that was delivered to it more than once, or has given it up
+    because of `error`, so that its trace is kept also where no annotation tells of that.
     """
 
     run: str
     group: str
     stamp: Stamp
+    error_type: str | None = None
+    error: str | None = None
 
     def check(self) -> None:
         if not is_group_id(self.group):

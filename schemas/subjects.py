@@ -40,6 +40,7 @@ __all__ = [
     "event",
     "health",
     "heartbeat",
+    "incident",
     "lease",
     "ledger",
     "logprobs",
@@ -47,7 +48,6 @@ __all__ = [
     "micro_requests",
     "past",
     "promotion",
-    "redelivery",
     "replay",
     "revision",
     "rollout",
@@ -192,9 +192,9 @@ def health(run: str, service: str) -> str:
     return f"rl.health.{run}.{service}"
 
 
-def redelivery(run: str) -> str:
-    """Where a stage says that it has handled a rollout that was delivered to it more than once."""
-    return f"rl.redelivery.{run}"
+def incident(run: str) -> str:
+    """Where a stage says that it has handled a rollout again, or in vain."""
+    return f"rl.incident.{run}"
 
 
 def service_name(service: str) -> str:

@@ -30,8 +30,8 @@ from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.inputs import Source, open_bursts
-from lachesis.pipeline.stage.redeliveries import follow_redeliveries
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
@@ -74,7 +74,7 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
             tasks.start_soon(batcher.watch_deadlines)
             tasks.start_soon(batcher.watch_governor)
             tasks.start_soon(batcher.watch_promotions)
-            tasks.start_soon(follow_redeliveries, service)
+            tasks.start_soon(follow_incidents, service)
             service.recovered()
             async for burst in bursts:
                 await batcher.take(burst)

@@ -28,11 +28,12 @@ from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.attempts import Attempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.redeliveries import announce_redelivery
+from lachesis.pipeline.stage.incidents import announce_incident
 from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.traces import StageTraces
 from lachesis.pipeline.telemetry.spans import Span
+from lachesis.pipeline.telemetry.tracing import Incident
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, Stamp
 from lachesis.schemas.codec import Event, encode
@@ -260,7 +261,7 @@ class _Replica(Generic[Item]):
                         ready.group, ready.stamp.attempt, ready.spans, ack, subject=subject, times=times, size=len(data)
                     )
                 elif ready.stamp.attempt > 1:
-                    await announce_redelivery(service, ready.group, ready.stamp)
+                    await announce_incident(service, ready.group, Incident(ready.stamp))
                 await self._settle(ready.delivery)
 
     async def _bury(
@@ -279,7 +280,7 @@ class _Replica(Generic[Item]):
         except InfrastructureError:
             await self._give_back(delivery)
             return
-        self.traces.buried(delivery, letter, error, start_ns, worked=worked)
+        await self.traces.buried(delivery, letter, error, start_ns, worked=worked)
         self.service.vitals.dead += 1
         await self._settle(delivery)
 

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from lachesis.pipeline.bus.api import Delivery, PubAck
+from lachesis.pipeline.stage.incidents import announce_incident
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import delivered, process_id, publish_span, stage_spans
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, Times, root_id
+from lachesis.pipeline.telemetry.tracing import Incident
 from lachesis.schemas.annotations import DeadLetter, Stamp
 
 __all__ = ["StageTraces"]
@@ -59,7 +61,7 @@ class StageTraces:
         stored = publish_span(service.name, group, parent, subject, times, server=server, message=message, size=size)
         service.tracing.emit([*spans, stored])
 
-    def buried(
+    async def buried(
         self,
         delivery: Delivery,
         letter: DeadLetter,
@@ -68,16 +70,19 @@ class StageTraces:
         *,
         worked: Sequence[Span] = (),
     ) -> None:
-        """Export work that ended in a dead letter: no stamp tells of it, and traces of the dead are always kept.
+        """Tell of work that ended in a dead letter: no stamp does, and traces of the dead are always kept.
 
         `worked`: the spans of work that was done until then.
         """
         tracing, group = self._service.tracing, letter.group
         if group is None or delivery.message.seq in self._failed:
             return
-        if tracing.sampled(group) or (tracing.on and letter.ends_rollout):
+        if tracing.sampled(group):
             children = [span for span in worked if span.parent != root_id(group)]
             self._export_failure(delivery, group, start_ns, error, children=children)
+        elif letter.ends_rollout:
+            stamp = self._stamp(delivery, start_ns)
+            await announce_incident(self._service, group, Incident.of(stamp, error))
 
     def let_go(self, seq: int) -> None:
         """Forget a group that is not held any more."""
@@ -87,7 +92,11 @@ class StageTraces:
         self, delivery: Delivery, group: str, start_ns: int, error: BaseException, *, children: Sequence[Span] = ()
     ) -> None:
         service, message = self._service, delivery.message
-        stamp = Stamp(service.name, message.time_ns, start_ns, service.now_ns(), delivery.attempt)
+        stamp = self._stamp(delivery, start_ns)
         taken, server = delivered(message.seq, self._durable), service.bus.server
         spans = stage_spans(group, stamp, message.subject, taken, server=server, children=children, error=error)
         service.tracing.emit(spans)
+
+    def _stamp(self, delivery: Delivery, start_ns: int) -> Stamp:
+        """Return the times of work that ends now."""
+        return Stamp(self._service.name, delivery.message.time_ns, start_ns, self._service.now_ns(), delivery.attempt)

@@ -8,6 +8,8 @@ group is the durable consumer.
 from collections.abc import Iterable
 from functools import lru_cache
 
+import msgspec
+
 from lachesis.pipeline.telemetry.spans import (
     GAP_NS,
     Attributes,
@@ -210,13 +212,21 @@ def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
     return [*spans, root_span(end)]
 
 
-def stamp_spans(end: RolloutEnd, stamp: Stamp) -> list[Span]:
-    """Return a stage's spans in the trace of a rollout that ended, as far as the stamp tells."""
+def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None = None) -> list[Span]:
+    """Return a stage's spans in the trace of a rollout that ended, as far as the stamp tells.
+
+    `failure` is the type and the text of the error that ended the work.
+    """
     subject = stage_subject(stamp.stage, end.run, end.env, end.revision)
     taken = None
     if subject == subjects.rollout(end.run, end.env) and end.seq is not None:
         taken = delivered(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
-    return stage_spans(end.group, stamp, subject, taken)
+    spans = stage_spans(end.group, stamp, subject, taken)
+    if failure is not None:
+        kind, text = failure
+        attributes = {**spans[-1].attributes, "error.type": kind}
+        spans[-1] = msgspec.structs.replace(spans[-1], attributes=attributes, error=text)
+    return spans
 
 
 def message_name(subject: str) -> str:

@@ -4,7 +4,7 @@ spans and figures go."""
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -17,10 +17,14 @@ from lachesis.pipeline.telemetry.sampling import Keeper, SamplingReason, is_samp
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, root_span
 from lachesis.schemas.annotations import Stamp
 
-__all__ = ["Sink", "Tracing"]
+__all__ = ["Incident", "Sink", "Tracing"]
 
 _MAX_REMEMBERED = 4096
-"""Rollouts that ended here, and rollouts delivered twice, that are remembered: a few KiB each."""
+"""Rollouts that ended here, and rollouts with incidents, that are remembered: a few KiB each."""
+_MAX_INCIDENTS = 16
+"""Incidents that are remembered of one rollout, the newest."""
+_MAX_ERROR = 500
+"""Characters of an error."""
 
 T = TypeVar("T")
 
@@ -29,8 +33,22 @@ def _nothing() -> Sequence[Span]:
     return ()
 
 
-def _merged(stamps: Sequence[Stamp], more: Sequence[Stamp]) -> list[Stamp]:
-    return [*stamps, *(stamp for stamp in more if stamp not in stamps)]
+class Incident(NamedTuple):
+    """That a stage has handled a rollout again, or has given it up because of an error."""
+
+    stamp: Stamp
+    error_type: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, stamp: Stamp, error: BaseException) -> Self:
+        """Return that `error` ended the work of `stamp`."""
+        return cls(stamp, type(error).__name__, str(error)[:_MAX_ERROR])
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """The type and the text of the error, None where there was none."""
+        return None if self.error_type is None else (self.error_type, self.error or "")
 
 
 @dataclass(slots=True)
@@ -38,9 +56,22 @@ class _Ended:
     """A rollout that ended here and is not sampled: what its trace can be rebuilt from, and whether it was."""
 
     end: RolloutEnd
-    stamps: list[Stamp]
+    stamps: Sequence[Stamp]
+    incidents: list[Incident]
     more: Callable[[], Sequence[Span]]
     kept: bool
+
+    def new(self, incident: Incident) -> bool:
+        """Whether the trace does not hold the incident yet."""
+        return incident not in self.incidents and incident.stamp not in self.stamps
+
+    def spans(self, reason: SamplingReason) -> list[Span]:
+        """Return the whole trace."""
+        end = msgspec.structs.replace(self.end, kept=reason)
+        again = [one.stamp for one in self.incidents if one.failure is None and one.stamp not in self.stamps]
+        failed = [span for one in self.incidents if one.failure is not None
+                  for span in stamp_spans(end, one.stamp, one.failure)]  # fmt: skip
+        return [*rebuilt(end, [*self.stamps, *again]), *failed, *self.more()]
 
 
 class Sink(Protocol):
@@ -69,7 +100,7 @@ class Tracing:
         self._ratio = config.ratio if self.on else 0.0
         self.keeper = Keeper(self._ratio, config.slow_s)
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
-        self._redelivered: OrderedDict[str, list[Stamp]] = OrderedDict()
+        self._incidents: OrderedDict[str, list[Incident]] = OrderedDict()
 
     def sampled(self, group: str) -> bool:
         """Return whether the stages export spans of this group on the way."""
@@ -101,42 +132,39 @@ class Tracing:
         """
         if not self.on:
             return None
-        stamps = _merged(stamps, self._redelivered.pop(end.group, ()))
-        e2e_s = (end.ended_ns - end.started_ns) / 1e9
-        reason = self.keeper.reason(end.group, stamps, e2e_s, cause=end.cause, late=end.late)
+        ended = _Ended(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
+        failed = any(one.failure is not None for one in ended.incidents)
+        reason = self.keeper.reason(
+            end.group,
+            [*stamps, *(one.stamp for one in ended.incidents)],
+            (end.ended_ns - end.started_ns) / 1e9,
+            cause="dead" if failed else end.cause,
+            late=end.late,
+        )
         if self.sampled(end.group):
             self.emit([root_span(msgspec.structs.replace(end, kept=reason or "ratio")), *more()])
             return reason
         if reason is not None:
-            self._emit_rebuilt(end, stamps, more, reason)
-        self._remember(self._ended, end.group, _Ended(end, stamps, more, kept=reason is not None))
+            ended.kept = True
+            self.emit(ended.spans(reason))
+        self._remember(self._ended, end.group, ended)
         return reason
 
-    def redelivered(self, group: str, stamp: Stamp) -> None:
-        """Take in that a stage has handled a rollout that was delivered to it before.
-
-        Its trace is kept: when it ends here, or now if it has.
-        """
+    def note(self, group: str, incident: Incident) -> None:
+        """Take in what a stage says of a rollout. Its trace is kept: when it ends here, or now if it has."""
         if not self.on or self.sampled(group):
             return  # the stage exports its spans itself
         ended = self._ended.get(group)
         if ended is None:
-            self._remember(self._redelivered, group, _merged(self._redelivered.get(group, ()), [stamp]))
-            return
-        if stamp in ended.stamps:
-            return
-        ended.stamps = _merged(ended.stamps, [stamp])
-        if ended.kept:
-            self.emit(stamp_spans(ended.end, stamp))
-        else:
-            ended.kept = True
-            self.keeper.kept += 1
-            self._emit_rebuilt(ended.end, ended.stamps, ended.more, "redelivered")
-
-    def _emit_rebuilt(
-        self, end: RolloutEnd, stamps: Sequence[Stamp], more: Callable[[], Sequence[Span]], reason: SamplingReason
-    ) -> None:
-        self.emit([*rebuilt(msgspec.structs.replace(end, kept=reason), stamps), *more()])
+            self._remember(self._incidents, group, [*self._incidents.get(group, []), incident][-_MAX_INCIDENTS:])
+        elif ended.new(incident):
+            ended.incidents = [*ended.incidents, incident][-_MAX_INCIDENTS:]
+            if ended.kept:
+                self.emit(stamp_spans(ended.end, incident.stamp, incident.failure))
+            else:
+                ended.kept = True
+                self.keeper.kept += 1
+                self.emit(ended.spans("redelivered" if incident.failure is None else "failed"))
 
     def _remember(self, memory: OrderedDict[str, T], group: str, what: T) -> None:
         memory[group] = what

@@ -24,7 +24,7 @@ from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
-from lachesis.pipeline.stage.redeliveries import follow_redeliveries
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.training.checkpoint import only_writer, save_checkpoint
@@ -86,7 +86,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                         tasks.start_soon(_push_weights, service, config, policy_url)
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.overheard.listen, service)
-                    tasks.start_soon(follow_redeliveries, service)
+                    tasks.start_soon(follow_incidents, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:

@@ -34,7 +34,7 @@ OTHERS = {
     "ledger": "rl.ledger.one.main",
     "ledger of another trainer": "rl.ledger.one.other",
     "lease": "rl.lease.one",
-    "redelivery": "rl.redelivery.one",
+    "incident": "rl.incident.one",
     "replay": "rl.replay.rescore.one.again.words",
     "revision": "rl.replay.revision.one.again.all",
     "replay state": "rl.state.one.replay.again.words",
@@ -62,8 +62,8 @@ WRITES = {
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
     "health": {"alert", "health state"},
-    "scorer": {"score", "dead", "scorer's attempts", "redelivery"},
-    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts", "redelivery"},
+    "scorer": {"score", "dead", "scorer's attempts", "incident"},
+    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts", "incident"},
     "inference": {"inference"},
     "trainer": {"trainer state", "policy"},
     "evaluator": {"eval"},
@@ -123,13 +123,13 @@ FETCHES = {
 
 UNDER_RL = (
     "rl.lease.one", "rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.score.one.live.words",
-    "rl.rollout.two.words", "rl.redelivery.one",
+    "rl.rollout.two.words", "rl.incident.one",
 )  # fmt: skip
 HEARS = {
     "governor": {"rl.lease.one"},
-    "batcher": {"rl.heartbeat.one.governor.*", "rl.redelivery.one"},
+    "batcher": {"rl.heartbeat.one.governor.*", "rl.incident.one"},
     "gateway": {"rl.heartbeat.one.governor.*"},
-    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.redelivery.one"},
+    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.incident.one"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
 }

@@ -14,7 +14,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent, Stamp
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Redelivery
+from lachesis.schemas.control import StageIncident
 from lachesis.schemas.ids import new_group_id
 
 CONFIG = RunConfig(
@@ -92,13 +92,13 @@ async def test_a_stage_that_comes_after_the_end_with_a_redelivery_keeps_the_trac
         group = await store(lab, 1, "zero_variance")
         await lab.until(emitted(service, 1))
         assert not sink.spans
-        event = encode(Redelivery(run="r", group=group, stamp=LATE))
+        event = encode(StageIncident(run="r", group=group, stamp=LATE))
 
         async def announced():
-            await lab.bus.broadcast(subjects.redelivery("r"), event)  # until the batcher listens; once is enough
+            await lab.bus.broadcast(subjects.incident("r"), event)  # until the batcher listens; once is enough
             return bool(sink.spans)
 
-        await lab.bus.broadcast(subjects.redelivery("r"), b"\xc1")
+        await lab.bus.broadcast(subjects.incident("r"), b"\xc1")
         await lab.until(announced)
     assert sink.roots() == {group: ("dropped", "redelivered")}
     works = [(span.service, span.attributes["rl.delivery.attempt"]) for span in sink.spans if "process" in span.name]

@@ -14,7 +14,7 @@ from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import Redelivery
+from lachesis.schemas.control import StageIncident
 from lachesis.schemas.errors import DataError, InfrastructureError, StreamFullError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -603,20 +603,28 @@ async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
 
 
 @pytest.mark.parametrize(
-    ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, True)]
+    ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, False)]
 )
 async def test_the_work_that_ended_in_a_dead_letter_is_in_the_trace_of_the_dead(lab, name, ratio, told):
-    """Of a rollout that the letter ends, or that is sampled: its trace is kept."""
+    """Of a sampled rollout the stage exports it; of one that the letter ends, whoever ends the trace is told."""
 
     async def handle(rollout):
         raise DataError("no such answer")
 
     sink, group = Kept(), lab.group(1)
-    async with lab.running(a_stage(handle), name) as service:
-        service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
-        await lab.store(group)
-        await lab.until(lambda: _true(service.vitals.dead == 1))
-    if not told:
+    async with lab.bus.listen(subjects.incident("r")) as incidents:
+        async with lab.running(a_stage(handle), name) as service:
+            service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
+            await lab.store(group)
+            await lab.until(lambda: _true(service.vitals.dead == 1))
+        await lab.bus.broadcast(subjects.incident("r"), b"the last")
+        found = []
+        while (message := await anext(incidents)).data != b"the last":
+            found.append(decode(StageIncident, message.data))
+    assert [(one.group, one.stamp.stage, one.error_type, one.error) for one in found] == (
+        [(group.id, name, "DataError", "no such answer")] if told else []
+    )
+    if not ratio:
         assert sink.spans == []
         return
     waited, worked = sink.spans
@@ -641,12 +649,12 @@ async def _given_back(lab, group, service_name, ratio, sink):
 
 async def test_a_group_that_was_handled_again_is_announced_unless_its_spans_are_exported_anyway(lab):
     sink = Kept()
-    async with lab.bus.listen(subjects.redelivery("r")) as messages:
+    async with lab.bus.listen(subjects.incident("r")) as messages:
         await _given_back(lab, lab.group(1), "teacher", 0.0, sink)
         assert sink.spans == []
         await _given_back(lab, lab.group(2, counter=2), "teacher", 1.0, sink)
-        await lab.bus.broadcast(subjects.redelivery("r"), b"the last")
-        event = decode(Redelivery, (await anext(messages)).data)
+        await lab.bus.broadcast(subjects.incident("r"), b"the last")
+        event = decode(StageIncident, (await anext(messages)).data)
         assert (await anext(messages)).data == b"the last"
     assert (event.group, event.stamp.stage, event.stamp.attempt) == (lab.group(1).id, "teacher", 2)
 
