@@ -24,7 +24,7 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.task import Task
-from lachesis.pipeline.environments.traces import trace_abandoned
+from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
@@ -219,12 +219,11 @@ class _Producer:
             with not_recording(group) if tracing.on else nullcontext():
                 yield []
             return
-        with recording(tracing.clock, self.service.name, group, generate_id(group)) as spans:
-            try:
-                yield spans
-            except BaseException as error:
-                trace_abandoned(self.service, group, self.name, started_ns, chats=spans, error=error)
-                raise
+        with (
+            recording(tracing.clock, self.service.name, group, generate_id(group)) as spans,
+            traced_if_abandoned(self.service, group, self.name, started_ns, spans),
+        ):
+            yield spans
 
     def _task(self, index: int) -> Task:
         try:
@@ -240,16 +239,13 @@ class _Producer:
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         made_ns = service.now_ns()
         try:
-            ack: PubAck = await service.retrying(f"publish {subject}")(
-                service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
-            )
-        except StreamFullError as error:
-            if sampled:
-                trace_abandoned(service, group.id, group.env, group.started_ns, chats=chats, error=error)
+            with traced_if_abandoned(service, group.id, group.env, group.started_ns, chats):
+                ack: PubAck = await service.retrying(f"publish {subject}")(
+                    service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
+                )
+        except StreamFullError:
             return False
-        except InfrastructureError as error:
-            if sampled:
-                trace_abandoned(service, group.id, group.env, group.started_ns, chats=chats, error=error)
+        except InfrastructureError:
             return True  # what was sent may be stored all the same, without us
         stored_ns = service.now_ns()
         plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(

@@ -1,7 +1,7 @@
 """What a replica of a stateless stage exports of the groups that it handles, each under the group's own trace."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.stage.incidents import announce_incident
@@ -31,7 +31,7 @@ class StageTraces:
         """
         service, tracing = self._service, self._service.tracing
         if not tracing.sampled(group):
-            with not_recording(group):
+            with not_recording(group) if tracing.on else nullcontext():
                 yield []
             return
         parent = process_id(group, service.name, delivery.attempt)

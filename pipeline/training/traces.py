@@ -23,7 +23,7 @@ def step_trace(batch: FedBatch) -> tuple[str, str]:
 def trace_step(
     service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None, teacher: bool
 ) -> list[str]:
-    """Export a step and end its rollouts; return the groups whose traces are kept.
+    """Export a step and end its rollouts; return those whose traces are kept, of the groups that could be fetched.
 
     `void` says why nothing was learned, None if something was; `teacher` whether batches wait for one.
     """
@@ -34,12 +34,10 @@ def trace_step(
     step = batch.batch.number + 1
     ledger = subjects.ledger(entry.run, entry.trainer)
     versions = {ref.group: group.policy_versions[0] for ref, group, _ in batch.groups}
-    kept: list[str] = []
+    started_ns, kept = batch.started_ns, list[str]()
     for ref in batch.batch.groups:
-        started_ns = batch.started_ns.get(ref.group)
-        if started_ns is None:
-            continue
         stamps = entry.stamps.get(ref.group, [])
+        stored_ns = min((stamp.stored_ns for stamp in stamps), default=entry.written_ns)
         end = RolloutEnd(
             group=ref.group,
             run=entry.run,
@@ -47,7 +45,7 @@ def trace_step(
             seq=ref.seq,
             sequences=ref.sequences,
             policy_step=ref.policy_step,
-            started_ns=started_ns,
+            started_ns=started_ns.get(ref.group, stored_ns),  # of a payload that is lost: as far as stamps tell
             ended_ns=times[1],
             outcome="dropped" if void else "trained",
             cause="void" if void else None,
@@ -68,4 +66,4 @@ def trace_step(
     children = [msgspec.structs.replace(one, attributes={**attributes, **one.attributes}) for one in children]
     links = group_links(kept)
     tracing.emit([*children, step_span(service.name, trace, "train.step", times, attributes, links=links, error=void)])
-    return kept
+    return [group for group in kept if group in started_ns]

@@ -43,7 +43,7 @@ _LEAST_BAR = 20
 _TIMES = 24
 """Characters of the columns `at` and `took`, with what lies between all columns."""
 _POLL_S = 5.0
-_BEHIND = timedelta(minutes=5)
+_BEHIND = timedelta(minutes=30)
 """How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
 
 
