@@ -40,19 +40,13 @@ async def trace_unfinished(bus: Bus, config: RunConfig) -> None:
     """Export the roots of rollouts that have not ended, for ten seconds at most; without traces nothing is done."""
     if not config.telemetry.wanted():
         return
-    failure: Exception | None = TimeoutError(f"it took longer than {_PATIENCE_S:g} s")
-    with open_tracing(config, "supervisor", 1) as tracing:
-        if not tracing.on:
-            return
-        with anyio.move_on_after(_PATIENCE_S):
-            try:
+    try:
+        with open_tracing(config, "supervisor", 1) as tracing, anyio.fail_after(_PATIENCE_S):
+            if tracing.on:
                 await _trace(bus, config, tracing)
-            except LachesisError as error:
-                failure = error
-            else:
-                failure = None
-    if failure is not None:
-        log.warning("traces of rollouts that were not finished have no root span: %s", failure)
+    except (LachesisError, TimeoutError) as error:
+        reason = str(error) or f"it took longer than {_PATIENCE_S:g} s"
+        log.warning("traces of rollouts that were not finished have no root span: %s", reason)
 
 
 async def _trace(bus: Bus, config: RunConfig, tracing: Tracing) -> None:

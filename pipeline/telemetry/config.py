@@ -27,6 +27,8 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     slow_s: Annotated[float, Meta(gt=0)] | None = None
     """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the p99 of the last 500
     to 1,000 rollouts."""
+    close_s: Annotated[float, Meta(ge=0)] = 2.0
+    """Seconds that a process waits at its end for its last spans and figures to be delivered. Default 2."""
     perf_window: Annotated[int, Meta(ge=2)] = 200
     """Newest calls of a service that its `api_perf/*` figures are over. Default 200."""
     perf_slow_ms: Annotated[float, Meta(gt=0)] = 5000.0

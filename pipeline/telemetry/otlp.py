@@ -1,8 +1,8 @@
 """Spans and metrics to an OTLP receiver, over gRPC or HTTP, by OpenTelemetry's own exporters.
 
 Everything that can block runs in one daemon thread. Guarantees: handing something over never waits; spans that find no
-room, or cannot be delivered, are counted and forgotten; closing takes two seconds at most, whatever the receiver does
-(or what OTEL_BSP_EXPORT_TIMEOUT says, milliseconds).
+room, or cannot be delivered, are counted and forgotten; closing takes `close_s` seconds at most, whatever the receiver
+does.
 """
 
 import logging
@@ -32,7 +32,6 @@ __all__ = ["Otlp", "open_otlp"]
 log = logging.getLogger("lachesis")
 
 SCOPE = InstrumentationScope("lachesis")
-_CLOSE_MS = 2000
 _KINDS = {
     "internal": SpanKind.INTERNAL,
     "server": SpanKind.SERVER,
@@ -52,6 +51,7 @@ class Otlp:
         resource: Mapping[str, str],
         spans: SpanExporter | None,
         metrics: MetricExporter | None,
+        close_s: float = 2.0,
     ) -> None:
         self._attributes = dict(resource)
         self._resources: dict[str, Resource] = {}
@@ -62,7 +62,7 @@ class Otlp:
         self._room = _number("OTEL_BSP_MAX_QUEUE_SIZE", 16384)
         self._batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
         self._delay_s = _number("OTEL_BSP_SCHEDULE_DELAY", 1000) / 1e3
-        self._close_s = _number("OTEL_BSP_EXPORT_TIMEOUT", _CLOSE_MS) / 1e3
+        self._close_s = close_s
         self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 10_000) / 1e3
         self._due = threading.Event()
         self._closing = False
@@ -96,7 +96,7 @@ class Otlp:
         self._figures = figures
 
     def close(self) -> None:
-        """Deliver what is left, for two seconds at most. What is left then is dropped, and the log says so."""
+        """Deliver what is left, for `close_s` seconds at most. What is left then is dropped, and the log says so."""
         self._closing = True
         self._due.set()
         self._thread.join(self._close_s)
@@ -177,7 +177,7 @@ def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> Otlp | No
         spans = _span_exporter(_protocol("TRACES", config), config)
     if _wanted("METRICS", config):
         metrics = _metric_exporter(_protocol("METRICS", config), config)
-    return Otlp(resource, spans, metrics) if spans or metrics else None
+    return Otlp(resource, spans, metrics, config.close_s) if spans or metrics else None
 
 
 def _wanted(signal: str, config: TelemetryConfig) -> bool:

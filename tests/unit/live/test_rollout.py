@@ -280,6 +280,15 @@ async def test_slow_redelivered_and_dead_ones_are_told_as_they_end(world: World)
     assert (told.outcome, told.why, told.reason) == ("dead", "failed", "it kills")
     (told,) = endings.entry(world.settled(old, "stale", "9 steps old"))
     assert (told.outcome, told.why, told.reason) == ("stale", "stale", "9 steps old")
+    endings = Endings("r", 1000.0, teacher=True)
+    plan = Plan(
+        group=barren, sequences=4, samples=4, tokens=9, policy_step=3, producer="p", epoch=1, counter=1,
+        started_ns=world.began_ns[barren],
+    )  # fmt: skip
+    endings.member(world.seqs[barren], "a", plan)
+    assert endings.entry(world.batched(barren)) == []
+    assert [told.why for told in endings.report(world.report(barren))] == ["late"]
+    endings = watch(1000.0)
     assert endings.entry(world.settled(barren, "zero_variance")) == []
     assert endings.entry(world.settled(unknown, "dead")) == []
     assert endings._open == {}

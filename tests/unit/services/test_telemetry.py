@@ -20,10 +20,9 @@ def test_a_process_has_the_name_it_has_in_the_micro_protocol_and_says_which_envi
     role: str, service: str, env: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    monkeypatch.setenv("OTEL_BSP_EXPORT_TIMEOUT", "60000")
     assert subjects.service_name(role) == service
     with receiving("grpc") as received:
-        config = RunConfig(run="r", telemetry=TelemetryConfig(endpoint=received.url))
+        config = RunConfig(run="r", telemetry=TelemetryConfig(endpoint=received.url, close_s=60.0))
         with open_tracing(config, role, 2) as tracing:
             tracing.emit([generate_span(new_group_id(), env or "words", (1, 2))])
     about = received.resources["lachesis-environment"]

@@ -21,6 +21,7 @@ from lachesis.schemas.ids import new_group_id
 
 RESOURCE = {"service.name": "lachesis-scorer", "service.namespace": "lachesis"}
 PROTOCOLS = get_args(Protocol)
+PATIENCE = {"close_s": TelemetryConfig().close_s}
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,12 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is left be delivered, however long a busy machine takes."""
-    monkeypatch.setenv("OTEL_BSP_EXPORT_TIMEOUT", "60000")  # ms
+    monkeypatch.setitem(PATIENCE, "close_s", 60.0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")  # s
 
 
 def opened(url: str, protocol: str) -> Otlp:
-    otlp = open_otlp(TelemetryConfig(endpoint=url, protocol=protocol), RESOURCE)  # type: ignore[arg-type]
+    otlp = open_otlp(TelemetryConfig(endpoint=url, protocol=protocol, **PATIENCE), RESOURCE)  # type: ignore[arg-type]
     assert otlp is not None
     return otlp
 
@@ -106,7 +107,7 @@ def test_a_rebuilt_trace_arrives_whole(protocol: Protocol) -> None:
 def test_a_span_rebuilt_for_another_service_does_not_claim_this_ones_process() -> None:
     about = {**RESOURCE, "service.instance.id": "r.scorer.1", "host.name": "here", "rl.run": "r"}
     with receiving("grpc") as received:
-        otlp = open_otlp(TelemetryConfig(endpoint=received.url), about)
+        otlp = open_otlp(TelemetryConfig(endpoint=received.url, **PATIENCE), about)
         assert otlp is not None
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
         otlp.close()
@@ -139,7 +140,7 @@ def test_metrics_arrive_as_exponential_histograms_with_exemplars(protocol: Proto
     assert handled.data_points[0].as_int == 4
     assert received.metrics["lachesis-scorer", "lachesis.stage.lag"].gauge.data_points[0].as_int == 2
     assert received.metrics["lachesis-scorer", "lachesis.reward.mean"].gauge.data_points[0].as_double == 0.25
-    assert ("scorer", "lachesis.stage.process") not in received.metrics
+    assert ("lachesis-scorer", "lachesis.stage.process") not in received.metrics
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -203,7 +204,7 @@ def test_the_standard_variables_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=north")
-        otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9"), RESOURCE)
+        otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9", **PATIENCE), RESOURCE)
         assert otlp is not None
         otlp.observe(Figures(StageVitals(), {}, 1, 2))
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
