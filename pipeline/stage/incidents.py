@@ -35,4 +35,4 @@ async def follow_incidents(service: Service) -> None:
         async for message in messages:
             with suppress(SchemaError):  # of another build: it costs a trace
                 event = decode(StageIncident, message.data)
-                service.tracing.note(event.group, Incident(event.stamp, event.error_type, event.error))
+                service.tracing.record_incident(event.group, Incident(event.stamp, event.error_type, event.error))

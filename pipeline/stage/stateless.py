@@ -208,7 +208,7 @@ class _Replica(Generic[Item]):
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
         self.service.vitals.done(stamp, traced=group if self.service.tracing.sampled(group) else None)
         self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
-        spans = self.traces.worked(delivery, group, stamp, children)
+        spans = self.traces.work_spans(delivery, group, stamp, children)
         return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, stamp, spans)
 
     async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
@@ -257,7 +257,7 @@ class _Replica(Generic[Item]):
             times = start_ns, service.now_ns()
             for ready in batch:
                 if ready.spans:
-                    self.traces.published(
+                    self.traces.export_work(
                         ready.group, ready.stamp.attempt, ready.spans, ack, subject=subject, times=times, size=len(data)
                     )
                 elif ready.stamp.attempt > 1:
@@ -280,7 +280,7 @@ class _Replica(Generic[Item]):
         except InfrastructureError:
             await self._give_back(delivery)
             return
-        await self.traces.buried(delivery, letter, error, start_ns, worked=worked)
+        await self.traces.report_dead_letter(delivery, letter, error, start_ns, worked=worked)
         self.service.vitals.dead += 1
         await self._settle(delivery)
 
@@ -334,7 +334,7 @@ class _Replica(Generic[Item]):
         self.service.vitals.in_flight = len(self.held)
 
     def _let_go(self, delivery: Delivery) -> None:
-        self.traces.let_go(delivery.message.seq)
+        self.traces.forget(delivery.message.seq)
         self.held.pop(delivery.message.seq, None)
         self.service.vitals.in_flight = len(self.held)
 

@@ -43,7 +43,7 @@ class StageTraces:
                 self._failed.add(delivery.message.seq)
                 raise
 
-    def worked(self, delivery: Delivery, group: str, stamp: Stamp, children: Sequence[Span]) -> list[Span]:
+    def work_spans(self, delivery: Delivery, group: str, stamp: Stamp, children: Sequence[Span]) -> list[Span]:
         """Return the spans of work that is done; none of a group that is not sampled."""
         if not self._service.tracing.sampled(group):
             return []
@@ -51,7 +51,7 @@ class StageTraces:
         server, subject = self._service.bus.server, delivery.message.subject
         return stage_spans(group, stamp, subject, taken, server=server, children=children)
 
-    def published(
+    def export_work(
         self, group: str, attempt: int, spans: Sequence[Span], ack: PubAck, *, subject: str, times: Times, size: int
     ) -> None:
         """Export a sampled group's work, now that its annotation is stored."""
@@ -61,7 +61,7 @@ class StageTraces:
         stored = publish_span(service.name, group, parent, subject, times, server=server, message=message, size=size)
         service.tracing.emit([*spans, stored])
 
-    async def buried(
+    async def report_dead_letter(
         self,
         delivery: Delivery,
         letter: DeadLetter,
@@ -84,7 +84,7 @@ class StageTraces:
             stamp = self._stamp(delivery, start_ns)
             await announce_incident(self._service, group, Incident.of(stamp, error))
 
-    def let_go(self, seq: int) -> None:
+    def forget(self, seq: int) -> None:
         """Forget a group that is not held any more."""
         self._failed.discard(seq)
 

@@ -56,7 +56,7 @@ def stage_spans(
 ) -> list[Span]:
     """Return the wait and the work of one stage on one group, with the work's own children; `error` ended the work."""
     wait_s = max(0, stamp.start_ns - stamp.stored_ns) / 1e9
-    waited = _wait(
+    waited = _wait_spans(
         stamp.stage, group, span_id(group, "wait", stamp.stage, stamp.attempt), subject,
         (stamp.stored_ns, stamp.start_ns),
     )  # fmt: skip
@@ -84,7 +84,7 @@ def stage_spans(
     return [*waited, worked, *children]
 
 
-def _wait(service: str, group: str, id_: str, subject: str, times: Times) -> list[Span]:
+def _wait_spans(service: str, group: str, id_: str, subject: str, times: Times) -> list[Span]:
     """Return the wait from being stored to being taken up; none where there was no time for one.
 
     A span without a duration would not do: Jaeger calls it negative.
@@ -178,7 +178,7 @@ def consume_spans(
     `times`: batched, step begun, step done, Unix ns. `subject`: the ledger's.
     """
     batched_ns, start_ns, end_ns = times
-    waited = _wait(service, group, span_id(group, "wait", "train.consume"), subject, (batched_ns, start_ns))
+    waited = _wait_spans(service, group, span_id(group, "wait", "train.consume"), subject, (batched_ns, start_ns))
     consumed = Span(
         service=service,
         name="train.consume",
@@ -231,13 +231,13 @@ def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None =
 
 def message_name(subject: str) -> str:
     """Return what a span's name says of a subject: its template, which is the same for all runs and environments."""
-    return _place(subject)[0]
+    return _template(subject)[0]
 
 
 def _message(subject: str, server: Server | None = None) -> dict[str, str | int | float]:
     """Return what every span of a message on `subject` says; `server`: which one it was stored on or taken from."""
     found: dict[str, str | int | float] = {"messaging.system": "nats", "messaging.destination.name": subject}
-    template, about = _place(subject)
+    template, about = _template(subject)
     if template != subject:
         found["messaging.destination.template"] = template
     found |= about
@@ -247,7 +247,7 @@ def _message(subject: str, server: Server | None = None) -> dict[str, str | int 
 
 
 @lru_cache(maxsize=256)
-def _place(subject: str) -> tuple[str, dict[str, str]]:
+def _template(subject: str) -> tuple[str, dict[str, str]]:
     """Return the template of a subject, `rl.rollout.{run}.{env}` say, and the attributes that its names make.
 
     A subject that is none of ours is its own template: there are no such spans.

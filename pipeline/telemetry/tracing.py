@@ -52,7 +52,7 @@ class Incident(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedRollout:
     """A rollout that ended here and is not sampled: what its trace can be rebuilt from, and whether it was."""
 
     end: RolloutEnd
@@ -61,8 +61,8 @@ class _Ended:
     more: Callable[[], Sequence[Span]]
     kept: bool
 
-    def new(self, incident: Incident) -> bool:
-        """Whether the trace does not hold the incident yet."""
+    def lacks(self, incident: Incident) -> bool:
+        """Return whether the trace does not hold the incident yet."""
         return incident not in self.incidents and incident.stamp not in self.stamps
 
     def spans(self, reason: SamplingReason) -> list[Span]:
@@ -99,7 +99,7 @@ class Tracing:
         self.on = sink is not None and sink.traces
         self._ratio = config.ratio if self.on else 0.0
         self.keeper = Keeper(self._ratio, config.slow_s)
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._ended: OrderedDict[str, _EndedRollout] = OrderedDict()
         self._incidents: OrderedDict[str, list[Incident]] = OrderedDict()
 
     def sampled(self, group: str) -> bool:
@@ -132,7 +132,7 @@ class Tracing:
         """
         if not self.on:
             return None
-        ended = _Ended(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
+        ended = _EndedRollout(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
         failed = any(one.failure is not None for one in ended.incidents)
         reason = self.keeper.reason(
             end.group,
@@ -150,14 +150,14 @@ class Tracing:
         self._remember(self._ended, end.group, ended)
         return reason
 
-    def note(self, group: str, incident: Incident) -> None:
+    def record_incident(self, group: str, incident: Incident) -> None:
         """Take in what a stage says of a rollout. Its trace is kept: when it ends here, or now if it has."""
         if not self.on or self.sampled(group):
             return  # the stage exports its spans itself
         ended = self._ended.get(group)
         if ended is None:
             self._remember(self._incidents, group, [*self._incidents.get(group, []), incident][-_MAX_INCIDENTS:])
-        elif ended.new(incident):
+        elif ended.lacks(incident):
             ended.incidents = [*ended.incidents, incident][-_MAX_INCIDENTS:]
             if ended.kept:
                 self.emit(stamp_spans(ended.end, incident.stamp, incident.failure))

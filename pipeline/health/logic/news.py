@@ -18,19 +18,19 @@ class AlertNews:
     """Remembers what each check said last."""
 
     def __init__(self) -> None:
-        self._told: dict[str, str] = {}
+        self._last_text: dict[str, str] = {}
 
     def pick(self, results: Iterable[Alert]) -> list[Alert]:
         """Return the alerts among the results of a window that are worth a line in the log."""
         found = []
         for result in results:
             if result.severity == "idle":
-                continue  # nothing to judge by: what was said still holds
+                continue  # nothing to judge by: the last text still holds
             if result.severity == "ok":
-                self._told.pop(result.check, None)
+                self._last_text.pop(result.check, None)
                 continue
             said = f"{result.severity} {_NUMBERS.sub('#', result.reason)}"  # figures differ in each window
-            if result.severity != "inform" or self._told.get(result.check) != said:
+            if result.severity != "inform" or self._last_text.get(result.check) != said:
                 found.append(result)
-            self._told[result.check] = said
+            self._last_text[result.check] = said
         return found

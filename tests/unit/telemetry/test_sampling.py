@@ -150,7 +150,7 @@ def test_without_a_sink_nothing_is_sampled() -> None:
     tracing = Tracing(TelemetryConfig(ratio=1.0))
     assert not tracing.sampled(new_group_id())
     tracing.end(_end(new_group_id()), AGAIN)
-    tracing.note(new_group_id(), LATE)
+    tracing.record_incident(new_group_id(), LATE)
 
 
 LATE = Incident(Stamp("teacher", 2_000, 6_000_000_000, 7_000_000_000, 2))
@@ -162,11 +162,11 @@ def test_a_redelivery_that_no_stamp_of_the_end_tells_of_keeps_the_trace_whole_an
     sink, group = _Kept(), new_group_id()
     tracing = Tracing(TelemetryConfig(ratio=0.0, slow_s=3600.0), sink)
     if before:
-        tracing.note(group, LATE)
+        tracing.record_incident(group, LATE)
     reason = tracing.end(_end(group, outcome="dropped", cause="zero_variance"), ONCE)
     assert reason == ("redelivered" if before else None)
-    tracing.note(group, LATE)
-    tracing.note(group, LATE)
+    tracing.record_incident(group, LATE)
+    tracing.record_incident(group, LATE)
     names = [(span.service, span.name.partition(" ")[0]) for span in sink.spans]
     assert sorted(names) == [
         ("environment", "generate"), ("environment", "rollout"), ("scorer", "process"), ("teacher", "process"),
@@ -182,7 +182,7 @@ def test_a_stage_that_comes_after_the_end_of_a_kept_rollout_adds_its_spans_to_th
     tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
     assert tracing.end(_end(group, outcome="dropped", cause="stale"), ONCE) == "stale"
     before = len(sink.spans)
-    tracing.note(group, LATE)
+    tracing.record_incident(group, LATE)
     waited, worked = sink.spans[before:]
     assert (waited.service, worked.service) == ("teacher", "teacher")
     assert worked.attributes["rl.delivery.attempt"] == 2
@@ -195,11 +195,11 @@ def test_work_that_failed_is_in_the_trace_whatever_became_of_the_rollout(before:
     sink, group = _Kept(), new_group_id()
     tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
     if before:
-        tracing.note(group, BROKEN)
+        tracing.record_incident(group, BROKEN)
     tracing.end(_end(group, outcome="dropped", cause=cause), [])
     if not before:
-        tracing.note(group, BROKEN)
-    tracing.note(group, BROKEN)
+        tracing.record_incident(group, BROKEN)
+    tracing.record_incident(group, BROKEN)
     (root,) = [span for span in sink.spans if span.parent is None]
     assert root.attributes["rl.sampling.reason"] == "failed"
     (worked,) = [span for span in sink.spans if span.name.startswith("process ")]
@@ -214,8 +214,8 @@ def test_what_is_remembered_of_rollouts_is_bounded(monkeypatch: pytest.MonkeyPat
     for group in ended:
         tracing.end(_end(group), ONCE)
     for group in announced:
-        tracing.note(group, LATE)
-    tracing.note(ended[0], LATE)
+        tracing.record_incident(group, LATE)
+    tracing.record_incident(ended[0], LATE)
     assert not sink.spans  # forgotten
     assert tracing.end(_end(announced[-1]), ONCE) == "redelivered"
     assert tracing.end(_end(announced[0]), ONCE) is None
