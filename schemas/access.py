@@ -85,6 +85,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
     promotions = subjects.promotion(run, revision)
+    incidents = (subjects.incident(run),)
 
     def row(
         service: str,
@@ -111,6 +112,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
                 *writes,
                 *(subjects.heartbeat(run, name) for name in names),
                 *(subjects.health(run, name) for name in alone),
+                *(incidents if own else ()),
             ),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
             answers=(*answers, *alone, *_PEOPLE),
@@ -144,7 +146,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.heartbeat(run, "governor"),),
+            hears=(subjects.heartbeat(run, "governor"), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
             gets=(BUCKETS["policy"],),
         ),
@@ -185,7 +187,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
-            hears=(subjects.heartbeat(run),),
+            hears=(subjects.heartbeat(run), *incidents),
             reads=(LEDGER, BUCKETS["policy"]),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),

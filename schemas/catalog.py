@@ -28,6 +28,7 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PolicyRecord,
     RunRecord,
+    StageIncident,
     StatePart,
     StateSnapshot,
     SupervisorLease,
@@ -175,6 +176,14 @@ CHANNELS: tuple[Channel, ...] = (
         (Heartbeat,),
         "Each service's figures, once a second; not stored.",
         "every service",
+    ),
+    Channel(
+        "incident",
+        subjects.incident("{run}"),
+        None,
+        (StageIncident,),
+        "Groups that a stage has handled again or in vain, for the services that end their traces; not stored.",
+        "scorer, teacher",
     ),
 )
 

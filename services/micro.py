@@ -29,8 +29,8 @@ async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPl
         about_it = {"instance": service.instance, "revision": service.revision, **msgspec.structs.asdict(place)}
         await request.respond(msgspec.json.encode({**body, **about_it, "metrics": service.vitals.metrics}))
 
-    metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
-    name = subjects.micro_name(service.name)
+    metadata = {"service": service.name, "run": service.run, "revision": service.revision, "instance": service.instance}
+    name = subjects.service_name(service.name)
     micro = MicroService(
         bus.client, ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     )

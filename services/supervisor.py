@@ -26,6 +26,7 @@ import tenacity
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LEDGER_MEND
@@ -44,6 +45,7 @@ from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.run_lease import RunLease, lock_folder
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
+from lachesis.services.unfinished import trace_unfinished
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -181,7 +183,12 @@ class Supervisor:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(self._watch_heartbeats, bus)
-            await self._up_and_down(tasks)
+            try:
+                await self._up_and_down(tasks)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if not self._killed:
+                        await trace_unfinished(bus, self.config)
             tasks.cancel_scope.cancel()
         if not self._killed:
             await verify_ledger(bus, self.config, self._ledger_broken)

@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.consumer_names import reader_description, reader_name
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
@@ -191,9 +192,11 @@ class StreamReader:
         if self._received_ns is not None:
             await self._check_history()
         await self._abandon()
-        name = "read-" + secrets.token_hex(8)
+        client = str(self._link.nc.options.get("name") or "")
+        name = reader_name(client, self._stream, self._filters, secrets.token_hex(8))
         config = self._config = {
             "name": name,
+            "description": reader_description(client, self._filters, self._received + 1),
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._received + 1,
             "ack_policy": "none",

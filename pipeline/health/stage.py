@@ -20,6 +20,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
+from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
@@ -124,6 +125,7 @@ class _EnvWriter:
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
+        self._news = AlertNews()
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -258,8 +260,11 @@ class _EnvWriter:
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        for alert in event.alerts:
-            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
-            log.warning(
-                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
-            )
+        if event.alerts:
+            counted = f"health/{self.env}/alerts"
+            figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
+        for alert in self._news.pick(event.results):
+            log.log(
+                logging.INFO if alert.severity == "inform" else logging.WARNING,
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
+            )  # fmt: skip

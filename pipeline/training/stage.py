@@ -24,6 +24,7 @@ from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.training.checkpoint import only_writer, save_checkpoint
@@ -85,6 +86,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                         tasks.start_soon(_push_weights, service, config, policy_url)
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.overheard.listen, service)
+                    tasks.start_soon(follow_incidents, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
@@ -103,7 +105,7 @@ async def _tell_drain(service: Service, config: RunConfig) -> None:
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
     async with open_role(service.bus, config.run, "policy", url=url) as directory:
-        await follow_policy(service, directory, anyio.Event())
+        await follow_policy(service, directory, anyio.Event(), config.training.name)
 
 
 class _Trainer:
@@ -225,7 +227,8 @@ class _Trainer:
                 with traced("publish_weights"):
                     await self.publish_policy()
         ended_ns = self.service.now_ns()
-        kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
+        teacher = self.config.batching.teacher != "off"
+        kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void, teacher=teacher)
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
