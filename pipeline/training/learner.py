@@ -7,6 +7,7 @@ micro-batch size beyond rounding; on CPU with one thread the same weights and ba
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -14,12 +15,18 @@ import msgspec
 import torch
 
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
+from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.weights.tensors import vocabulary_of
 from lachesis.schemas.errors import DataError
 
-__all__ = ["Learner", "StepMetrics", "token_logprobs"]
+__all__ = ["Learner", "NonFiniteError", "StepMetrics", "token_logprobs", "train_soundly"]
+
+
+class NonFiniteError(DataError):
+    """Raised when a batch's loss or gradient is not finite; `Learner.unsound_groups` says whose fault it is."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,25 +76,18 @@ class Learner:
     def step(self, batch: PackedBatch) -> StepMetrics:
         """Train on `batch` once.
 
-        Raises DataError, with weights and optimizer untouched, when no token is trainable, a token id lies outside
-        the vocabulary, or the gradient is not finite.
+        Raises DataError, with weights, optimizer and torch's random state untouched, when no token is trainable or a
+        token id lies outside the vocabulary, and `NonFiniteError` when loss or gradient are not finite.
         """
         started = time.perf_counter()
         self._check(batch)
-        loss_config = self.config.loss
-        denominator = loss_denominator(batch, loss_config)
-        loss, sums = 0.0, None
+        random_state = torch.get_rng_state()
         try:
             with traced("forward_backward"):
-                for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
-                    logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
-                    output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
-                    output.loss.backward()  # type: ignore[no-untyped-call]
-                    loss += output.loss.item()
-                    sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
-            if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
-                raise DataError(
+                loss, grad_norm, sums = self._gradient(batch, loss_denominator(batch, self.config.loss))
+            if not _finite(loss, grad_norm):
+                torch.set_rng_state(random_state)
+                raise NonFiniteError(
                     f"loss {loss} and gradient norm {grad_norm} of a batch of {batch.sequences} sequences are not "
                     "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
@@ -98,11 +98,40 @@ class Learner:
         self.steps += 1
         return self._metrics(batch, loss, grad_norm, sums, time.perf_counter() - started)
 
+    def unsound_groups(self, batch: PackedBatch) -> list[str]:
+        """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
+
+        One forward and backward pass for each; weights, optimizer and torch's random state stay as they are.
+        """
+        found, denominator = [], loss_denominator(batch, self.config.loss)
+        random_state = torch.get_rng_state()
+        for group in dict.fromkeys(batch.group_ids):
+            try:
+                loss, grad_norm, _ = self._gradient(batch.of_group(group), denominator)
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+                torch.set_rng_state(random_state)
+            if not _finite(loss, grad_norm):
+                found.append(group)
+        return found
+
+    def _gradient(self, batch: PackedBatch, denominator: int) -> tuple[float, float, LossSums | None]:
+        """Add the gradient of `batch` to the model's parameters, clipped; return loss, norm before that, and sums."""
+        loss, sums = 0.0, None
+        for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
+            logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
+            output = grpo_loss(logprobs_BT, entropy_BT, micro, self.config.loss, denominator=denominator)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            loss += output.loss.item()
+            sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
+        return loss, grad_norm, sums
+
     def _check(self, batch: PackedBatch) -> None:
         if not batch.trainable_tokens:
             raise DataError(f"a batch of {batch.sequences} sequences has no trainable token.")
-        vocabulary = self.model.config.vocab_size
-        if int(batch.tokens_BT.max()) >= vocabulary:
+        vocabulary = vocabulary_of(self.model)
+        if vocabulary is not None and int(batch.tokens_BT.max()) >= vocabulary:
             raise DataError(
                 f"the batch holds token id {int(batch.tokens_BT.max())}, the model knows {vocabulary}; "
                 "rollouts and trainer must use the same tokenizer."
@@ -124,6 +153,29 @@ class Learner:
             seconds=seconds,
             **metrics,
         )
+
+
+def train_soundly(
+    learner: Learner, selected: TrainableBatch, pad_id: int
+) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
+    """Take the optimizer step on what was selected, without groups whose own gradient is not finite.
+
+    Return what was trained, the step's metrics and the tensors. Raises `DataError` where nothing can be trained.
+    """
+    packed = pack(selected.sequences, pad_id=pad_id)
+    try:
+        return selected, learner.step(packed), packed
+    except NonFiniteError:
+        unsound = learner.unsound_groups(packed)
+        if not unsound or len(unsound) == len(set(packed.group_ids)):
+            raise
+    selected = selected.without(dict.fromkeys(unsound, "its loss or gradient by itself is not finite"))
+    packed = pack(selected.sequences, pad_id=pad_id)
+    return selected, learner.step(packed), packed
+
+
+def _finite(*values: float) -> bool:
+    return all(math.isfinite(value) for value in values)
 
 
 def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,5 +1,7 @@
 """What the trainer tells of a batch in traces: the step, and for each of its groups how its rollout ended."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from lachesis.pipeline.stage.service import Service
@@ -17,10 +19,18 @@ def step_trace(batch: FedBatch) -> tuple[str, str]:
     return trace, span_id(trace, "train.step")
 
 
-def trace_step(service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None) -> list[str]:
+def trace_step(
+    service: Service,
+    batch: FedBatch,
+    times: Times,
+    children: list[Span],
+    *,
+    void: str | None,
+    dropped: Mapping[int, str],
+) -> list[str]:
     """Export a step and end its rollouts; return the groups whose traces are kept.
 
-    `void` says why nothing was learned, None if something was.
+    `void` says why nothing was learned, None if something was; `dropped` why groups were left out, by their sequence.
     """
     tracing, entry = service.tracing, batch.entry
     kept: list[str] = []
@@ -37,6 +47,7 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
         started_ns = batch.started_ns.get(ref.group)
         if started_ns is None:
             continue
+        reason = void or dropped.get(ref.seq)
         end = RolloutEnd(
             group=ref.group,
             run=entry.run,
@@ -46,9 +57,9 @@ def trace_step(service: Service, batch: FedBatch, times: Times, children: list[S
             policy_step=ref.policy_step,
             started_ns=started_ns,
             ended_ns=times[1],
-            outcome="dropped" if void else "trained",
+            outcome="dropped" if reason else "trained",
             revision=service.revision,
-            reason=void,
+            reason=reason,
             step=step,
             staleness=batch.batch.number - ref.policy_step,
             policy_version=versions.get(ref.group),

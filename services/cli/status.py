@@ -102,7 +102,8 @@ def _trainer(snapshot: Snapshot) -> str:
         taken = row.metrics.get("train/step")
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
-    return f"step {trainer.step} durable, batches {trainer.batches}{voids}, {trainer.age_s:.0f} s ago"
+    dropped = f", {trainer.dropped} groups of the last ones dropped (see the log)" if trainer.dropped else ""
+    return f"step {trainer.step} durable, batches {trainer.batches}{voids}{dropped}, {trainer.age_s:.0f} s ago"
 
 
 def _ledger(snapshot: Snapshot) -> str:
