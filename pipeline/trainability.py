@@ -13,7 +13,13 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["TrainerLimits", "why_untrainable"]
+__all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_untrainable"]
+
+NO_TURN_REWARDS = (
+    "rewards of single turns are not trained on; add them up into the reward of the sample, or assign credit yourself "
+    "with an advantage for each token"
+)
+"""Why `turn_rewards` are refused wherever they come in."""
 
 _SHOWN = 80
 """Characters of a foreign tokenizer's hash or column's name that a reason repeats."""

@@ -154,7 +154,12 @@ def access_table(scope: Scope) -> dict[str, Access]:
             reads=(EVENTS, LEDGER, BUCKETS["resume"]),
         ),
         # the list of promotions is among the rollouts
-        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(ROLLOUTS,)),
+        "scorer": row(
+            "scorer",
+            writes=(subjects.event("score", run, revision), dead),
+            reads=(ROLLOUTS,),
+            gets=(BUCKETS["policy"],),  # which token ids the trainer knows
+        ),
         "teacher": row(
             "teacher",
             writes=(

@@ -318,6 +318,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """The run's folder as an absolute path."""
         return Path(self.folder or f"runs/{self.run}").absolute()
 
+    @property
+    def trains_text_only(self) -> bool:
+        """Whether the run's own trainer trains it, which reads text tokens alone; another may read whole groups."""
+        return self.mode == "train"
+
     def advantage_of(self, env: str) -> AdvantageConfig:
         """Return how the rewards of an environment become advantages."""
         settings = self.environments.get(env)

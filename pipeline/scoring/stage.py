@@ -17,7 +17,11 @@ from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.promotion import Promotion
 
@@ -49,6 +53,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 f"{', '.join(scorer.versions)}"
             )
 
+    limits = _Limits(service, text_only=config.trains_text_only)
     agreement: defaultdict[tuple[str, int | None], Agreement] = defaultdict(Agreement)
     in_force = InForce(service.bus, service.run, service.revision)
     promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
@@ -74,7 +79,10 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
-        score = msgspec.structs.replace(score, signals=signals_of(rollout.group.sequences))
+        signals = msgspec.structs.replace(
+            signals_of(rollout.group.sequences), untrainable=why_untrainable(rollout.group, await limits.of_now())
+        )
+        score = msgspec.structs.replace(score, signals=signals)
         scored = _Scored(score, scorer, promotion.first if promotion else None)
         agreement[env, scored.promoted].add(scored.score)
         if service.vitals.handled % _TOLD == 0:
@@ -108,6 +116,26 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             patience_s=config.scoring.patience_s,
         ),
     )
+
+
+class _Limits:
+    """What the run's trainer can read, by the policy that it published; read once there is one."""
+
+    def __init__(self, service: Service, *, text_only: bool) -> None:
+        self._service = service
+        self._text_only = text_only
+        self._known: TrainerLimits | None = None
+
+    async def of_now(self) -> TrainerLimits:
+        """Return the limits. Raises `InfrastructureError` while they cannot be read."""
+        if self._known is not None:
+            return self._known
+        entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
+        policy = decode(PolicyRecord, entry.value) if entry is not None else None
+        limits = TrainerLimits.of(policy, text_only=self._text_only)
+        if policy is not None:
+            self._known = limits
+        return limits
 
 
 def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentScorer | None:

@@ -142,7 +142,8 @@ class Truncated(Check):
 class Faulty(Check):
     """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns.
 
-    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env.
+    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env. A
+    group that the trainer cannot use never does: it may be imported, and says nothing of what the env generates.
     """
 
     name = "faulty_groups"
@@ -155,4 +156,7 @@ class Faulty(Check):
         if not bad:
             return Finding("ok", share, 0.0)
         reason = f"{len(bad)} groups quarantined, the first for: {(bad[0].reason or '?')[:200]}"
-        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=share > 0.1)
+        unusable = {score.group for score in window.scores if score.signals and score.signals.untrainable}
+        faulty = sum(reward.group not in unusable for reward in bad)
+        grows = faulty > 0.1 * len(window.rewards)
+        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=grows)
