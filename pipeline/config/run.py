@@ -77,6 +77,15 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+    lost_samples: Literal["refill", "drop", "abandon"] = "refill"
+    """What becomes of a group of which some samples are lost because their inference server went away: nobody listens,
+    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: they are generated again, twice
+    at most. drop: the group goes on with those that are there, if they are `fewest_samples`; a smaller group fits into
+    fewer batches, so it waits longer. abandon: the whole group is given up, which is also what becomes of one that
+    neither helps. A failure that the model's answer may have caused (a time limit, a tool's error, a broken answer)
+    always gives up the whole group: to sort out such samples would favour other answers. Default refill."""
+    fewest_samples: PositiveInt = 2
+    """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
 
     @property
     def largest_bytes(self) -> int:
@@ -219,8 +228,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage and
-    timeout_s. Only kind is required."""
+    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage,
+    timeout_s, lost_samples and fewest_samples. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
     """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
     evaluate: EvaluationConfig = EvaluationConfig()

@@ -102,13 +102,18 @@ class _Producer:
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = 0
+        self.lost = 0
         self.largest = settings.largest_bytes
         self.leases = Leases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
         self.limits = TrainerLimits(text_only=False)
-        self.collect = CollectConfig(request_timeout_s=settings.timeout_s)
+        self.collect = CollectConfig(
+            request_timeout_s=settings.timeout_s,
+            lost_samples=settings.lost_samples,
+            fewest_samples=settings.fewest_samples,
+        )
         self.sampling = SamplingParams(
             temperature=settings.temperature, top_p=settings.top_p, max_tokens=settings.max_new_tokens
         )
@@ -190,6 +195,7 @@ class _Producer:
                 dispatch=dispatch,
             )
             data = self._within_lease(group)
+            vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost = self.lost + len(draft.lost)
         except InfrastructureError as error:
             self.service.called(started_ns, 0, failed=True)
             self.service.waits("waiting", f"inference: {error}")
