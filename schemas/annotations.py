@@ -96,7 +96,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
     drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
     `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
-    `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it).
+    `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it). `greedy`: it was
+    sampled at temperature 0, so its samples are alike by right.
     """
 
     logprobs: list[Finite | None]
@@ -107,6 +108,7 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sure_run: Count = 0
     distinct: Finite | None = None
     untrainable: str | None = None
+    greedy: bool = False
 
 
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

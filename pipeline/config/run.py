@@ -286,21 +286,30 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
             self._check_shaping(name, env)
-            if env.is_foreign:
-                continue  # its client says how many samples, and of what length
-            if env.samples > self.batching.batch_size:
-                raise ConfigError(
-                    f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
-                    "sequences and groups are never split: no group could be admitted"
-                )
-            if env.max_new_tokens > env.longest_tokens:
-                raise ConfigError(
-                    f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
-                    f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
-                )
+            if not env.is_foreign:  # else its client says how many samples, and of what length
+                self._check_size(name, env)
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    def _check_size(self, name: str, env: EnvironmentConfig) -> None:
+        if env.samples < 2:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}: advantages compare the samples of a group, so a group "
+                "of one would never be trained on; give 2 or more"
+            )
+        if env.samples > self.batching.batch_size:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
+                "sequences and groups are never split: no group could be admitted"
+            )
+        if env.lost_samples == "drop" and env.fewest_samples < 2:
+            raise ConfigError(f"environments.{name}.fewest_samples is {env.fewest_samples}; a group needs 2 or more")
+        if env.max_new_tokens > env.longest_tokens:
+            raise ConfigError(
+                f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
+                f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
+            )
 
     def _check_shaping(self, name: str, env: EnvironmentConfig) -> None:
         shaping, estimator = self.reward_config_of(name), self.advantage_of(name).estimator

@@ -16,6 +16,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.monitor import Monitor
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
@@ -65,7 +66,7 @@ class _EnvWriter:
         self.service = service
         self.env = env
         self.log = log
-        self.monitor = Monitor(config.health)
+        self.monitor = Monitor(config.health, _settings(config, env))
         trainer = config.training.name
         self.ledger = [
             subjects.ledger(service.run, trainer),
@@ -199,3 +200,12 @@ class _EnvWriter:
             log.warning(
                 "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
             )
+
+
+def _settings(config: RunConfig, env: str) -> RunSettings:
+    settings = config.environments[env]
+    return RunSettings(
+        max_staleness=config.batching.max_staleness,
+        sampling_temperature=None if settings.is_foreign else settings.temperature,
+        trainer_temperature=config.training.learner.temperature,
+    )

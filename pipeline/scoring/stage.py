@@ -80,7 +80,8 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
         signals = msgspec.structs.replace(
-            signals_of(rollout.group.sequences), untrainable=why_untrainable(rollout.group, await limits.of_now())
+            signals_of(rollout.group.sequences, rollout.group.generation),
+            untrainable=why_untrainable(rollout.group, await limits.of_now()),
         )
         score = msgspec.structs.replace(score, signals=signals)
         scored = _Scored(score, scorer, promotion.first if promotion else None)

@@ -6,6 +6,9 @@ from typing import Any
 
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded
 
+_USUAL_SAMPLES = 8
+"""Samples of a group, from which on the thresholds for groups that are alike are meant as they stand."""
+
 __all__ = ["Faulty", "Missing", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
 
 
@@ -78,7 +81,7 @@ class Missing(Check):
 
 class Saturation(Check):
     """Samples within 1 % of one and the same bound of the score: > .9 warns, > .98 halts. Nothing is left to learn, or
-    the score has been hacked."""
+    the score has been hacked. Scores beyond the bounds are none of its business: the bounds are not theirs."""
 
     name = "saturation"
 
@@ -91,8 +94,8 @@ class Saturation(Check):
             return Finding("idle", reason="no scores")
         margin = 0.01 * (self.high - self.low)
         shares = {
-            self.low: sum(value <= self.low + margin for value in values) / len(values),
-            self.high: sum(value >= self.high - margin for value in values) / len(values),
+            bound: sum(abs(value - bound) <= margin for value in values) / len(values)
+            for bound in (self.low, self.high)
         }
         bound = max(shares, key=lambda bound: shares[bound])
         severity, threshold = graded(shares[bound], [(0.9, "warn"), (0.98, "halt")])
@@ -101,10 +104,21 @@ class Saturation(Check):
         return Finding(severity, shares[bound], threshold, reason, examples)
 
 
+def _alike(share: float, samples: int) -> float:
+    """Return the share of groups of so many samples that are alike at the rate at which `share` of those of 8 are."""
+    if not 0 < samples < _USUAL_SAMPLES:
+        return share
+    rare: float = 1 - share ** (1 / _USUAL_SAMPLES)
+    alike: float = rare**samples + (1 - rare) ** samples
+    return max(share, alike)
+
+
 class ZeroVariance(Check):
     """Groups whose rewards do not differ, of those with rewards: > .6 warns, > .9 halts (generating is wasted).
 
-    With success rate p and G samples their share is p^G + (1-p)^G.
+    With success rate p and G samples their share is p^G + (1-p)^G, so small groups are alike more often by chance: two
+    samples at least every other time. Below 8 samples the thresholds are the shares at those p at which 8 have .6 and
+    .9.
     """
 
     name = "zero_variance"
@@ -115,7 +129,8 @@ class ZeroVariance(Check):
         if not judged:
             return Finding("idle", reason="no rewards")
         share = len(flat) / len(judged)
-        severity, threshold = graded(share, [(0.6, "warn"), (0.9, "halt")])
+        samples = round(sum(reward.n_valid for reward in judged) / len(judged))
+        severity, threshold = graded(share, [(_alike(0.6, samples), "warn"), (_alike(0.9, samples), "halt")])
         reason = "" if severity == "ok" else f"in {share:.0%} of the groups all rewards are alike: nothing to learn"
         return Finding(severity, share, threshold, reason, flat[:EXAMPLES] if reason else ())
 

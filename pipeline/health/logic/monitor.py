@@ -5,6 +5,7 @@ window of groups ends with the message that completes it, one of batches with th
 what lies before, never a part of a window, so that a restart reads the open windows again and comes to the same.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +14,8 @@ import msgspec
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
-from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, Window
-from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
+from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, RunSettings, Window
+from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
 from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
@@ -32,11 +33,11 @@ is generated then is trained."""
 _BATCHES = 8
 """Batches judged together."""
 _BEFORE = 4
-"""Windows of groups that the next one is compared with."""
+"""Windows of groups that the next one is compared with; more where that many hold too few groups to compare with."""
 _SPANS = 16
 """Lifted quarantines remembered, for a batcher that is behind them."""
 _SEEN = 512
-"""Rollouts remembered as scored: a score that is stored twice, by a redelivery, counts once."""
+"""Rollouts at least that are remembered as scored: a score that is stored twice, by a redelivery, counts once."""
 
 
 def _checks(config: HealthConfig) -> list[Check]:
@@ -69,20 +70,21 @@ CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
 class Monitor:
     """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
 
-    def __init__(self, config: HealthConfig) -> None:
+    def __init__(self, config: HealthConfig, settings: RunSettings = RunSettings()) -> None:  # noqa: B008 - immutable
         for field, names in (("off", config.off), ("halts", config.halts)):
             for name in names:
                 if name not in CHECKS:
                     raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
         self._config = config
+        self._settings = settings
         self.resumed = 0
         self.promoted = 0
         self._after = 0
         self._begin()
 
     def _begin(self) -> None:
-        self._staleness = Staleness()
-        self._mismatch = RolloutTraining()
+        self._staleness = Staleness(self._settings.max_staleness)
+        self._mismatch = RolloutTraining(self._settings)
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
@@ -92,8 +94,9 @@ class Monitor:
 
     def _begin_groups(self) -> None:
         self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
-        self._before: deque[list[float]] = deque(maxlen=_BEFORE)
-        self._seen: deque[int] = deque(maxlen=_SEEN)
+        window = self._config.window
+        self._before: deque[list[float]] = deque(maxlen=max(_BEFORE, math.ceil(ENOUGH / window)))
+        self._seen: deque[int] = deque(maxlen=max(_SEEN, window))
         self._open = Window()
         self._scored: set[int] = set()
         self.groups = 0
