@@ -131,7 +131,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success. `signals` are for the health checks, which look at the live revision alone: elsewhere there are none.
+    success. `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
+    checks and for people, who look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -141,6 +142,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     disagreement: tuple[Finite, Finite] | None = None
     success: Finite | None = None
     signals: GroupSignals | None = None
+    failures: dict[str, str] = {}
     shaping: GroupShaping | None = None
     stamps: list[Stamp] = []
 

@@ -14,6 +14,7 @@ its own.
 import inspect
 import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -88,6 +89,8 @@ class _MemberCalls:
         """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
         self._judge = rating_within(member.bounds)
         self._suspects = Suspects()
+        self._away_since: datetime | None = None
+        """When it failed first without having answered since."""
         self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
@@ -160,7 +163,7 @@ class _MemberCalls:
             try:
                 answer = await self._call(argument)
                 self._suspects.answered(_key(argument))
-                self._breaker.succeeded()
+                self._answered()
                 return judge(answer)
             except _HungError as error:
                 return Rating(None, "timeout", str(error))
@@ -168,13 +171,23 @@ class _MemberCalls:
             # that something is away.
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 if not is_outage(error):
-                    self._breaker.succeeded()
+                    self._answered()
                     return Rating(None, "error", _told(error))
                 failures.append(error)
         return None
 
+    @property
+    def _since(self) -> str:
+        return f"; away since {self._away_since:%Y-%m-%d %H:%M:%S} UTC" if self._away_since else ""
+
+    def _answered(self) -> None:
+        self._breaker.succeeded()
+        self._away_since = None
+
     def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
         self._breaker.failed(anyio.current_time())
+        self._away_since = self._away_since or datetime.now(UTC)
+        tried += self._since
         alone = self._suspects.failed(_key(argument))
         if alone and not isinstance(failure, InfrastructureError):
             return Rating(None, "error", f"{_told(failure)} (each time, while others were answered)")
@@ -203,7 +216,7 @@ class _MemberCalls:
                 column[done] = Rating(None, "error", _told(error))
             done += 1
         if done > first:
-            self._breaker.succeeded()
+            self._answered()
             self._suspects.others_answered(done - first)
         return done
 

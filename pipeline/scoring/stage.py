@@ -71,7 +71,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
         promotion = await in_force.at(rollout.seq)
         try:
             scorer = scorer_of(env, promotion)
-            score = await scorer.score(rollout.group, rollout.seq)
+            score = await scorer.score(rollout.group, rollout.seq, explain=True)
         except InfrastructureError as error:
             service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
             later = await in_force.given_up(rollout.seq)

@@ -9,7 +9,7 @@ from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Windo
 _USUAL_SAMPLES = 8
 """Samples of a group, from which on the thresholds for groups that are alike are meant as they stand."""
 
-__all__ = ["Faulty", "Missing", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
+__all__ = ["Faulty", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
 
 
 class NonFinite(Check):
@@ -48,35 +48,6 @@ class NonFinite(Check):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._recent.extend((int(bad), int(groups)) for bad, groups in state["recent"])
-
-
-class Missing(Check):
-    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
-
-    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters.
-    """
-
-    name = "missing"
-
-    def judge(self, window: Window) -> Finding:
-        total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
-        for score in window.scores:
-            total += len(score.scores)
-            columns = {name: [status not in {"ok", "abstain"} for status in column]
-                       for name, column in score.statuses.items()}  # fmt: skip
-            columns["score"] = [value is None for value in score.scores]
-            for name, flags in columns.items():
-                missing[name] = missing.get(name, 0) + sum(flags)
-                if any(flags):
-                    examples.setdefault(name, []).append(score.group)
-        if not total:
-            return Finding("idle", reason="no scores")
-        worst = max(missing, key=lambda name: missing[name])
-        share = missing[worst] / total
-        severity, threshold = graded(share, [(0.10, "warn")])
-        what = "scores are" if worst == "score" else f"ratings of {worst} are"
-        reason = "" if severity == "ok" else f"{share:.0%} of the {what} missing; drop the rater, or mend it"
-        return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
 
 
 class Saturation(Check):

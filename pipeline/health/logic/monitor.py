@@ -16,8 +16,9 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
 from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, RunSettings, Window
 from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
-from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
+from lachesis.pipeline.health.logic.fractions import Faulty, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
+from lachesis.pipeline.health.logic.missing import Missing
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Span, Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
