@@ -43,14 +43,21 @@ class _Judges:
 
 
 class EnvironmentScorer:
-    """Scores the groups of one environment. `settings` None: success is read from the score itself.
+    """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
+    say why ratings are missing.
 
     `digest` names all that scores and bonuses depend on.
     """
 
     def __init__(
-        self, scoring: ScoringConfig, settings: EnvironmentConfig | None, shaping: RewardConfig | None = None
+        self,
+        scoring: ScoringConfig,
+        settings: EnvironmentConfig | None,
+        shaping: RewardConfig | None = None,
+        *,
+        explains: bool = False,
     ) -> None:
+        self._explains = explains
         members = load_members(scoring.raters)
         self._judges = None
         if members:
@@ -71,8 +78,8 @@ class EnvironmentScorer:
         """Whether scoring waits for anything, so that other groups could be scored meanwhile."""
         return self._judges is not None and self._judges.runner.waits
 
-    async def score(self, group: RolloutGroup, seq: int, *, explain: bool = False) -> GroupScore:
-        """Return the scores of `group`, stored at `seq`; to `explain` is to say why ratings are missing.
+    async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
+        """Return the scores of `group`, stored at `seq`.
 
         Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
         """
@@ -84,7 +91,7 @@ class EnvironmentScorer:
             scores = self._judges.ensemble.score(ratings)
             self._tell_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
-            if explain:
+            if self._explains:
                 failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
         else:
             scores = _own_rewards(group)

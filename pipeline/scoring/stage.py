@@ -42,7 +42,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
-    shared = EnvironmentScorer(config.scoring, None)
+    shared = EnvironmentScorer(config.scoring, None, explains=True)
     scorers = {env: _scorer(config, env) for env in config.environments}
 
     for env, scorer in scorers.items():
@@ -71,7 +71,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
         promotion = await in_force.at(rollout.seq)
         try:
             scorer = scorer_of(env, promotion)
-            score = await scorer.score(rollout.group, rollout.seq, explain=True)
+            score = await scorer.score(rollout.group, rollout.seq)
         except InfrastructureError as error:
             service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
             later = await in_force.given_up(rollout.seq)
@@ -151,4 +151,5 @@ def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentS
 
 
 def _scorer(config: RunConfig, env: str) -> EnvironmentScorer:
-    return EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
+    shaping = config.reward_config_of(env)
+    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True)
