@@ -108,8 +108,9 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
     says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
     again. `outcomes` holds those not in `batch`; `producers` the counters seen, by `<producer>@<epoch>`. `promoted` is
-    the newest promotion, in the entry that decides it and in all after it; unset before. `term`, `written_ns` and
-    `stamps` are outside the digest.
+    the newest promotion, in the entry that decides it and in all after it; unset before. `stale` tells how long those
+    groups are that `outcomes` calls stale: by environment the mean tokens of a sequence of each; unset where there is
+    none. `term`, `written_ns` and `stamps` are outside the digest.
     """
 
     run: str
@@ -125,6 +126,7 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     totals: dict[str, Count] = {}
     next_batch: Count = 0
     promoted: Promoted | msgspec.UnsetType = msgspec.UNSET
+    stale: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     term: str = ""
     written_ns: Count = 0
     stamps: dict[str, list[Stamp]] = {}

@@ -117,7 +117,10 @@ class _EnvWriter:
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
             return
         if message.stream == subjects.LEDGER:
-            batch = decode(LedgerEntry, message.data).batch
+            entry = decode(LedgerEntry, message.data)
+            batch = entry.batch
+            if entry.stale:
+                self.monitor.stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
             return

@@ -19,7 +19,7 @@ from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrif
 from lachesis.pipeline.health.logic.fractions import Faulty, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.missing import Missing
-from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
+from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Span, Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
@@ -63,7 +63,7 @@ def _checks(config: HealthConfig) -> list[Check]:
     ]
 
 
-_OF_BATCHES = (Staleness.name, RolloutTraining.name)
+_OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
 CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
 """The names of all checks."""
 
@@ -86,6 +86,7 @@ class Monitor:
     def _begin(self) -> None:
         self._staleness = Staleness(self._settings.max_staleness)
         self._mismatch = RolloutTraining(self._settings)
+        self._lengths = StaleLengths()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
@@ -129,8 +130,13 @@ class Monitor:
         kept = [ref for ref in refs if ref.seq > self._after]
         self._batches_seen += bool(kept)
         self._batches += kept
+        self._lengths.add([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
         for ref in kept:
             self._staleness.add(number - ref.policy_step, ref.group)
+
+    def stale(self, lengths: Sequence[int]) -> None:
+        """Take in groups that were dropped as stale, by the mean tokens of a sequence of each."""
+        self._lengths.add([], lengths)
 
     def trained(self, steps: Sequence[Mismatch]) -> None:
         """Take in what the trainer found in the steps of a report."""
@@ -165,7 +171,11 @@ class Monitor:
     def judge_batches(self) -> list[Alert]:
         """Judge the batches taken in since the last time."""
         examples = [ref.group for ref in self._batches[-EXAMPLES:]]
-        found = {Staleness.name: self._staleness.judge(), RolloutTraining.name: self._mismatch.judge(examples)}
+        found = {
+            Staleness.name: self._staleness.judge(),
+            RolloutTraining.name: self._mismatch.judge(examples),
+            StaleLengths.name: self._lengths.judge(),
+        }
         results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
         self._batches, self._batches_seen = [], 0

@@ -1,19 +1,23 @@
 """Checks of the policy: does it still explore, does it say different things, is what it says new enough?"""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, RunSettings, Window, graded, mean
+from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import Mismatch
 
-__all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "Staleness"]
+__all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
 _START_WINDOWS = 2
 _STALE = 4.0
 """Optimizer steps from which on the age of a group matters to the loss."""
+_FEWEST_STALE = 8
+_MAX_LENGTHS = 4096
 _LONG = 32
 """Tokens from which on two answers to one task do not come out alike by being right."""
 
@@ -140,6 +144,43 @@ class Staleness:
             return Finding(severity, p95, threshold)
         reason = f"a twentieth of the groups are {p95:.0f} steps old or more when trained; {bound:.0f} are allowed"
         return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]], grows=True)
+
+
+class StaleLengths:
+    """Groups that were dropped as stale against those that were trained: how often, taking one of each at random, the
+    dropped one is longer (Mann & Whitney 1947; ties count half). It knows no unit: doubling every length changes
+    nothing.
+
+    > .65 warns where chance is ruled out (z > 3.3) and 8 groups or more were dropped: long answers are sorted out, and
+    the policy learns from short ones. It is judged with the staleness.
+    """
+
+    name = "stale_lengths"
+
+    def __init__(self) -> None:
+        self._kept: deque[float] = deque(maxlen=_MAX_LENGTHS)
+        self._stale: deque[float] = deque(maxlen=_MAX_LENGTHS)
+
+    def add(self, kept: Iterable[float], stale: Iterable[float]) -> None:
+        """Take in tokens of a sequence, of groups that are trained and of those dropped as stale."""
+        self._kept.extend(kept)
+        self._stale.extend(stale)
+
+    def judge(self) -> Finding:
+        """Judge what was added since the last time, and forget it."""
+        kept, stale = sorted(self._kept), sorted(self._stale)
+        self._kept.clear()
+        self._stale.clear()
+        if not kept or len(stale) < _FEWEST_STALE:
+            return Finding("idle", reason="hardly any group was dropped as stale" if kept else "no batches")
+        share, z = longer_share(stale, kept)
+        severity, threshold = graded(share, [(0.65, "warn")])
+        if severity == "ok" or z <= 3.3:
+            return Finding("ok", share, threshold)
+        lengths = f"{median(stale):.0f} tokens a sequence (median), where those trained have {median(kept):.0f}"
+        mend = "raise batching.max_staleness, add inference, or lower max_new_tokens or the number of turns"
+        reason = f"long answers are sorted out: {len(stale)} groups were dropped as stale, of {lengths}; {mend}"
+        return Finding(severity, share, threshold, reason)
 
 
 class RolloutTraining:

@@ -30,7 +30,7 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
         loud = {name for name, result in results.items() if result.severity not in {"idle", "ok", "inform"}}
         assert loud <= {"step_change", "rater_at_odds"}
         judged |= {name for name, result in results.items() if result.severity != "idle"}
-    assert judged == set(CHECKS) - {"staleness", "rollout_training"}
+    assert judged == set(CHECKS) - {"staleness", "rollout_training", "stale_lengths"}
     assert monitor.standing.quarantined_from is None
 
 
@@ -180,7 +180,7 @@ def test_old_batches_are_caught_after_eight_by_the_bound_of_the_run(groups, boun
         assert not monitor.batches_full
     monitor.batch(20, refs(groups, lag, 16))
     assert monitor.batches_full
-    result, idle = monitor.judge_batches()
+    result, idle, *_ = monitor.judge_batches()
     assert (idle.check, idle.severity) == ("rollout_training", "idle")  # no report yet
     assert (result.severity, result.value) == (severity, lag)
     assert bool(result.examples) == (severity != "ok")
@@ -256,7 +256,7 @@ def test_another_temperature_than_the_rollouts_is_named(groups):
     monitor.trained([Mismatch(0.01, 1.1, 1.0, 0.95)])
     for _ in range(8):
         monitor.batch(20, refs(groups, 0, 16))
-    _, result = monitor.judge_batches()
+    _, result, *_ = monitor.judge_batches()
     assert "rollouts are sampled at temperature 0.7, training.learner.temperature is 1" in result.reason
 
 
@@ -290,7 +290,7 @@ def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report
     monitor.trained([Mismatch(0.01, 0.001, 1.0, 0.95)] * 9 + [mismatch])
     for _ in range(8):
         monitor.batch(20, refs(groups, 0, 16))
-    _, result = monitor.judge_batches()
+    _, result, *_ = monitor.judge_batches()
     assert result.severity == severity
     assert bool(result.examples) == (severity != "ok")
 
