@@ -14,7 +14,7 @@ from lachesis.pipeline.advantage.whitening import whiten
 from lachesis.pipeline.batching import stage as stage_module
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.batching.read import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory import MemoryBus
@@ -232,6 +232,9 @@ async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus:
         )
         with pytest.raises(DataError):
             await fetch_batch(bus, bad)
+        found, failures = await fetch_groups(bus, bad)  # and the others are there
+        assert list(failures) == [wrong.seq]
+        assert [group.id for _, group, _ in found] == [other.group for other in batch.groups[1:]]
 
 
 async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> None:

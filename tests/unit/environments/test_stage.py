@@ -392,3 +392,13 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
         await lab.until(at_least(lab, 20))
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert {group.dispatch.snapshot_id for group in groups} == {"uniform"}
+
+
+async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference):
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    governor = Governor(lab, limit=10)
+    async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
+        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
+        service.drain()
+    assert not await stored(lab)
