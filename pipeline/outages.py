@@ -28,9 +28,15 @@ _AWAY: dict[str, frozenset[str]] = {
     "socket": frozenset({"gaierror", "herror"}),
     "ssl": frozenset({"SSLError"}),
     "asyncio": frozenset({"IncompleteReadError"}),
-    "anyio": frozenset({"BrokenResourceError", "ConnectionFailed"}),
+    "anyio": frozenset({"ConnectionFailed"}),
 }
 """By top-level package, the classes whose instances, subclasses' included, say that the other side is away."""
+_OWN_WORKERS: dict[str, frozenset[str]] = {
+    "anyio": frozenset({"BrokenWorkerProcess", "BrokenWorkerInterpreter"}),
+    "concurrent": frozenset({"BrokenExecutor"}),
+    "subprocess": frozenset({"SubprocessError"}),
+}
+"""Processes of the code's own that ended: what they were given may have ended them, whatever broke because of that."""
 _UNREACHABLE = frozenset(
     {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETRESET, errno.EADDRNOTAVAIL}
 )
@@ -72,6 +78,8 @@ def _is_outage(error: BaseException, depth: int) -> bool:
 def _by_itself(error: BaseException) -> bool | None:
     """Return what the exception alone says, None if nothing."""
     names = {(kind.__module__.partition(".")[0].removeprefix("_"), kind.__name__) for kind in type(error).__mro__}
+    if any(name in _OWN_WORKERS.get(package, ()) for package, name in names):
+        return False
     status = _status(error, names)
     if status is not None:
         return status in _BUSY or 500 <= status < 600

@@ -156,10 +156,8 @@ class _Samples:
             try:
                 outcome = await _collect_sample(self._env, self._task, session)
             except ServerAwayError as error:
-                if (
-                    not keep_lost or session.failure is not error
-                ):  # what a tool raises, the model may have brought about
-                    raise
+                if not keep_lost or session.failure is not error:
+                    raise  # raised by a tool, say, which the model called
                 self.lost[sample] = error
             else:
                 if isinstance(outcome, Exception):
@@ -239,8 +237,7 @@ def build_group(
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
     `metadata` gains `failed_samples` where a bug of the environment cost some, and `lost_samples` where the server went
-    away from some. Raises SchemaError, for one when the
-    server's weight versions are not policy versions.
+    away from some. Raises SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []

@@ -1,6 +1,7 @@
 """What says that a service is away: real exceptions of the clients at hand, lookalikes of the others'."""
 
 import asyncio
+import concurrent.futures.process
 import errno
 import http.client
 import io
@@ -10,6 +11,7 @@ import subprocess
 import urllib.error
 import urllib.request
 
+import anyio
 import httpx
 import pytest
 import requests
@@ -87,6 +89,7 @@ NOT_AWAY = [
     lookalike("aiohttp.client_exceptions", "ClientError", "ClientResponseError", status=404),
     lookalike("openai", "APIError", "APIStatusError", "BadRequestError", status_code=400),
     lookalike("mine", "ConnectError"), lookalike("mine", "APIStatusError", status_code=503),
+    anyio.BrokenResourceError(), anyio.BrokenWorkerProcess(), concurrent.futures.process.BrokenProcessPool(),
     ExceptionGroup("one of two", [ConnectionRefusedError(), ValueError()]),
 ]  # fmt: skip
 
@@ -138,6 +141,13 @@ def test_what_it_was_raised_from_counts():
         except httpx.ConnectError as error:
             raise DataError("this sample is bad, whatever the judge says") from error
 
+    def ended():
+        try:
+            connect()
+        except httpx.ConnectError as error:
+            raise anyio.BrokenWorkerProcess from error
+
+    assert not is_outage(raised(ended))
     assert is_outage(raised(wrapped))
     assert is_outage(raised(meanwhile))
     assert not is_outage(raised(unlinked))

@@ -112,7 +112,7 @@ READS = {
 
 FETCHES = {
     "governor": {"retention"},
-    "scorer": {"attempts"},
+    "scorer": {"attempts", "policy"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},
