@@ -14,6 +14,7 @@ from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.pipeline.reproduction.weights import Begin, retrain
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
@@ -194,6 +195,15 @@ async def test_reproduction_drops_what_was_dropped(lab, model, config, fault):
             drop.seqs[:] = [facts.reports[0].ledger_index]
     (finding,) = await retrain(lab.bus, config, Begin(config.model, None), facts, **options)
     assert finding.verdict == "fail", finding.text
+
+
+async def test_many_drops_make_a_checkpoint_due(lab, model, config, monkeypatch):
+    """Else the report that lists them could outgrow a message."""
+    monkeypatch.setattr(stage_module, "_MAX_DROPS_PER_REPORT", 1)
+    await fill(lab, model, "token")
+    rare = msgspec.structs.replace(config.training, checkpoint_every=100)
+    await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=rare))
+    assert [(report.step, len(report.drops)) for report in await reports(lab)] == [(2, 1), (4, 0)]
 
 
 async def test_the_policy_record_says_which_token_ids_there_are(lab, model, config):
