@@ -77,7 +77,7 @@ def _is_outage(error: BaseException, depth: int) -> bool:
 
 def _by_itself(error: BaseException) -> bool | None:
     """Return what the exception alone says, None if nothing."""
-    names = {(kind.__module__.partition(".")[0].removeprefix("_"), kind.__name__) for kind in type(error).__mro__}
+    names = {(str(kind.__module__).partition(".")[0].removeprefix("_"), kind.__name__) for kind in type(error).__mro__}
     if any(name in _OWN_WORKERS.get(package, ()) for package, name in names):
         return False
     status = _status(error, names)

@@ -5,9 +5,11 @@ whose environment is judged by none is scored by the rewards the environment its
 letter, for nobody could ever score it.
 """
 
+import logging
 from collections import defaultdict
 from typing import NamedTuple
 
+import anyio
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
@@ -22,11 +24,14 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, SchemaError
 from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]
 
+log = logging.getLogger("lachesis")
+
+_POLICY_EVERY_S = 1.0
 _TOLD = 8
 """Groups from one look at how far raters agree to the next."""
 
@@ -120,23 +125,29 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
 
 class _Limits:
-    """What the run's trainer can read, by the policy that it published; read once there is one."""
+    """What the run's trainer can read, by the policy that it published; looked for once a second until there is one."""
 
     def __init__(self, service: Service, *, text_only: bool) -> None:
         self._service = service
         self._text_only = text_only
-        self._known: TrainerLimits | None = None
+        self._limits = TrainerLimits(text_only=text_only)
+        self._known = False
+        self._next_s = float("-inf")
 
     async def of_now(self) -> TrainerLimits:
         """Return the limits. Raises `InfrastructureError` while they cannot be read."""
-        if self._known is not None:
-            return self._known
+        if self._known or anyio.current_time() < self._next_s:
+            return self._limits
         entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
-        policy = decode(PolicyRecord, entry.value) if entry is not None else None
-        limits = TrainerLimits.of(policy, text_only=self._text_only)
-        if policy is not None:
-            self._known = limits
-        return limits
+        self._next_s = anyio.current_time() + _POLICY_EVERY_S
+        if entry is not None:
+            try:
+                policy = decode(PolicyRecord, entry.value)
+            except SchemaError as error:  # no group is to blame: what it does not tell is not checked here
+                log.warning("the policy record cannot be read: %s", error)
+            else:
+                self._limits, self._known = TrainerLimits.of(policy, text_only=self._text_only), True
+        return self._limits
 
 
 def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentScorer | None:

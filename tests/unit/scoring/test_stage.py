@@ -230,3 +230,14 @@ async def test_what_the_trainer_cannot_use_is_known_from_its_policy(lab, mode, v
     assert (first is None) == (vocabulary != 18)
     assert "tokenizer 'other'" in second
     assert ("attachments" in third) == (mode == "train")
+
+
+async def test_a_policy_record_that_cannot_be_read_costs_no_group(lab):
+    await lab.bus.put(BUCKETS["policy"], "r", b"\xc1")
+    for n in range(1, 4):
+        await lab.store(lab.group(n))
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x")})
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 3))
+    assert not await lab.events("dead", DeadLetter)
+    assert [score.signals.untrainable for score in await scores(lab)] == [None] * 3
