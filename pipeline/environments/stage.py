@@ -90,7 +90,7 @@ class _Producer:
         directory: Directory,
         *,
         seed: int,
-        text_only: bool,
+        text_only: bool = False,
     ) -> None:
         self.service = service
         self.name = name
