@@ -168,7 +168,12 @@ def access_table(scope: Scope) -> dict[str, Access]:
             gets=(BUCKETS["retention"],),
         ),
         # the list of promotions is among the rollouts
-        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(ROLLOUTS,)),
+        "scorer": row(
+            "scorer",
+            writes=(subjects.event("score", run, revision), dead),
+            reads=(ROLLOUTS,),
+            gets=(BUCKETS["policy"],),  # which token ids the trainer knows
+        ),
         "teacher": row(
             "teacher",
             writes=(

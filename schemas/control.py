@@ -73,13 +73,17 @@ class LeaseReply(Event, frozen=True, kw_only=True):
 
 
 class PolicyRecord(Event, frozen=True, kw_only=True):
-    """The newest weights of a run, under its name in the policy bucket. `weights` is a safetensors file."""
+    """The newest weights of a run, under its name in the policy bucket. `weights` is a safetensors file.
+
+    `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say).
+    """
 
     run: str
     version: str
     weights: str
     tokenizer_hash: str
     written_ns: Count
+    vocabulary: Count | None = None
 
     @property
     def policy_version(self) -> PolicyVersion:

@@ -22,6 +22,7 @@ from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
+from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
@@ -119,6 +120,7 @@ class _Batcher:
         self.joiner = Joiner(config, entry)
         self.joiner.judge(self.chain.next_batch)
         self.standings = Standings()
+        self.lengths = RecentLengths()
         self.entry_seq = entry_seq
         self.seq = seq
         self.letters: anyio.abc.ObjectSendStream[DeadLetter]
@@ -373,9 +375,12 @@ class _Batcher:
             for member in (*batched, *settled)
             if member.plan
         }
+        stale = stale_lengths(settled)
+        self.lengths.add(batch.groups if batch else [], stale)
         entry = self.chain.extend(
             self.joiner.state(),
             batch=batch,
+            stale=stale,
             outcomes=[member.outcome for member in settled if member.outcome],
             stamps=stamps,
             written_ns=self.service.now_ns(),
@@ -427,6 +432,7 @@ class _Batcher:
         }
         self.service.vitals.lag = self.joiner.undecided
         self.service.vitals.metrics.update({name: value for name, value in figures.items() if value is not None})
+        self.service.vitals.metrics |= self.lengths.figures()
 
     def _measure_batch(self, number: int, groups: Sequence[GroupRef]) -> None:
         staleness = [number - ref.policy_step for ref in groups]

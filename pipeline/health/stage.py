@@ -18,6 +18,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
+from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
 from lachesis.pipeline.health.logic.news import AlertNews
@@ -116,7 +117,7 @@ class _EnvWriter:
         self.service = service
         self.env = env
         self.log = log
-        self.monitor = Monitor(config.health)
+        self.monitor = Monitor(config.health, _settings(config, env))
         trainer = config.training.name
         self.ledger = [
             subjects.ledger(service.run, trainer),
@@ -168,7 +169,10 @@ class _EnvWriter:
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
             return
         if message.stream == subjects.LEDGER:
-            batch = decode(LedgerEntry, message.data).batch
+            entry = decode(LedgerEntry, message.data)
+            batch = entry.batch
+            if entry.stale:
+                self.monitor.stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
             return
@@ -268,3 +272,12 @@ class _EnvWriter:
                 logging.INFO if alert.severity == "inform" else logging.WARNING,
                 "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
             )  # fmt: skip
+
+
+def _settings(config: RunConfig, env: str) -> RunSettings:
+    settings = config.environments[env]
+    return RunSettings(
+        max_staleness=config.batching.max_staleness,
+        sampling_temperature=None if settings.is_foreign else settings.temperature,
+        trainer_temperature=config.training.learner.temperature,
+    )

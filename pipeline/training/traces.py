@@ -1,5 +1,6 @@
 """What the trainer tells of a batch in traces: the step, and for each of its groups how its rollout ended."""
 
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -21,11 +22,19 @@ def step_trace(batch: FedBatch) -> tuple[str, str]:
 
 
 def trace_step(
-    service: Service, batch: FedBatch, times: Times, children: list[Span], *, void: str | None, teacher: bool
+    service: Service,
+    batch: FedBatch,
+    times: Times,
+    children: list[Span],
+    *,
+    void: str | None,
+    dropped: Mapping[int, str],
+    teacher: bool,
 ) -> list[str]:
     """Export a step and end its rollouts; return those whose traces are kept, of the groups that could be fetched.
 
-    `void` says why nothing was learned, None if something was; `teacher` whether batches wait for one.
+    `void` says why nothing was learned, None if something was; `dropped` why groups were left out, by their sequence;
+    `teacher` whether batches wait for one.
     """
     tracing, entry = service.tracing, batch.entry
     if not tracing.on:
@@ -37,6 +46,7 @@ def trace_step(
     started_ns, kept = batch.started_ns, list[str]()
     for ref in batch.batch.groups:
         stamps = entry.stamps.get(ref.group, [])
+        reason = void or dropped.get(ref.seq)
         stored_ns = min((stamp.stored_ns for stamp in stamps), default=entry.written_ns)
         end = RolloutEnd(
             group=ref.group,
@@ -47,11 +57,11 @@ def trace_step(
             policy_step=ref.policy_step,
             started_ns=started_ns.get(ref.group, stored_ns),  # of a payload that is lost: as far as stamps tell
             ended_ns=times[1],
-            outcome="dropped" if void else "trained",
-            cause="void" if void else None,
+            outcome="dropped" if reason else "trained",
+            cause="void" if reason else None,
             late=teacher and ref.teacher is None and is_late(stamps),
             revision=service.revision,
-            reason=void,
+            reason=reason,
             step=step,
             staleness=batch.batch.number - ref.policy_step,
             policy_version=versions.get(ref.group),

@@ -115,7 +115,7 @@ FETCHES = {
     "governor": {"retention"},
     "batcher": {"policy"},
     "health": {"retention"},
-    "scorer": {"attempts"},
+    "scorer": {"attempts", "policy"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},
