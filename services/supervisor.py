@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -26,6 +27,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -39,7 +41,7 @@ from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 
-__all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
+__all__ = ["Planned", "Supervisor", "Watch", "plan", "planned_services", "ready_within_s"]
 
 log = logging.getLogger("lachesis")
 
@@ -70,12 +72,13 @@ def plan(config: RunConfig) -> list[Planned]:
         rows += [("teacher", "", config.services.teachers, False)]
     if train:
         rows += [("trainer", "", 1, finite)]
-    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * bool(config.evaluation)
+    evaluated = bool(evaluated_environments(config))
+    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * evaluated
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
     rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
     rows += [("environment", env, config.services.environments, False) for env in own]
-    rows += [("evaluator", "", 1, finite)] * bool(config.evaluation)
+    rows += [("evaluator", "", 1, finite)] * evaluated
     planned = []
     for service, part, replicas, ends in rows:
         for replica in range(replicas):
@@ -119,10 +122,21 @@ class _Running:
         _send(self.process, number)
 
 
-class Supervisor:
-    """Runs one run. `arguments` (--config, --set) are handed to every process as they are."""
+class Watch(Protocol):
+    """Looks on at a run, over the bus."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str]) -> None:
+    async def follow(self, bus: Bus) -> None:
+        """Look on until cancelled."""
+
+    async def finish(self, bus: Bus) -> None:
+        """Take in what came last, once every service has ended."""
+
+
+class Supervisor:
+    """Runs one run. `arguments` (--config, --set) are handed to every process as they are; `watches` look on while it
+    runs."""
+
+    def __init__(self, config: RunConfig, arguments: Sequence[str], watches: Sequence[Watch] = ()) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
@@ -130,6 +144,7 @@ class Supervisor:
         check_budgets(config)
         self.config = config
         self.arguments = list(arguments)
+        self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
@@ -137,6 +152,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
+        self._evaluator_note: str | None = None
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -158,8 +174,12 @@ class Supervisor:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._tell_promoted, bus)
                     tasks.start_soon(self._watch_heartbeats, bus)
+                    for watch in self.watches:
+                        tasks.start_soon(watch.follow, bus)
                     await self._up_and_down(tasks)
                     tasks.cancel_scope.cancel()
+                for watch in self.watches:
+                    await watch.finish(bus)
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
@@ -208,7 +228,9 @@ class Supervisor:
         finite = [row for row in self.running if row.planned.finite]
         if not finite:
             await anyio.sleep_forever()
-        for row in finite:
+        for row in sorted(finite, key=lambda row: row.planned.service != "trainer"):
+            if row.planned.service == "evaluator" and not row.ended.is_set():
+                log.info("all %s steps are taken; the last policy is evaluated", self.config.training.steps)
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
@@ -298,6 +320,8 @@ class Supervisor:
                         row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
+                if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
+                    self._tell_not_evaluated(beat.stage.note)
 
     def _tell_stopped(self, beat: Heartbeat) -> None:
         """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
@@ -307,6 +331,12 @@ class Supervisor:
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _tell_not_evaluated(self, note: str | None) -> None:
+        """Say once what the evaluator could not evaluate."""
+        if note is not None and note != self._evaluator_note:
+            log.warning("%s", note)
+        self._evaluator_note = note
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:

@@ -6,23 +6,30 @@ What goes in: the bus and the run's configuration. What comes out: a `Snapshot`,
 
 import time
 
+import anyio
 import msgspec
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
 from lachesis.services.connect import History, is_trained, recent_heartbeats
+from lachesis.services.live.evaluations import EvaluationStatus, evaluation_rows, evaluation_warnings
 from lachesis.services.live.overview import by_outcome
+from lachesis.services.live.progress import newest_figures
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
 __all__ = ["Snapshot", "StreamStatus", "server_version", "take"]
+
+_EVALUATIONS_S = 3.0
+"""Seconds that the server has to send the evaluations."""
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +78,11 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`."""
+    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
+
+    evaluations: the newest of each environment. reward: mean of the newest training step. warnings: held-out rates that
+    fell.
+    """
 
     run: str
     ended: bool
@@ -82,6 +93,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerStatus | None
     policy: PolicyStatus | None
     trainer: TrainerStatus | None
+    evaluations: list[EvaluationStatus] = []
+    reward: float | None = None
+    warnings: list[str] = []
 
 
 async def take(history: History, config: RunConfig) -> Snapshot:
@@ -92,17 +106,30 @@ async def take(history: History, config: RunConfig) -> Snapshot:
     names = {stream.name for stream in streams}
     url = bus.client.connected_url
     ended = ended or (not beats and await is_trained(bus, config))
+    services = merge(beats, planned_services(config), absent="ended" if ended else "silent")
+    reader = EvaluationReader(bus, config)
+    if subjects.EVENTS in names:
+        with anyio.move_on_after(_EVALUATIONS_S):
+            await reader.catch_up()
     return Snapshot(
         run=config.run,
         ended=ended,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
         streams=[_stream(stream) for stream in streams],
-        services=merge(beats, planned_services(config), absent="ended" if ended else "silent"),
+        services=services,
         ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
         policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
         trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
+        evaluations=evaluation_rows(reader.evaluations),
+        reward=_reward(services, config),
+        warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
     )
+
+
+def _reward(services: list[ServiceStatus], config: RunConfig) -> float | None:
+    told = (row.metrics.get("reward/mean") for row in services if row.service == "trainer")
+    return next((value for value in told if value is not None), newest_figures(config.path).get("reward/mean"))
 
 
 def server_version(bus: NatsBus) -> str:

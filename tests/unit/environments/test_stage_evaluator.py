@@ -34,6 +34,8 @@ CONFIG = RunConfig(
         (30, 0, 9, None),
         (30, 0, 10, 3),
         (30, 0, 25, 3),
+        (30, 13, 19, None),
+        (30, 13, 20, 3),  # at the multiples, however late the one before was
         (30, 25, 30, 6),  # the last, however soon after
         (30, 30, 30, None),  # once
         (30, 30, 10, None),
