@@ -43,7 +43,7 @@ from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
+from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import LedgerEntry, Mismatch, StepTimes, Void
 
 __all__ = ["OnPast", "run_trainer"]
@@ -320,10 +320,13 @@ class _Trainer:
                 self.on_past.durable(self.newest.entry)
 
     async def _point_to_best(self) -> None:
-        """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once."""
+        """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.
+
+        No checkpoint waits for them, nor fails without: the next one asks again.
+        """
         if self.on_past is not None or not self.evaluations.reads:
             return
-        with anyio.move_on_after(_EVALUATIONS_S), suppress(InfrastructureError):  # the next checkpoint asks again
+        with anyio.move_on_after(_EVALUATIONS_S), suppress(InfrastructureError, HistoryLostError):
             await self.evaluations.catch_up()
         best = self.evaluations.evaluations.best
         if best is not None:

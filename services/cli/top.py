@@ -1,13 +1,13 @@
 """`lachesis top`: a run as it goes, redrawn once a second, or one look at it as text or JSON.
 
-What goes in: heartbeats, evaluations, what the server says of the durable consumers, and the figures in the run's folder
-where a rate fell; nothing else is read and nothing written.
+What goes in: heartbeats, evaluations, what the server says of the durable consumers, and the figures in the run's
+folder where a rate fell; nothing else is read and nothing written.
 """
 
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import anyio
 import msgspec
@@ -147,11 +147,15 @@ class _Watch:
                 self.rewards.add(beat.metrics)
 
     async def follow_evaluations(self, bus: Bus) -> None:
+        """Keep the newest evaluations. A run without streams has none yet."""
         reader = EvaluationReader(bus, self.config)
-        async with aclosing(reader.follow()) as events:
-            async for _ in events:
-                self._evaluations = evaluation_rows(reader.evaluations)
-                self._fallen = list(evaluation_warnings(reader.evaluations, self.config.path).values())
+        while True:
+            with suppress(NotFoundError):
+                async with aclosing(reader.follow()) as events:
+                    async for _ in events:
+                        self._evaluations = evaluation_rows(reader.evaluations)
+                        self._fallen = list(evaluation_warnings(reader.evaluations, self.config.path).values())
+            await anyio.sleep(1.0)
 
     async def follow_consumers(self, bus: Bus) -> None:
         """Ask once a second how far the competing consumers are. One that is unknown has nobody yet."""

@@ -12,11 +12,12 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.logic.history import Evaluations
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
-from lachesis.schemas.errors import InfrastructureError
+from lachesis.schemas.errors import HistoryLostError, InfrastructureError
 from lachesis.services.cli.options import Options
 from lachesis.services.live.evaluations import (
     evaluation_line,
@@ -28,7 +29,7 @@ from lachesis.services.live.progress import newest_checkpoint, newest_figures, p
 from lachesis.services.preflight import check_named
 from lachesis.services.supervisor import Supervisor
 
-__all__ = ["run_up", "stop_on_signals"]
+__all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
 
 log = logging.getLogger("lachesis")
 
@@ -46,11 +47,11 @@ def run_up(options: Options) -> None:
 
 
 async def _up(config: RunConfig, arguments: list[str]) -> None:
-    evaluations = _EvaluationWatch(config)
+    evaluations = EvaluationWatch(config)
     supervisor = Supervisor(config, arguments, [evaluations])
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
-    print(_what_is_evaluated(config), flush=True)
+    print(describe_evaluation(config), flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)
         tasks.start_soon(_tell_progress, config, evaluations)
@@ -65,7 +66,8 @@ async def _up(config: RunConfig, arguments: list[str]) -> None:
         print(line, flush=True)
 
 
-def _what_is_evaluated(config: RunConfig) -> str:
+def describe_evaluation(config: RunConfig) -> str:
+    """Return what a run evaluates, or why it evaluates nothing and how to have it."""
     reason = reason_not_evaluated(config)
     if reason is not None:
         return f"no held-out evaluation: {reason}"
@@ -78,8 +80,8 @@ def _what_is_evaluated(config: RunConfig) -> str:
     )
 
 
-class _EvaluationWatch:
-    """Prints the evaluations of this life of the run as they come, and warns of rates that fall."""
+class EvaluationWatch:
+    """Prints the newest evaluations and those that come, and warns once of a rate that falls."""
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
@@ -98,7 +100,7 @@ class _EvaluationWatch:
     async def finish(self, bus: Bus) -> None:
         """See `supervisor.Watch`."""
         if self._reader is not None:
-            with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError):
+            with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
                 self._tell(await self._reader.catch_up())
 
     def _tell(self, events: list[EvalEvent]) -> None:
@@ -120,21 +122,25 @@ class _EvaluationWatch:
 
     def conclude(self) -> Iterator[str]:
         """Let the best checkpoint be the one by all evaluations, and yield what is to be said of it."""
-        best = self._reader.evaluations.best if self._reader is not None else None
-        if best is None or self._config.mode != "train":
+        evaluations = self._reader.evaluations if self._reader is not None else Evaluations.of()
+        if evaluations.best is None or self._config.mode != "train":
             return
-        path = point_to_best(self._config.path / CHECKPOINTS, best)
-        rows = evaluation_rows(self._reader.evaluations) if self._reader is not None else []
-        rates = ", ".join(f"{row.env} {row.best:.2f}" for row in rows if row.best is not None)
-        if best.step == 0:
+        step = evaluations.best.step
+        path = point_to_best(self._config.path / CHECKPOINTS, evaluations.best)
+        rates = ", ".join(
+            f"{env.best.env} {env.best.avg:.2f} on {env.best.items} tasks"
+            for env in evaluations.envs.values()
+            if env.best
+        )
+        if step == 0:
             yield f"the best by held-out rate: the model begun with, {self._config.model} ({rates})"
         elif path is not None:
             state = state_of(path)
-            near = "" if state is not None and state.step == best.step else f", the nearest to step {best.step}"
+            near = "" if state is not None and state.step == step else f", the nearest to step {step}"
             yield f"the best by held-out rate: {path}{near} ({rates})"
 
 
-async def _tell_progress(config: RunConfig, evaluations: _EvaluationWatch) -> None:
+async def _tell_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:
     """Print a line every few seconds while steps are taken."""
     told = newest_figures(config.path)
     while True:
