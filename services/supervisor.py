@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -40,8 +39,9 @@ from lachesis.services.forkserver import Told
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.watch import Watch
 
-__all__ = ["Planned", "Supervisor", "Watch", "plan", "planned_services", "ready_within_s"]
+__all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
 log = logging.getLogger("lachesis")
 
@@ -120,16 +120,6 @@ class _Running:
         self.stopping = True
         self.lives.cancel()
         _send(self.process, number)
-
-
-class Watch(Protocol):
-    """Looks on at a run, over the bus."""
-
-    async def follow(self, bus: Bus) -> None:
-        """Look on until cancelled."""
-
-    async def finish(self, bus: Bus) -> None:
-        """Take in what came last, once every service has ended."""
 
 
 class Supervisor:

@@ -1,4 +1,4 @@
-"""The evaluations of a run, read from its events: none of them is ever trimmed."""
+"""The evaluations of a run, read from its events, where all of them stay: only `lachesis gc` deletes any."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing

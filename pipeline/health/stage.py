@@ -109,7 +109,7 @@ class _EnvWriter:
         return writer
 
     async def _remember_evaluations(self) -> None:
-        """Take in the evaluations that were judged before: none of them is ever trimmed."""
+        """Take in the evaluations that were judged before. All are there still, but for those that somebody deleted."""
         if not self.evaluations:
             return
         async with self.service.bus.read(subjects.EVENTS, self.evaluations, follow=False) as messages:

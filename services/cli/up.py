@@ -28,6 +28,7 @@ from lachesis.services.live.evaluations import (
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
 from lachesis.services.preflight import check_named
 from lachesis.services.supervisor import Supervisor
+from lachesis.services.watch import Watch
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
 
@@ -80,7 +81,7 @@ def describe_evaluation(config: RunConfig) -> str:
     )
 
 
-class EvaluationWatch:
+class EvaluationWatch(Watch):
     """Prints the newest evaluations and those that come, and warns once of a rate that falls."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -89,7 +90,7 @@ class EvaluationWatch:
         self._warned: set[str] = set()
 
     async def follow(self, bus: Bus) -> None:
-        """See `supervisor.Watch`."""
+        """See `Watch`."""
         reader = EvaluationReader(bus, self._config)
         before = await reader.catch_up()  # those of earlier lives were printed by them
         self._reader = reader
@@ -98,7 +99,7 @@ class EvaluationWatch:
             self._tell([event])
 
     async def finish(self, bus: Bus) -> None:
-        """See `supervisor.Watch`."""
+        """See `Watch`."""
         if self._reader is not None:
             with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
                 self._tell(await self._reader.catch_up())

@@ -77,7 +77,7 @@ class EnvEvaluations(msgspec.Struct, kw_only=True):
 class Evaluations:
     """`best`: the policy with the best rate so far; of a run with several environments by the mean over them.
 
-    Of equal ones the first is the best. A policy that was not evaluated on every environment is never it.
+    Of equal ones the newest is the best. A policy that was not evaluated on every environment is never it.
     """
 
     envs: dict[str, EnvEvaluations]
@@ -110,13 +110,14 @@ class Evaluations:
     def _compare_with_best(self, version: str) -> None:
         if any(env.newest.policy_version != version for env in self.envs.values()):
             return
-        if self.best is not None and str(self.best) != version and not self._is_better():
+        if self.best is not None and str(self.best) != version and self._is_worse():
             return
         self.best = PolicyVersion.parse(version)
         for env in self.envs.values():
             env.best = env.newest
 
-    def _is_better(self) -> bool:
+    def _is_worse(self) -> bool:
+        """Whether the newest policy is worse than the best, or cannot be compared with it."""
         changes = [compare(env.best, env.newest) for env in self.envs.values() if env.best is not None]
         values = [change.value for change in changes if change is not None]
-        return bool(values) and sum(values) > 0
+        return not values or sum(values) < 0

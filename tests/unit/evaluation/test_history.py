@@ -19,10 +19,10 @@ def test_first_newest_and_best(evaluation):
     assert str(folded.best) == "10-a-d10"
 
 
-def test_of_equals_the_first_is_best_and_repeats_change_nothing(evaluation):
+def test_of_equals_the_newest_is_best_and_repeats_change_nothing(evaluation):
     events = [evaluation(step, [0.5] * 8) for step in (0, 10)]
     folded = of(*events)
-    assert folded.best.step == 0
+    assert folded.best.step == 10
     assert [folded.add(event) for event in events] == [False, False]
     assert folded.envs["sums"].newest.policy_step == 10
 
