@@ -36,7 +36,8 @@ log = logging.getLogger("lachesis")
 
 @dataclass(frozen=True, slots=True)
 class _EvaluatedEnv:
-    """An environment, `tasks` to evaluate it on, in the order in which fewer of them are taken, and its schedule."""
+    """An environment, `tasks` to evaluate it on, in the order in which fewer of them are taken, its schedule, and the
+    `newest` evaluation of a life before."""
 
     name: str
     env: Environment
@@ -44,6 +45,7 @@ class _EvaluatedEnv:
     tasks: Sequence[int]
     score_group: GroupScorer
     schedule: Schedule
+    newest: EvalEvent | None
 
 
 async def run_evaluator(service: Service, config: RunConfig) -> None:
@@ -58,7 +60,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
         await directory.current()
         service.recovered()
-        service.vitals.note = "; ".join(_too_small(one) for one in envs if not one.tasks) or None
+        service.vitals.note = "; ".join(filter(None, map(_doubts, envs))) or None
         async with service.bus.watch(subjects.BUCKETS["policy"], config.run) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
@@ -78,11 +80,19 @@ class _PolicyRefusedError(DataError):
     """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
 
 
-def _too_small(one: _EvaluatedEnv) -> str:
-    return (
-        f"environment {one.name} is not evaluated: of its {len(one.env)} tasks fewer than {MIN_HELD_OUT_TASKS} would "
-        f"be held out; raise evaluate.held_out, or add [evaluation.{one.name}] with tasks of its own"
-    )
+def _doubts(one: _EvaluatedEnv) -> str | None:
+    """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
+    if not one.tasks:
+        return (
+            f"environment {one.name} is not evaluated: of its {len(one.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
+            f"would be held out; raise evaluate.held_out, or add [evaluation.{one.name}] with tasks of its own"
+        )
+    if one.newest is not None and any(then != now for then, now in zip(one.newest.tasks, one.tasks, strict=False)):
+        return (
+            f"environment {one.name} is evaluated on other tasks than up to step {one.newest.policy_step}, since seed, "
+            "tasks or evaluate.held_out changed: they may have been trained on"
+        )
+    return None
 
 
 class _Evaluator:
@@ -111,6 +121,7 @@ class _Evaluator:
                 env, name, settings, settings.scoring or self.config.scoring, run=self.service.run
             ),
             schedule=Schedule(plan, self.config.training.steps, newest.policy_step if newest else None),
+            newest=newest,
         )
 
     async def evaluate(self, record: PolicyRecord, one: _EvaluatedEnv, items: int) -> bool:

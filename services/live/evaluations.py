@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
+from lachesis.pipeline.evaluation.logic.rates import Difference, compare
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.live.progress import training_rewards
 
@@ -17,9 +18,10 @@ __all__ = ["EvaluationStatus", "evaluation_line", "evaluation_rows", "evaluation
 
 class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The newest evaluation of an environment: `rate` is the mean success of sampled answers after optimizer step
-    `step`, `error` its standard error, `greedy` the rate at temperature 0; `first` and `best` are rates of before.
+    `step`, `error` its standard error, `greedy` the rate at temperature 0.
 
-    `best_step` is the step of the run's best policy by held-out rate. None: not known.
+    `first` and `best` are the rates of the first policy and of the run's best one on the tasks that it has in common
+    with theirs; `change` is that from the first, with its standard error. None: not known, or there is no earlier one.
     """
 
     env: str
@@ -31,6 +33,8 @@ class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     greedy: float | None
     first: float
     first_step: int
+    change: float | None
+    change_error: float | None
     best: float | None
     best_step: int | None
 
@@ -42,6 +46,8 @@ def evaluation_rows(evaluations: Evaluations) -> list[EvaluationStatus]:
 
 def _row(env: EnvEvaluations) -> EvaluationStatus:
     newest, best = env.newest, env.best
+    change = _change(env.first, newest)
+    since_best = _change(best, newest) if best is not None else None
     return EvaluationStatus(
         env=newest.env,
         step=newest.policy_step,
@@ -50,16 +56,23 @@ def _row(env: EnvEvaluations) -> EvaluationStatus:
         items=newest.items,
         samples=newest.k,
         greedy=newest.greedy,
-        first=env.first.avg,
+        first=change.before if change else env.first.avg,
         first_step=env.first.policy_step,
-        best=best.avg if best else None,
+        change=change.value if change else None,
+        change_error=change.error if change else None,
+        best=since_best.before if since_best else best.avg if best else None,
         best_step=best.policy_step if best else None,
     )
 
 
+def _change(earlier: EvalEvent, newest: EvalEvent) -> Difference | None:
+    return None if earlier.policy_version == newest.policy_version else compare(earlier, newest)
+
+
 def evaluation_line(event: EvalEvent, first: EvalEvent) -> str:
-    """Return an evaluation as `up` prints it when it comes."""
-    since = "" if first.policy_version == event.policy_version else f" (first {first.avg:.2f})"
+    """Return an evaluation as `up` prints it when it comes, with what it had been on the same tasks at first."""
+    change = _change(first, event)
+    since = "" if change is None else f" (first {change.before:.2f}: {change.value:+.2f} +- {change.error:.2f})"
     unjudged = f", {event.unjudged} answers not judged" if event.unjudged else ""
     tasks = f"{event.items} tasks, {event.k} answers each"
     return f"held-out {event.env}: {_rate(event.avg, event.error)} after step {event.policy_step}{since}; {tasks}" + (

@@ -91,7 +91,10 @@ async def test_held_out_tasks_are_evaluated_once_a_policy_and_never_trained_on(r
     said = (run.folder / "up.log").read_text().splitlines()
     lines = [line for line in said if line.startswith("held-out sums: ")]
     assert len(lines) == len(events)
-    assert re.match(rf"held-out sums: \d\.\d\d \+- \d\.\d\d after step {STEPS} \(first \d\.\d\d\)", lines[-1])
+    assert re.match(
+        rf"held-out sums: \d\.\d\d \+- \d\.\d\d after step {STEPS} \(first \d\.\d\d: [+-]\d\.\d\d \+- \d\.\d\d\)",
+        lines[-1],
+    )
     assert any(line.startswith("held out of training and evaluated every 2 steps: 10% of the tasks") for line in said)
     # an untrained model adds nothing up: all policies are alike, and of those the newest is the best
     best = best_checkpoint(run.folder / CHECKPOINTS)

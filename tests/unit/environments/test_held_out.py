@@ -211,6 +211,18 @@ async def test_a_pool_that_is_too_small_is_told_and_left_out(lab, world):
     assert await measured(lab, "few") == []
 
 
+@pytest.mark.parametrize(("seed", "most", "doubted"), [(0, 200, False), (0, 9, False), (1, 200, True)])
+async def test_tasks_that_were_trained_on_before_they_were_held_out_are_told(lab, world, seed, most, doubted):
+    await publish(lab, 0)
+    async with lab.running(evaluator(CONFIG), "evaluator"):
+        await lab.until(evaluated(lab, 0, "sums", "words"))
+    again = msgspec.structs.replace(CONFIG, seed=seed, evaluate=msgspec.structs.replace(CONFIG.evaluate, items=most))
+    async with lab.running(evaluator(again), "evaluator") as service:
+        await lab.until(lambda: _true(service.vitals.state == "ok"))
+        said = service.vitals.note or ""
+    assert ("environment sums is evaluated on other tasks than up to step 0" in said) == doubted
+
+
 async def test_where_only_raters_judge_they_judge_evaluations_too(lab, world):
     """By the rater that tells success, and the threshold that the environment's settings give."""
 

@@ -54,11 +54,21 @@ def rows_of(*events):
 def test_an_evaluation_is_a_line_as_it_comes():
     first, next_ = evaluation(0, 0.30), evaluation(10, 0.41)
     assert evaluation_line(first, first) == "held-out sums: 0.30 +- 0.03 after step 0; 20 tasks, 100 answers each"
-    assert evaluation_line(next_, first).startswith("held-out sums: 0.41 +- 0.03 after step 10 (first 0.30); ")
-    odd = next_.replace(error=None, unjudged=3)
-    assert evaluation_line(odd, first) == (
-        "held-out sums: 0.41 after step 10 (first 0.30); 20 tasks, 100 answers each, 3 answers not judged"
+    assert evaluation_line(next_, first).startswith(
+        "held-out sums: 0.41 +- 0.03 after step 10 (first 0.30: +0.11 +- 0.00); "
     )
+    odd = next_.replace(error=None, unjudged=3)
+    assert evaluation_line(odd, odd) == (
+        "held-out sums: 0.41 after step 10; 20 tasks, 100 answers each, 3 answers not judged"
+    )
+
+
+def test_a_shorter_evaluation_stands_beside_what_the_first_was_on_its_tasks():
+    first = evaluation(0, 0.30).replace(succeeded=[60] * 10 + [0] * 10)
+    next_ = evaluation(10, 0.50, n=10)
+    assert "(first 0.60: -0.10 +- 0.00)" in evaluation_line(next_, first)
+    (row,) = rows_of(first, next_)
+    assert (row.first, row.change, row.change_error) == (0.6, pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
 
 
 def test_reward_and_held_out_rate_stand_side_by_side():
@@ -176,9 +186,9 @@ async def test_up_prints_them_as_they_come_warns_once_and_names_the_best(lab, fo
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(";")[0] for line in printed] == [
         "held-out sums: 0.30 +- 0.03 after step 0",
-        "held-out sums: 0.03 +- 0.03 after step 10 (first 0.30)",
-        "held-out sums: 0.02 +- 0.03 after step 15 (first 0.30)",
-        "held-out sums: 0.50 +- 0.03 after step 19 (first 0.30)",
+        "held-out sums: 0.03 +- 0.03 after step 10 (first 0.30: -0.27 +- 0.00)",
+        "held-out sums: 0.02 +- 0.03 after step 15 (first 0.30: -0.28 +- 0.00)",
+        "held-out sums: 0.50 +- 0.03 after step 19 (first 0.30: +0.20 +- 0.00)",
     ]
     assert [record.getMessage().split(" (")[0] for record in caplog.records if "held-out" in record.getMessage()] == [
         "the held-out rate of sums fell from 0.30 to 0.03"
