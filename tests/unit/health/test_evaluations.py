@@ -12,7 +12,7 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
-from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.annotations import EvalEvent, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.services.cli.health import read_health
 
@@ -88,6 +88,27 @@ async def test_kills_at_any_moment_change_nothing_and_nothing_is_told_twice(lab,
         await evaluate(lab, 100, 0.0)  # compared with the first, which an earlier life judged
         await lab.until(told(lab, len(RATES) + 1))
     assert [result.severity for result in await results(lab)] == [*SEVERITIES, "warn"]
+
+
+async def test_later_evaluations_are_compared_with_those_before_the_windows_that_were_judged(lab, groups):
+    """What a restart reads again begins behind the last window, and the first evaluation lies before it."""
+    async with lab.running(health, "health"):
+        await evaluate(lab, 0, 0.5)
+        for n in range(32):
+            group = lab.group(n, samples=8)
+            seq = await lab.store(group)
+            score = msgspec.structs.replace(groups.score(), group=group.id, seq=seq, policy_step=0)
+            event = ScoreEvent(run="r", env="sums", revision="live", ensemble="e", raters={}, groups=[score])
+            await lab.bus.publish(subjects.event("score", "r", "live", "sums"), encode(event), msg_id=f"s{n}")
+
+        async def judged():
+            return len(await lab.events("alert", AlertEvent)) >= 3
+
+        await lab.until(judged)
+    async with lab.running(health, "health"):
+        await evaluate(lab, 10, 0.0)
+        await lab.until(told(lab, 2))
+    assert [result.severity for result in await results(lab)] == ["idle", "warn"]
 
 
 async def test_an_evaluation_of_another_name_is_judged_with_the_first_environment(lab):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
@@ -214,6 +215,21 @@ async def test_the_checkpoint_of_the_best_held_out_rate_is_kept_and_named(lab, m
     assert [state.step for _, state in known_checkpoints(folder)] == [STEPS, 2]
     assert best_checkpoint(folder).name == "step-00000002"
     assert weights_after(config)[0] == STEPS, "the newest is gone on with, not the best"
+
+
+async def test_an_evaluation_that_comes_between_two_checkpoints_saves_the_first(lab, model, config, monkeypatch):
+    """Of one checkpoint kept, the best would else be removed as the next is written."""
+    await fill(lab, model)
+    await evaluate_best_at_2(lab)
+    catch_up, asked = EvaluationReader.catch_up, []
+
+    async def late(reader):
+        asked.append(reader)
+        return [] if len(asked) <= 2 else await catch_up(reader)  # before and after the checkpoint of step 2
+
+    monkeypatch.setattr(EvaluationReader, "catch_up", late)
+    await run_trainer(Service(lab.bus, "trainer", "r"), evaluated(config))
+    assert [state.step for _, state in known_checkpoints(config.path / "checkpoints")] == [STEPS, 2]
 
 
 @pytest.mark.parametrize("how", ["away", "rolled back"])
