@@ -60,7 +60,9 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
         await directory.current()
         service.recovered()
-        service.vitals.note = "; ".join(filter(None, map(_doubts, envs))) or None
+        for one in envs:
+            if doubt := _doubt(one):
+                evaluator.note(f"environment {one.name}", doubt)
         async with service.bus.watch(subjects.BUCKETS["policy"], config.run) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
@@ -71,7 +73,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                         if await evaluator.evaluate(record, one, items):
                             one.schedule.done = step
                 except _PolicyRefusedError as error:
-                    evaluator.warn(f"policy {record.version} was not evaluated: {error}")
+                    evaluator.note("policy", f"policy {record.version} was not evaluated: {error}")
                 if config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
 
@@ -80,7 +82,7 @@ class _PolicyRefusedError(DataError):
     """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
 
 
-def _doubts(one: _EvaluatedEnv) -> str | None:
+def _doubt(one: _EvaluatedEnv) -> str | None:
     """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
     if not one.tasks:
         return (
@@ -100,6 +102,7 @@ class _Evaluator:
         self.service = service
         self.config = config
         self.directory = directory
+        self._notes: dict[str, str] = {}
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluatedEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
@@ -137,17 +140,23 @@ class _Evaluator:
         except (DataError, EnvironmentCodeError, ConfigError) as error:
             if not isinstance(error, DataError) and not holds_out(self.config, one.name):
                 raise  # where nobody asked for an evaluation, the run goes on without
-            self.warn(f"policy {record.version} was not evaluated on {one.name}: {error}")
+            self.note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
         self.service.recovered()
+        self.note("policy", None)
+        self.note(one.name, None)
         await self._publish(event)
         return True
 
-    def warn(self, text: str) -> None:
-        """Say what was not evaluated, in the log and in the heartbeat."""
-        log.warning("%s", text)
+    def note(self, about: str, text: str | None) -> None:
+        """Say what is not evaluated and why, in the log and, until it is over (None), in the heartbeat."""
         self.service.recovered()
-        self.service.vitals.note = text
+        if text is not None:
+            log.warning("%s", text)
+            self._notes[about] = text
+        else:
+            self._notes.pop(about, None)
+        self.service.vitals.note = "; ".join(self._notes.values()) or None
 
     async def _measure(self, record: PolicyRecord, one: _EvaluatedEnv, tasks: Sequence[int]) -> EvalEvent:
         plan, settings = self.config.evaluate, one.settings

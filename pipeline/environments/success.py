@@ -5,6 +5,7 @@ several rewards, is scored as its rollouts are: by the raters, without any by th
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environments.collect import GroupDraft, build_group
@@ -25,7 +26,11 @@ def success_scorer(
     `settings` says by which rater and from what rating on, where raters decide. What it raises: EnvironmentCodeError
     when the environment's `score` fails, else as `EnvironmentScorer.score`.
     """
-    scorer = EnvironmentScorer(scoring, settings)
+
+    @cache  # raters are loaded where they are needed: an environment that judges by itself needs none of their packages
+    def load_scorer() -> EnvironmentScorer:
+        return EnvironmentScorer(scoring, settings)
+
     scores_itself = type(env).score is not Environment.score
 
     async def by_environment(draft: GroupDraft) -> list[float | None]:
@@ -38,7 +43,7 @@ def success_scorer(
 
     async def by_raters(draft: GroupDraft) -> Sequence[float | None]:
         group = build_group(draft, run=run, env=name, producer="evaluator", epoch=0, counter=0, tokenizer_hash="-")
-        scored = await scorer.score(group, seq=1)
+        scored = await load_scorer().score(group, seq=1)
         if settings.success_rater is None:
             return scored.scores
         return scored.ratings.get(settings.success_rater, [None] * len(scored.scores))

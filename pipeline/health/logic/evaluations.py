@@ -38,5 +38,5 @@ class HeldOut:
             return Finding("warn", -change.value, fall.bound * change.error, fall.describe())
         found = None if env.first is env.newest else compare(env.first, env.newest)
         if found is None:
-            return Finding("idle", reason="the first evaluation is what later ones are judged by")
+            return Finding("idle", reason="there is no earlier evaluation to compare it with")
         return Finding("ok", -found.value, FALL_BELOW_FIRST_ERRORS * found.error)

@@ -286,6 +286,8 @@ async def test_an_environment_that_cannot_be_evaluated_never_ends_the_run(lab, w
         assert "policy 0-a-d0 was not evaluated on broken" in service.vitals.note
         await publish(lab, 30)
         await lab.until(evaluated(lab, 30, "sums"))
+        assert "policy 0-a-d0" not in service.vitals.note
+        assert "policy 30-a-d30 was not evaluated on broken" in service.vitals.note
     assert await measured(lab, "broken") == []
 
 
