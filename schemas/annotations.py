@@ -336,8 +336,8 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     `avg` is the mean success of k samples an item, `pass_at_k` the share of items with any success, `greedy` the mean
     success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which nobody could judge.
     `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
-    `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `judged` could be
-    judged and `succeeded` succeeded; empty where nobody counted, or there were too many for a message.
+    `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
+    could be judged and `task_successes` succeeded; empty where nobody counted, or there were too many for a message.
     """
 
     policy_version: str
@@ -353,14 +353,14 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     unjudged: Count = 0
     error: Annotated[float, Meta(ge=0, le=1)] | None = None
     tasks: list[Count] = []
-    succeeded: list[Count] = []
-    judged: list[Count] = []
+    task_successes: list[Count] = []
+    task_judged: list[Count] = []
 
     def check(self) -> None:
-        if not len(self.tasks) == len(self.succeeded) == len(self.judged) <= MAX_EVALUATED_TASKS:
-            raise SchemaError("tasks, succeeded and judged differ in length, or are too long")
-        if any(good > all_ for good, all_ in zip(self.succeeded, self.judged, strict=True)):
-            raise SchemaError("succeeded: more than could be judged")
+        if not len(self.tasks) == len(self.task_successes) == len(self.task_judged) <= MAX_EVALUATED_TASKS:
+            raise SchemaError("tasks, task_successes and task_judged differ in length, or are too long")
+        if any(good > all_ for good, all_ in zip(self.task_successes, self.task_judged, strict=True)):
+            raise SchemaError("task_successes: more than could be judged")
         PolicyVersion.parse(self.policy_version)
 
 

@@ -201,8 +201,8 @@ class _Evaluator:
             greedy=result.greedy,
             unjudged=result.unjudged,
             tasks=list(carried),
-            succeeded=[task.succeeded for task in carried.values()],
-            judged=[task.judged for task in carried.values()],
+            task_successes=[task.succeeded for task in carried.values()],
+            task_judged=[task.judged for task in carried.values()],
             started_ns=started_ns,
             ended_ns=time.time_ns(),
         )

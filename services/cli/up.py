@@ -12,7 +12,8 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.evaluation.logic.history import Evaluations
+from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
+from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
@@ -128,17 +129,23 @@ class EvaluationWatch(Watch):
             return
         step = evaluations.best.step
         path = point_to_best(self._config.path / CHECKPOINTS, evaluations.best)
-        rates = ", ".join(
-            f"{env.best.env} {env.best.avg:.2f} on {env.best.items} tasks"
-            for env in evaluations.envs.values()
-            if env.best
-        )
+        rates = ", ".join(map(_best_rate, evaluations.envs.values()))
         if step == 0:
             yield f"the best by held-out rate: the model begun with, {self._config.model} ({rates})"
         elif path is not None:
             state = state_of(path)
             near = "" if state is not None and state.step == step else f", the nearest to step {step}"
             yield f"the best by held-out rate: {path}{near} ({rates})"
+
+
+def _best_rate(env: EnvEvaluations) -> str:
+    """Return the rate of the best policy in an environment, beside that of the last on the same tasks."""
+    best, newest = env.best or env.newest, env.newest
+    change = None if best.policy_version == newest.policy_version else compare(best, newest)
+    if change is None:
+        return f"{best.env} {best.avg:.2f} on {best.items} tasks"
+    on = f" on the same {change.tasks} tasks" if change.tasks else ""
+    return f"{best.env} {change.before:.2f}, the last policy {change.after:.2f}{on}"
 
 
 async def _tell_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:

@@ -83,5 +83,5 @@ def _paired(rates: Sequence[tuple[float, float]]) -> Difference:
 
 
 def _by_task(event: EvalEvent) -> Mapping[int, TaskResult]:
-    columns = zip(event.tasks, event.succeeded, event.judged, strict=True)
+    columns = zip(event.tasks, event.task_successes, event.task_judged, strict=True)
     return {task: TaskResult(succeeded, judged) for task, succeeded, judged in columns if judged}

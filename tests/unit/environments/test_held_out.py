@@ -169,8 +169,8 @@ async def test_without_an_evaluation_table_the_held_out_tasks_are_evaluated(lab,
     for env in ("sums", "words"):
         events, chosen = await measured(lab, env), held_out_tasks(CONFIG, env, 100).tolist()
         assert [event.tasks for event in events] == [chosen, chosen[:4], chosen]
-        assert all(event.judged == [2] * event.items for event in events)
-        assert all(sum(event.succeeded) / (2 * event.items) == event.avg for event in events)
+        assert all(event.task_judged == [2] * event.items for event in events)
+        assert all(sum(event.task_successes) / (2 * event.items) == event.avg for event in events)
         assert all(event.error is not None for event in events)
         assert service.vitals.metrics[f"eval/{env}/avg@2"] == events[-1].avg
         assert service.vitals.metrics[f"eval/{env}/error"] == events[-1].error
@@ -255,8 +255,8 @@ async def test_where_only_raters_judge_they_judge_evaluations_too(lab, world):
     async with lab.running(evaluator(config), "evaluator"):
         await lab.until(evaluated(lab, 0, "own"))
     (event,) = await measured(lab, "own")
-    assert event.succeeded == [1] * 10
-    assert event.judged == [2] * 10
+    assert event.task_successes == [1] * 10
+    assert event.task_judged == [2] * 10
 
 
 @pytest.mark.parametrize("broken", ["task", "score", "nothing judges"])
@@ -304,5 +304,5 @@ async def test_a_task_that_a_bug_costs_is_not_judged_and_the_others_are(lab, wor
         with anyio.fail_after(60):
             await lab.until(evaluated(lab, 0, "sums"))
     (event,) = await measured(lab, "sums")
-    assert event.judged == [0] + [2] * 9
+    assert event.task_judged == [0] + [2] * 9
     assert event.unjudged == 3  # two sampled answers and the greedy one

@@ -21,8 +21,8 @@ def make(step, rates, *, env="sums", k=4, first_task=0, lineage="a"):
         error=standard_error(found),
         pass_at_k=sum(rate > 0 for rate in rates) / len(rates),
         tasks=list(range(first_task, first_task + len(rates))),
-        succeeded=[result.succeeded for result in found],
-        judged=[result.judged for result in found],
+        task_successes=[result.succeeded for result in found],
+        task_judged=[result.judged for result in found],
         started_ns=1000 + 10 * step,
         ended_ns=1005 + 10 * step,
     )

@@ -68,7 +68,7 @@ def test_a_fall_below_the_best_is_told_too_and_a_recovery_ends_it(evaluation):
 def test_no_fall_without_a_second_evaluation_or_an_error(evaluation):
     assert of(evaluation(0, [0.5] * 8)).falls() == []
     old = [
-        evaluation(step, [rate] * 8).replace(error=None, tasks=[], succeeded=[], judged=[])
+        evaluation(step, [rate] * 8).replace(error=None, tasks=[], task_successes=[], task_judged=[])
         for step, rate in [(0, 1.0), (10, 0.0)]
     ]
     assert of(*old).falls() == []
@@ -92,6 +92,6 @@ def test_rates_that_do_not_change_seldom_look_as_if_they_fell(evaluation):
 def test_an_evaluation_whose_columns_do_not_fit_is_refused_and_an_old_one_is_read(evaluation):
     event = evaluation(0, [0.5] * 8)
     assert decode(type(event), encode(event)) == event
-    for wrong in ({"judged": [4]}, {"succeeded": [5] * 8}, {"error": -0.1}, {"policy_version": "x"}):
+    for wrong in ({"task_judged": [4]}, {"task_successes": [5] * 8}, {"error": -0.1}, {"policy_version": "x"}):
         with pytest.raises(SchemaError):
             decode(type(event), encode(event.replace(**wrong)))

@@ -62,3 +62,8 @@ def test_a_policy_server_elsewhere_with_one_for_evaluation_is_evaluated():
     assert set(evaluated_environments(config)) == {"sums"}
     assert processes(config) >= {"evaluator"}
     assert "inference-eval" not in processes(config)
+
+
+def test_a_run_without_environments_has_nothing_to_evaluate():
+    assert "no environment's tasks" in reason_not_evaluated(RunConfig())
+    assert evaluated_environments(RunConfig()) == {}

@@ -65,5 +65,5 @@ def test_other_tasks_are_compared_by_independent_errors(evaluation):
 
 
 def test_an_event_of_an_older_build_is_compared_with_nothing(evaluation):
-    old = evaluation(0, [1.0, 0.0]).replace(error=None, tasks=[], succeeded=[], judged=[])
+    old = evaluation(0, [1.0, 0.0]).replace(error=None, tasks=[], task_successes=[], task_judged=[])
     assert compare(old, evaluation(10, [0.0, 0.0])) is None

@@ -35,7 +35,8 @@ async def evaluate(lab, step, rate, *, env="sums"):
     event = EvalEvent(
         run="r", env=env, revision="live", policy_version=f"{step}-a-d", policy_step=step, items=20, k=2,
         temperature=1.0, avg=avg, error=standard_error(counts), pass_at_k=avg, tasks=list(range(20)),
-        succeeded=[count.succeeded for count in counts], judged=[2] * 20, started_ns=step + 1, ended_ns=step + 2,
+        task_successes=[count.succeeded for count in counts], task_judged=[2] * 20,
+        started_ns=step + 1, ended_ns=step + 2,
     )  # fmt: skip
     await lab.bus.publish(subjects.event("eval", "r", "live", env), encode(event), msg_id=f"{step}{env}")
 

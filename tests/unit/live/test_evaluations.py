@@ -32,8 +32,8 @@ def evaluation(step, avg, *, env="sums", error=0.03, n=20):
     succeeded = [round(avg * 100)] * n
     return EvalEvent(
         run="r", env=env, revision="live", policy_version=f"{step}-a-d{step}", policy_step=step, items=n, k=100,
-        temperature=1.0, avg=avg, error=error, pass_at_k=avg, greedy=0.5, tasks=list(range(n)), succeeded=succeeded,
-        judged=[100] * n, started_ns=step + 1, ended_ns=step + 2,
+        temperature=1.0, avg=avg, error=error, pass_at_k=avg, greedy=0.5, tasks=list(range(n)),
+        task_successes=succeeded, task_judged=[100] * n, started_ns=step + 1, ended_ns=step + 2,
     )  # fmt: skip
 
 
@@ -64,7 +64,7 @@ def test_an_evaluation_is_a_line_as_it_comes():
 
 
 def test_a_shorter_evaluation_stands_beside_what_the_first_was_on_its_tasks():
-    first = evaluation(0, 0.30).replace(succeeded=[60] * 10 + [0] * 10)
+    first = evaluation(0, 0.30).replace(task_successes=[60] * 10 + [0] * 10)
     next_ = evaluation(10, 0.50, n=10)
     assert "(first 0.60: -0.10 +- 0.00)" in evaluation_line(next_, first)
     (row,) = rows_of(first, next_)
@@ -180,7 +180,9 @@ async def test_up_prints_them_as_they_come_warns_once_and_names_the_best(lab, fo
         await lab.until(lambda: shown("0.03 +- 0.03 (step 10, first 0.30)"))
         await store(lab, evaluation(15, 0.02))
         await lab.until(lambda: shown("0.02 +- 0.03 (step 15, first 0.30)"))
-    assert list(watch.conclude()) == ["the best by held-out rate: the model begun with, m (sums 0.30 on 20 tasks)"]
+    assert list(watch.conclude()) == [
+        "the best by held-out rate: the model begun with, m (sums 0.30, the last policy 0.02 on the same 20 tasks)"
+    ]
     await store(lab, evaluation(19, 0.50))
     await watch.finish(lab.bus)  # what came while the services stopped
     printed = capsys.readouterr().out.splitlines()

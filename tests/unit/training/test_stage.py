@@ -190,8 +190,8 @@ def an_evaluation(step, rates):
         avg=sum(rates) / len(rates),
         pass_at_k=0.5,
         tasks=list(range(len(rates))),
-        succeeded=rates,
-        judged=[1] * len(rates),
+        task_successes=rates,
+        task_judged=[1] * len(rates),
         started_ns=step,
         ended_ns=step + 1,
     )
