@@ -193,7 +193,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
             hears=(subjects.heartbeat(run), *incidents),
-            reads=(LEDGER, BUCKETS["policy"]),
+            reads=(EVENTS, LEDGER, BUCKETS["policy"]),  # of EVENTS: evaluations, for the best checkpoint
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),
         ),

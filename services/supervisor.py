@@ -29,6 +29,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
@@ -46,6 +47,7 @@ from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.run_lease import RunLease, lock_folder
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.unfinished import trace_unfinished
+from lachesis.services.watch import Watch
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -78,12 +80,13 @@ def plan(config: RunConfig) -> list[Planned]:
         rows += [("teacher", "", config.services.teachers, False)]
     if train:
         rows += [("trainer", "", 1, finite)]
-    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * bool(config.evaluation)
+    evaluated = bool(evaluated_environments(config))
+    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * evaluated
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
     rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
     rows += [("environment", env, config.services.environments, False) for env in own]
-    rows += [("evaluator", "", 1, finite)] * bool(config.evaluation)
+    rows += [("evaluator", "", 1, finite)] * evaluated
     planned = []
     for service, part, replicas, ends in rows:
         for replica in range(replicas):
@@ -128,9 +131,10 @@ class _Running:
 
 
 class Supervisor:
-    """Runs one run. `arguments` (--config, --set) are handed to every process as they are."""
+    """Runs one run. `arguments` (--config, --set) are handed to every process as they are; `watches` look on while it
+    runs."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str]) -> None:
+    def __init__(self, config: RunConfig, arguments: Sequence[str], watches: Sequence[Watch] = ()) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
@@ -138,6 +142,7 @@ class Supervisor:
         check_budgets(config)
         self.config = config
         self.arguments = list(arguments)
+        self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
@@ -147,6 +152,7 @@ class Supervisor:
         self._stopped: set[str] = set()
         self._killed = False
         self._ledger_broken = ""  # how, as the health service found it
+        self._evaluator_note: str | None = None
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -183,6 +189,8 @@ class Supervisor:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(self._watch_heartbeats, bus)
+            for watch in self.watches:
+                tasks.start_soon(watch.follow, bus)
             try:
                 await self._up_and_down(tasks)
             finally:
@@ -190,6 +198,8 @@ class Supervisor:
                     if not self._killed:
                         await trace_unfinished(bus, self.config)
             tasks.cancel_scope.cancel()
+        for watch in self.watches:
+            await watch.finish(bus)
         if not self._killed:
             await verify_ledger(bus, self.config, self._ledger_broken)
 
@@ -250,7 +260,9 @@ class Supervisor:
         finite = [row for row in self.running if row.planned.finite]
         if not finite:
             await anyio.sleep_forever()
-        for row in finite:
+        for row in sorted(finite, key=lambda row: row.planned.service != "trainer"):
+            if row.planned.service == "evaluator" and not row.ended.is_set():
+                log.info("all %s steps are taken; the last policy is evaluated", self.config.training.steps)
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
@@ -342,6 +354,8 @@ class Supervisor:
                         row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
+                if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
+                    self._tell_not_evaluated(beat.stage.note)
 
     def _tell_stopped(self, beat: Heartbeat) -> None:
         """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
@@ -354,6 +368,12 @@ class Supervisor:
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _tell_not_evaluated(self, note: str | None) -> None:
+        """Say once what the evaluator could not evaluate."""
+        if note is not None and note != self._evaluator_note:
+            log.warning("%s", note)
+        self._evaluator_note = note
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:

@@ -101,8 +101,13 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Evaluation of named policy versions on held-out tasks; results never enter the ledger."""
 
+    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    """Share of each environment's tasks that are evaluated and never trained on, at most `items` of them; without
+    [evaluation] only. Which ones follows from the seed and the size of the pool. A pool of which fewer than 8 would be
+    held out is trained on whole. 0: no evaluation. Default 0.1."""
     every_steps: PositiveInt = 10
-    """Optimizer steps between evaluations; the first and the last policy are always evaluated. Default 10."""
+    """Optimizer steps between evaluations, which are due at its multiples; the first and the last policy are always
+    evaluated. With a multiple of training.checkpoint_every the best policy has a checkpoint of its own. Default 10."""
     items: PositiveInt = 200
     """Held-out tasks in an evaluation of the first and the last policy. Default 200."""
     items_between: PositiveInt = 50
@@ -165,7 +170,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     checkpoint_every: PositiveInt = 10
     """Optimizer steps between checkpoints. Default 10."""
     checkpoints_kept: PositiveInt = 3
-    """Newest checkpoints kept. Default 3."""
+    """Newest checkpoints kept; the one of the best held-out rate is kept beside them. Default 3."""
     drain_s: Seconds = 60.0
     """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
     given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
@@ -231,7 +236,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage,
     timeout_s, lost_samples and fewest_samples. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
-    """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
+    """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`.
+    Default empty: a share of each environment's own tasks is (evaluate.held_out)."""
     evaluate: EvaluationConfig = EvaluationConfig()
     """The evaluation schedule."""
     scoring: ScoringConfig = ScoringConfig()

@@ -1,8 +1,9 @@
 """The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
 
-Guarantees: no inference without a lease; a group is published once, under an id and a counter of its own, and its
-lease is settled by its being stored; a group that infrastructure failed is abandoned and its lease given back, and so
-is one that outgrew its lease: what is stored never weighs more than what was granted.
+Guarantees: no inference without a lease; a task that is held out for evaluation is never drawn, whatever the
+curriculum says; a group is published once, under an id and a counter of its own, and its lease is settled by its being
+stored; a group that infrastructure failed is abandoned and its lease given back, and so is one that outgrew its lease:
+what is stored never weighs more than what was granted.
 """
 
 import logging
@@ -14,6 +15,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -25,6 +27,8 @@ from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.environments.traces import traced_if_abandoned
+from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
+from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
@@ -68,7 +72,14 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
         service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s, requested=service.requested
     ) as directory:
         producer = _Producer(
-            service, name, env, settings, directory, seed=config.seed, text_only=config.trains_text_only
+            service,
+            name,
+            env,
+            settings,
+            directory,
+            held_out=held_out_tasks(config, name, len(env)),
+            seed=config.seed,
+            text_only=config.trains_text_only,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
@@ -91,12 +102,14 @@ class _Producer:
         settings: EnvironmentConfig,
         directory: Directory,
         *,
+        held_out: NDArray[np.int64],
         seed: int,
         text_only: bool = False,
     ) -> None:
         self.service = service
         self.name = name
         self.env = env
+        self.held_out = held_out
         self.settings = settings
         self.text_only = text_only
         self.inference = directory
@@ -108,7 +121,7 @@ class _Producer:
         self.largest = settings.largest_bytes
         self.leases = Leases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
-        self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")
+        self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
         self.limits = TrainerLimits(text_only=False)
         self.collect = CollectConfig(
@@ -132,11 +145,14 @@ class _Producer:
                     continue
                 weights = snapshot.values()
                 if len(weights) == len(self.env):
-                    self.sampler = Sampler.from_snapshot(weights, snapshot.id)
+                    self.sampler = self._sampler(weights, snapshot.id)
                 else:
                     log.warning(
                         "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
                     )
+
+    def _sampler(self, weights: NDArray[np.float32], snapshot_id: str) -> Sampler:
+        return Sampler.from_snapshot(mask_held_out(weights, self.held_out), snapshot_id)
 
     async def learn_limits(self) -> None:
         """Wait for the run's policy and its server; note the tokenizer and the longest context."""

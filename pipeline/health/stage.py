@@ -1,10 +1,10 @@
 """The health service: what the event streams say in, alerts out, one fenced commit a window.
 
-One writer an environment. It reads scores, rewards, dead letters, ledger entries and the trainer's reports, and no
-payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what every check
-found in a window, what follows for the environment, and the whole state, so a restart reads the open windows again and
-judges them alike. A request to resume (key-value) becomes an event here too: whoever wants to know where an environment
-stands, reads its newest alert event and nothing else.
+One writer an environment. It reads scores, rewards, dead letters, evaluations, ledger entries and the trainer's
+reports, and no payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what
+every check found in a window, or what one found in an evaluation, what follows for the environment, and the whole
+state, so a restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event
+here too: whoever wants to know where an environment stands, reads its newest alert event and nothing else.
 """
 
 import logging
@@ -17,6 +17,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
@@ -27,7 +28,7 @@ from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
-from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
+from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -95,7 +96,7 @@ def _in_words(problems: Sequence[LedgerProblem]) -> str:
 
 async def _run_env(service: Service, writer: "_EnvWriter") -> None:
     run, revision, env = service.run, service.revision, writer.env
-    events = [subjects.event(kind, run, revision, env) for kind in writer.kinds]
+    events = [*(subjects.event(kind, run, revision, env) for kind in writer.kinds), *writer.evaluations]
     sources = [
         Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
         Source(subjects.LEDGER, writer.ledger, writer.cursors[subjects.LEDGER]),
@@ -103,6 +104,14 @@ async def _run_env(service: Service, writer: "_EnvWriter") -> None:
     async with open_bursts(service, sources) as bursts, background() as tasks:
         tasks.start_soon(writer.watch_requests)
         await take_bursts(service, bursts, writer.take)
+
+
+def _evaluations_of(config: RunConfig, env: str) -> list[str]:
+    """Return the evaluations that are judged with an environment: that of its name, and with the run's first
+    environment those of no environment's name."""
+    first = next(iter(config.environments))
+    named = evaluated_environments(config)
+    return [name for name in named if name == env or (env == first and name not in config.environments)]
 
 
 class _EnvWriter:
@@ -118,6 +127,9 @@ class _EnvWriter:
         self.env = env
         self.log = log
         self.monitor = Monitor(config.health, _settings(config, env))
+        self.evaluations = [
+            subjects.event("eval", service.run, service.revision, name) for name in _evaluations_of(config, env)
+        ]
         trainer = config.training.name
         self.ledger = [
             subjects.ledger(service.run, trainer),
@@ -146,7 +158,21 @@ class _EnvWriter:
             writer.monitor.load_state_dict(unpack("health state", state))
         writer.cursors.update(restored.cursors)
         writer._next = dict(writer.cursors)
+        await service.retrying("read evaluations")(writer._remember_evaluations)
         return writer
+
+    async def _remember_evaluations(self) -> None:
+        """Take in the evaluations that were judged before. All are there still, but for those that somebody deleted."""
+        if not self.evaluations:
+            return
+        async with self.service.bus.read(subjects.EVENTS, self.evaluations, follow=False) as messages:
+            async for message in messages:
+                if message.seq >= self.cursors[subjects.EVENTS]:
+                    return  # it comes again
+                try:
+                    self.monitor.remember(decode(EvalEvent, message.data))
+                except SchemaError as error:
+                    self.service.vitals.note = f"left out: {error}"
 
     async def take(self, burst: list[Stored]) -> None:
         """Feed a burst of input, and commit each window that it completes."""
@@ -154,20 +180,24 @@ class _EnvWriter:
             for message in burst:
                 self._next[message.stream] = message.seq + 1
                 try:
-                    self._feed(message)
+                    found = self._feed(message)
                 except VersionError:
                     raise  # the run's own services wrote it: wait for the upgrade, with the message unread
                 except DataError as error:  # its dead letter is written by the stage that needs it
                     self.service.vitals.note = f"left out: {error}"
+                    continue
+                if found:  # the open window stays open: the cursor does not move
+                    await self._commit("groups", found)
                 if self.monitor.window_full:
                     await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
                 if self.monitor.batches_full:
                     await self._commit("batches", self.monitor.judge_batches(), subjects.LEDGER)
 
-    def _feed(self, message: Stored) -> None:
+    def _feed(self, message: Stored) -> list[Alert]:
+        """Take in a message, and return what it brings at once: the result of an evaluation."""
         if message.subject.startswith("rl.state."):
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
-            return
+            return []
         if message.stream == subjects.LEDGER:
             entry = decode(LedgerEntry, message.data)
             batch = entry.batch
@@ -175,7 +205,7 @@ class _EnvWriter:
                 self.monitor.stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
-            return
+            return []
         match message.subject.split(".")[1]:
             case "score":
                 scored = decode(ScoreEvent, message.data)
@@ -188,8 +218,11 @@ class _EnvWriter:
                 event = decode(RewardEvent, message.data)
                 for reward in event.groups:
                     self.monitor.reward(reward, event.advantage)
+            case "eval":
+                return self.monitor.judge_evaluation(decode(EvalEvent, message.data))
             case _:
                 self.monitor.dead(decode(DeadLetter, message.data))
+        return []
 
     async def watch_requests(self) -> None:
         """Apply each request to resume, once. Runs until cancelled."""

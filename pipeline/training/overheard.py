@@ -15,6 +15,7 @@ __all__ = ["Overheard"]
 _WANTED = (
     "batching/tokens_per_sequence/",
     "curriculum/",
+    "eval/",
     "health/",
     "reliability/",
     "reward/",
@@ -50,9 +51,9 @@ class Overheard:
                 del instances[instance]
 
     def figures(self) -> dict[str, float]:
-        """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `health/*`, `reliability/*`, `reward/*`,
-        `reward_norm/*` and `reward_shaping/*` as the services said them, and `queue/{service}/{lag,redelivered}`: the
-        largest lag that an instance told, and their redeliveries together.
+        """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,
+        `reward/*`, `reward_norm/*` and `reward_shaping/*` as the services said them, and
+        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
         """
         found: dict[str, float] = {}
         for service, instances in self._newest.items():

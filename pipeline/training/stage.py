@@ -12,7 +12,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.service import Service
@@ -42,14 +43,14 @@ from lachesis.pipeline.training.overheard import Overheard
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
 from lachesis.pipeline.training.sequences import TrainableBatch
-from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint
+from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
+from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, Void
 
 __all__ = ["OnPast", "run_trainer"]
@@ -57,6 +58,8 @@ __all__ = ["OnPast", "run_trainer"]
 log = logging.getLogger("lachesis")
 
 _IDLE_S = 10.0
+_EVALUATIONS_S = 5.0
+"""Seconds that a checkpoint may wait for what evaluations there are."""
 _SLOW_STEPS = 20
 _SLOW_SHOWN = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
@@ -154,6 +157,7 @@ class _Trainer:
         self.on_past = on_past
         self.numerics = numerics_of(config)
         self.overheard = Overheard()
+        self.evaluations = EvaluationReader(service.bus, config)
         self.checkpointed = learner.steps
         self.rolling = Rolling()
         self.newest: FedBatch | None = None
@@ -341,6 +345,7 @@ class _Trainer:
         """Make the present step durable, then report it."""
         settings = self.config.training
         folder = self.config.path / CHECKPOINTS
+        await self._point_to_best()  # so that the best one is not among those that are removed now
         state = await anyio.to_thread.run_sync(
             partial(
                 save_checkpoint,
@@ -359,10 +364,24 @@ class _Trainer:
         )
         self.checkpointed = self.learner.steps
         await self.report(state, latest_checkpoint(folder))
+        await self._point_to_best()
         if self.newest is not None:
             self.tracking.samples(sample_rows(self.newest.groups))
             if self.on_past is not None:
                 self.on_past.durable(self.newest.entry)
+
+    async def _point_to_best(self) -> None:
+        """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.
+
+        No checkpoint waits for them, nor fails without: the next one asks again.
+        """
+        if self.on_past is not None or not self.evaluations.reads:
+            return
+        with anyio.move_on_after(_EVALUATIONS_S), suppress(InfrastructureError, HistoryLostError):
+            await self.evaluations.catch_up()
+        best = self.evaluations.evaluations.best
+        if best is not None:
+            await anyio.to_thread.run_sync(point_to_best, self.config.path / CHECKPOINTS, best)
 
     async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
         """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.

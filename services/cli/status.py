@@ -11,6 +11,7 @@ from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
 from lachesis.services.cli.snapshot import Snapshot, take
 from lachesis.services.connect import LOOK_S, open_run
+from lachesis.services.live.evaluations import evaluation_summary
 from lachesis.services.live.overview import barren
 from lachesis.services.live.services import Quantiles, ServiceStatus
 
@@ -47,11 +48,13 @@ def _print(snapshot: Snapshot) -> None:
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
+    for evaluation in snapshot.evaluations:
+        print(f"held out {printable(evaluation_summary(evaluation))}{_beside(snapshot.reward)}")
     promoted = snapshot.ledger.promoted if snapshot.ledger else None
     if promoted is not None:
         print(f"judged   by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}")
-    for warning in barren(snapshot.ledger.outcomes if snapshot.ledger else {}):
-        print(f"warning  {warning}")
+    for warning in [*barren(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
+        print(f"warning  {printable(warning)}")
     print()
     print_columns(_columns(snapshot.services))
     for row in snapshot.services:
@@ -70,6 +73,10 @@ def _print(snapshot: Snapshot) -> None:
         for row in snapshot.streams
     )
     print_table(("stream", "messages", "bytes", "budget", "full"), streams)
+
+
+def _beside(reward: float | None) -> str:
+    return "" if reward is None else f"; training reward {reward:.3g}"
 
 
 def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:

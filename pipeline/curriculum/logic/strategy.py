@@ -10,7 +10,7 @@ A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
+from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 from lachesis.schemas.values import Count, shaped
@@ -53,13 +54,15 @@ class Feedback:
 @dataclass(frozen=True, slots=True)
 class Items:
     """The items of one environment: `difficulty` float [N] if a prior is known (any scale, higher is harder), and
-    `skill` int [N], an index into `skills`. Default: one skill.
+    `skill` int [N], an index into `skills`. Default: one skill. `held_out` int [n] are those that are evaluated and
+    never drawn: they have no weight, whatever the strategy.
     """
 
     count: int
     difficulty: NDArray[np.float64] | None = None
     skill: NDArray[np.int32] | None = None
     skills: Sequence[str] = ("",)
+    held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -185,13 +188,16 @@ class Strategy:
 
     def snapshot(self) -> Snapshot:
         """Return the current weights, scaled to sum to N, for environments to draw by. O(N)."""
-        weights = self.weights()
+        weights = self._drawable_weights()
         return Snapshot.of((weights * (len(weights) / weights.sum())).astype(np.float32), self.observations)
+
+    def _drawable_weights(self) -> NDArray[np.float64]:
+        return mask_held_out(self.weights(), self.items.held_out)
 
     def metrics(self) -> dict[str, float]:
         """Return figures for monitoring under `curriculum/`."""
         counts = self._counts
-        weights = self.weights()
+        weights = self._drawable_weights()
         figures = {
             "observed": counts.observed,
             "repeated": counts.repeated,

@@ -3,6 +3,7 @@
 Guarantees that results and standing are a function of the streams (and of resumptions): no clock, no arrival order. A
 window of groups ends with the message that completes it, one of batches with the entry that does; `state_dict` holds
 what lies before, never a part of a window, so that a restart reads the open windows again and comes to the same.
+Evaluations are judged one by one, each when it comes.
 """
 
 import math
@@ -16,12 +17,13 @@ from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
 from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, RunSettings, Window
 from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
+from lachesis.pipeline.health.logic.evaluations import HeldOut
 from lachesis.pipeline.health.logic.fractions import Faulty, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
 from lachesis.pipeline.health.logic.missing import Missing
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Span, Standing
-from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
+from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.values import shaped
@@ -66,7 +68,7 @@ def _checks(config: HealthConfig) -> list[Check]:
 LEDGER_CHECK = "ledger"
 """The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
 _OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
-CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
+CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOut.name)
 """The names of all checks that judge environments."""
 
 
@@ -86,6 +88,7 @@ class Monitor:
         self.resumed = 0
         self.promoted = 0
         self._after = 0
+        self._held_out = HeldOut()
         self._begin()
 
     def _begin(self) -> None:
@@ -147,7 +150,19 @@ class Monitor:
         """Take in what the trainer found in the steps of a report."""
         self._mismatch.add(steps)
 
+    def remember(self, event: EvalEvent) -> None:
+        """Take in an evaluation of before the state that was loaded, for later ones to be compared with."""
+        self._held_out.remember(event)
+
     # what comes out
+
+    def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
+        """Judge an evaluation; nothing comes of one that was judged before. The standing stays: only windows of groups
+        and batches change that."""
+        finding = self._held_out.judge(event)
+        if finding is None or HeldOut.name in self._config.off:
+            return []
+        return [self._result(HeldOut.name, finding)]
 
     @property
     def window_full(self) -> bool:
@@ -205,7 +220,8 @@ class Monitor:
         says nothing of them. The standing stays, and so does what is known of batches: how old they are and how the
         trainer finds them has nothing to do with who judged them, and they come from another stream."""
         self.promoted = first
-        self._streaks = {name: streak for name, streak in self._streaks.items() if name in _OF_BATCHES}
+        lasting = (*_OF_BATCHES, HeldOut.name)
+        self._streaks = {name: streak for name, streak in self._streaks.items() if name in lasting}
         self.windows["groups"] = 0
         self._begin_groups()
 
@@ -259,6 +275,7 @@ class Monitor:
             "resumed": self.resumed,
             "promoted": self.promoted,
             "after": self._after,
+            "evaluated_ns": self._held_out.judged_ns,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -274,6 +291,7 @@ class Monitor:
         self.standing = shaped("health standing", Standing, state["standing"])
         self.resumed, self._after = state["resumed"], state["after"]
         self.promoted = state.get("promoted", 0)
+        self._held_out.judged_ns = state.get("evaluated_ns", 0)
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

@@ -102,7 +102,7 @@ READS = {
     "scorer": {"ROLLOUTS"},
     "teacher": {"inference"},
     "inference": {"policy", "inference"},
-    "trainer": {"LEDGER", "policy"},
+    "trainer": {"EVENTS", "LEDGER", "policy"},
     "evaluator": {"policy", "inference"},
     "environment": {"policy", "curriculum", "inference"},
     "gateway": {"policy"},

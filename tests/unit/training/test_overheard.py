@@ -34,6 +34,13 @@ async def test_the_newest_figures_are_taken(lab):
     assert overheard.figures() == {"health/sums/truncated": 0.25}
 
 
+def test_evaluations_are_logged_beside_the_step():
+    overheard = Overheard()
+    figures = {"eval/sums/avg@4": 0.4, "eval/sums/error": 0.03, "eval/sums/step": 10.0}
+    overheard.add(beat("evaluator", metrics=figures))
+    assert overheard.figures() == figures
+
+
 def test_queues_are_told_by_service_replicas_together():
     overheard = Overheard()
     overheard.add(beat("scorer", "1-a", lag=3, redelivered=1, metrics={"reward/sums/reliability_alpha": 0.5}))
