@@ -98,6 +98,16 @@ def _doubt(one: _EvaluatedEnv) -> str | None:
     return None
 
 
+def _failing(one: _EvaluatedEnv, event: EvalEvent) -> str | None:
+    """Say how to have raters judge, where an environment that judges itself finds nothing right; else None."""
+    if event.avg > 0 or one.settings.success_rater is not None:
+        return None
+    return (
+        f"no answer to {event.items} held-out tasks of {one.name} is right by the environment's own judgement; if a "
+        f"rater tells better, name it in environments.{one.name}.success_rater"
+    )
+
+
 class _Evaluator:
     def __init__(self, service: Service, config: RunConfig, directory: Directory) -> None:
         self.service = service
@@ -126,7 +136,7 @@ class _Evaluator:
             settings=settings,
             tasks=tasks,
             score_group=success_scorer(
-                env, name, settings, settings.scoring or self.config.scoring, run=self.service.run, as_trained=own
+                env, name, settings, settings.scoring or self.config.scoring, run=self.service.run
             ),
             schedule=Schedule(plan, self.config.training.steps, newest.policy_step if newest else None),
             newest=newest,
@@ -149,7 +159,7 @@ class _Evaluator:
             return False
         self.service.recovered()
         self.note("policy", None)
-        self.note(one.name, None)
+        self.note(one.name, _failing(one, event))
         await self._publish(event)
         return True
 

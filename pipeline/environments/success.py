@@ -1,9 +1,9 @@
-"""Whether a sampled answer succeeded, for evaluations: as training judges it, or as the environment itself says.
+"""Whether a sampled answer succeeded, for evaluations: as its success_rater or the environment says.
 
-Tasks that a run's own environments hold out are judged as its rollouts are, where it has raters: then the held-out rate
-and the training reward can be compared. Tasks of `[evaluation]`, and those of a run without raters, are judged by their
-environment: by its `score`, or by a `reward` that is a single number. One that leaves it to raters, or gives several
-rewards, is scored as its rollouts are: by the raters, without any by the sum of its rewards.
+A `success_rater` of the environment decides, also of tasks that it holds out of training. Without one the environment
+judges itself, by `score` or by a `reward` that is a single number, which shows when training pleases the raters alone.
+An environment that leaves it to raters, or gives several rewards, is scored as its rollouts are: by the raters, without
+any by the sum of its rewards.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,12 @@ __all__ = ["success_scorer"]
 
 
 def success_scorer(
-    env: Environment, name: str, settings: EnvironmentConfig, scoring: ScoringConfig, run: str, *, as_trained: bool
+    env: Environment, name: str, settings: EnvironmentConfig, scoring: ScoringConfig, run: str
 ) -> GroupScorer:
     """Return a scorer for `evaluate`: 1.0 of a session that succeeded, 0.0 of one that did not, None if nobody knows.
 
-    `as_trained`: by the run's raters, if it has any. `settings` says by which rater and from what rating on, where
-    raters decide. What it raises: EnvironmentCodeError when the environment's `score` fails, else as
-    `EnvironmentScorer.score`.
+    `settings` says by which rater and from what rating on, where raters decide. What it raises: EnvironmentCodeError
+    when the environment's `score` fails, else as `EnvironmentScorer.score`.
     """
 
     @cache  # raters are loaded where they are needed: an environment that judges by itself needs none of their packages
@@ -52,7 +51,7 @@ def success_scorer(
         return scored.ratings.get(settings.success_rater, [None] * len(scored.scores))
 
     async def succeeded(draft: GroupDraft) -> list[float | None]:
-        if as_trained and scoring.raters:
+        if settings.success_rater is not None:
             scores, threshold = list(await by_raters(draft)), settings.success_threshold
         elif scores_itself:
             scores, threshold = await by_environment(draft), env.success_threshold

@@ -178,11 +178,11 @@ async def test_without_an_evaluation_table_the_held_out_tasks_are_evaluated(lab,
     assert events[0].tasks != (await measured(lab, "sums"))[0].tasks
 
 
-async def test_held_out_tasks_are_judged_by_the_raters_that_judge_training(lab, world):
+async def test_a_success_rater_judges_held_out_tasks_too(lab, world):
     """Half of the answers are "yes", which the environment takes for right and the run's rater does not."""
     config = msgspec.structs.replace(
         CONFIG,
-        environments={"sums": CONFIG.environments["sums"]},
+        environments={"sums": EnvironmentConfig(kind="x", success_rater="exact_match")},
         scoring=ScoringConfig(raters=[RaterConfig(rater="exact_match")]),
     )
     await publish(lab, 0)

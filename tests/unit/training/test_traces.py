@@ -53,7 +53,7 @@ async def fed(lab, stamps, *, lost=False):
 
 def traced(lab, sink, batch, *, ratio=0.0, void=None, teacher=False):
     service = Service(lab.bus, "trainer", "r", tracing=Tracing(TelemetryConfig(ratio=ratio, slow_s=3600.0), sink))
-    return trace_step(service, batch, TIMES, [], void=void, teacher=teacher)
+    return trace_step(service, batch, TIMES, [], void=void, dropped={}, teacher=teacher)
 
 
 async def test_a_step_links_to_the_rollouts_that_are_kept_and_to_no_others(lab, sink):
