@@ -106,6 +106,7 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
         ):
             tasks.start_soon(join_micro, bus, service, role.spec.about)
             tasks.start_soon(follow_clock, bus, tracing.clock)
+            tasks.start_soon(bus.keep_served)
             late = anyio.Event()
             tasks.start_soon(_drain_when, told, service)
             drain_s = config.drain_s(role.spec.name)

@@ -74,6 +74,10 @@ class Cluster:
     def pids(self) -> Mapping[str, int]:
         return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
 
+    def config_of(self, name: str) -> Path:
+        """Return the configuration of a node."""
+        return self.folder / "cluster.conf"
+
     def start(self, name: str) -> None:
         """Start a node that does not run, with the store it had."""
         environ = {
@@ -85,7 +89,7 @@ class Cluster:
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [find_binary(), "-c", self.folder / "cluster.conf"],
+                [find_binary(), "-c", self.config_of(name)],
                 env={**os.environ, **environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
