@@ -81,9 +81,10 @@ class _Evaluator:
             except DataError as error:
                 # Its weights are pruned already, or the server refuses them: a newer policy is on its way.
                 log.warning("policy %s was not evaluated: %s", record.version, error)
-                self.service.vitals.note = str(error)
+                self.service.note("policy", str(error))
                 return False
             self.service.recovered()
+            self.service.note("policy", None)
             await self._publish(event)
         return True
 

@@ -102,10 +102,11 @@ class _EnvWriter:
                 self._next[message.stream] = message.seq + 1
                 try:
                     self._feed(message)
+                    self.service.note("input", None)
                 except VersionError:
                     raise  # the run's own services wrote it: wait for the upgrade, with the message unread
                 except DataError as error:  # its dead letter is written by the stage that needs it
-                    self.service.vitals.note = f"left out: {error}"
+                    self.service.note("input", f"left out: {error}")
                 if self.monitor.window_full:
                     await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
                 if self.monitor.batches_full:
@@ -146,8 +147,9 @@ class _EnvWriter:
                     try:
                         after = decode(ResumeRequest, entry.value).after
                     except SchemaError as error:
-                        self.service.vitals.note = f"a request to resume cannot be read: {error}"
+                        self.service.note("resume", f"a request to resume cannot be read: {error}")
                         continue
+                    self.service.note("resume", None)
                     self.monitor.resume(entry.revision, after)
                     self.cursors = dict(self._next)
                     log.info("%s goes on, with the rollouts after %d", self.env, after)

@@ -96,7 +96,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
 async def _tell_drain(service: Service, config: RunConfig) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
-    service.vitals.note = f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most"
+    service.note("drain", f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most")
     log.info("draining: %s", service.vitals.note)
 
 
