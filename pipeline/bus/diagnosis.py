@@ -42,9 +42,9 @@ async def explain(link: "Link", stream: str) -> str:
 async def _explain(link: "Link", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is away'}{await _away(link)}"
-    if stream:
-        subject = f"$JS.API.STREAM.INFO.{stream}"
-        link.optional.add(subject)  # not every identity may ask that
+    subject = f"$JS.API.STREAM.INFO.{stream}"
+    link.optional.add(subject)  # not every identity may ask that
+    if stream and subject not in link.refused:
         msg = await link.ask(subject, b"", timeout_s=DIAGNOSIS_S)
         if msg is not None and msg.data:
             return await _read(link, stream, msg.data)

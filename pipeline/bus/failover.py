@@ -13,7 +13,9 @@ from urllib.parse import ParseResult
 import anyio
 
 from lachesis.pipeline.bus.answers import error_in, has_quorum
+from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.link import Link, is_no_responder
+from lachesis.pipeline.bus.stalls import Wait
 from lachesis.schemas.subjects import LEDGER
 
 __all__ = ["LEAVE_AFTER_S", "Failover"]
@@ -24,6 +26,7 @@ LEAVE_AFTER_S = 5.0
 """A wait for the server that lasts longer has the server examined, and left if it is cut off. Electing a new leader
 takes 4 to 6 s, and asking the other servers sooner would only burden them."""
 _LOOK_S = (0.5, 1.5)
+_ASK_S = (3.0, 5.0)  # between two questions whether the server serves, though nothing waits for it
 _PROBE_S = 3.0
 _ANSWER_S = 1.0
 _NOBODY_S = (2.0, 4.0)  # pause before the other servers are asked again, when none of them served
@@ -47,6 +50,8 @@ class Failover:
         self._home_due_s = 0.0
         self._left = 0  # how often a server was found to be cut off
         self._ask_others_s = 0.0
+        self._ask_s = 0.0
+        self._unserved: Wait | None = None
 
     async def run(self) -> None:
         """Watch until cancelled, or until the connection has failed for good."""
@@ -54,11 +59,28 @@ class Failover:
             await anyio.sleep(random.uniform(*_LOOK_S))
             if not self._link.is_up:
                 continue  # the client is looking for a server already
+            await self._ask_whether_served()
             stall = self._link.waits.stall
             if stall is None:
                 await self._return_home()
             elif stall.seconds >= LEAVE_AFTER_S:
                 await self._leave(stall.stream)
+
+    async def _ask_whether_served(self) -> None:
+        """Count it as a wait if the server does not serve: whoever only reads or listens there hears nothing, and waits
+        for no answer."""
+        if anyio.current_time() < self._ask_s or len(self._link.nc.servers) < 2:
+            return
+        self._ask_s = anyio.current_time() + random.uniform(*_ASK_S)
+        if await _serves(self._link, LEDGER):
+            if self._unserved is not None:
+                self._link.waits.end(self._unserved)
+            self._unserved = None
+            return
+        if self._unserved is None:
+            self._unserved = self._link.waits.begin(self._link.server_name, LEDGER)
+        self._unserved.reason = await explain(self._link, LEDGER)
+        self._ask_s = 0.0  # at the next look: it may have been busy for a moment
 
     async def _leave(self, stream: str) -> None:
         """Go to a server that answers for `stream`, if this one does not and another does."""
@@ -131,9 +153,9 @@ class Failover:
 
 async def _serves(link: Link, stream: str) -> bool:
     """Whether JetStream and `stream` are served at the server of a connection: somebody who can know answers."""
-    if stream:
-        subject = f"$JS.API.STREAM.INFO.{stream}"
-        link.optional.add(subject)  # not every identity may ask that
+    subject = f"$JS.API.STREAM.INFO.{stream}"
+    link.optional.add(subject)  # not every identity may ask that
+    if stream and subject not in link.refused:
         msg = await link.ask(subject, b"", timeout_s=_ANSWER_S)
         if msg is not None and msg.data and (found := has_quorum(msg.data)) is not None:
             return found

@@ -135,6 +135,8 @@ class Link:
         """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
         self.optional: set[str] = set()
         """Subjects that may be refused without harm: what is asked on them only explains something."""
+        self.refused: set[str] = set()
+        """Those that were refused, and need not be asked again."""
         self._server = ""
         self._lost: Wait | None = None
         self._up = anyio.Event()
@@ -192,7 +194,9 @@ class Link:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
-            if any(f'"{subject.lower()}"' in text for subject in self.optional):
+            refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
+            self.refused |= refused
+            if refused:
                 return  # it was asked for people's sake alone; whoever asked does without the answer
             self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
         elif any(refusal in text for refusal in _REFUSALS):

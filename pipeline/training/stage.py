@@ -271,8 +271,7 @@ class _Trainer:
         note = metrics.large_step
         if note is not None and self.large_step is None:
             log.warning("step %d: %s", metrics.step, note)
-        if note is not None or self.large_step is not None:
-            self.service.vitals.note = note
+        self.service.note("step", note)
         self.large_step = note
 
     def _show(self, figures: dict[str, float]) -> None:

@@ -4,11 +4,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
+from integration.audit import audit
 from integration.bus.test_restart import STATE, Load
-from integration.cluster.nodes import Cluster, leader_of, settled
+from integration.cluster.nodes import Cluster, leader_of, make_streams, settled
 from integration.cluster.partition import SplitCluster, open_split_cluster
+from integration.harness import RUN, Run
 
 from lachesis.pipeline.bus import connection, failover
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
@@ -19,6 +22,9 @@ from lachesis.schemas.subjects import LEDGER, ROLLOUTS, STREAMS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+STEPS = 40
+FRESH = 5
+"""Steps after which every service has worked since: more than what may have been under way."""
 CUT_OFF_S = 600.0
 """Longer than the test waits for anything: whatever goes on meanwhile goes on without that node."""
 
@@ -30,7 +36,7 @@ async def test_work_goes_on_beside_a_node_that_is_cut_off(
     load = Load()
     async with open_split_cluster(tmp_path / "three nodes") as cluster:
         async with await cluster.connect("test") as other:
-            await other.ensure_streams(msgspec.structs.replace(streams_config, replicas=3, rollouts_bytes=2 << 30))
+            await make_streams(other, msgspec.structs.replace(streams_config, rollouts_bytes=2 << 30))
             await settled(other, STREAMS)
             node = await leader_of(other, ROLLOUTS)
         async with (
@@ -71,6 +77,31 @@ async def test_work_goes_on_beside_a_node_that_is_cut_off(
     assert commits == load.committed
 
 
+async def test_a_run_goes_on_beside_a_node_that_is_cut_off(tmp_path: Path) -> None:
+    """The node that most lean on; no service ends with it, none stays with it."""
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    async with open_split_cluster(tmp_path / "three nodes") as cluster:
+        with Run(folder, STEPS, cluster) as run:
+            await anyio.to_thread.run_sync(run.start)
+            await run.wait_for_step(2)
+            async with cluster.during("test") as bus:
+                await settled(bus, STREAMS)
+                node = await leader_of(bus, LEDGER)
+            async with anyio.create_task_group() as cut:
+                cut.start_soon(cluster.cut_off, node, CUT_OFF_S)
+                services, before, began = dict(run.pids()), run.step(), anyio.current_time()
+                await run.wait_for_step(before + FRESH)
+                print(f"{FRESH} steps after {anyio.current_time() - began:.1f} s")
+                assert run.pids() == services
+                cut.cancel_scope.cancel()
+            assert await run.wait(400) == 0, run.tail()
+        async with cluster.afterwards("audit") as bus:
+            found = await audit(bus, RUN)
+    assert found.violations == []
+    assert found.batches >= STEPS
+
+
 async def test_whoever_starts_meets_no_dead_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server that is tried first knows nobody else: the next one is taken, long before one gives up."""
     monkeypatch.setattr(connection.random, "shuffle", lambda _: None)
@@ -90,7 +121,7 @@ async def test_whoever_starts_meets_no_dead_end(tmp_path: Path, monkeypatch: pyt
 async def test_without_a_quorum_nobody_moves(tmp_path: Path, streams_config: StreamsConfig) -> None:
     with Cluster(tmp_path / "three nodes") as cluster:
         async with await cluster.connect("test") as bus, anyio.create_task_group() as tasks:
-            await bus.ensure_streams(msgspec.structs.replace(streams_config, replicas=3))
+            await make_streams(bus, streams_config)
             tasks.start_soon(bus.keep_served)
             stays, *killed = sorted(cluster.names, key=lambda name: str(cluster.ports[name]) not in str(bus.server))
             for name in killed:

@@ -38,6 +38,11 @@ class FakeLink:
         self.server_name = f"h{number}:4222"
         self.answers = {"STREAM": stream, "INFO": account}
         self.optional = set()
+        self.refused = set()
+        self.is_refusing = False
+        self.config = SimpleNamespace(url="nats://h0")
+        self.explanations = {}
+        self.last_error = None
         self.failure = None
         self.is_up = True
         self.moved = []
@@ -45,6 +50,9 @@ class FakeLink:
 
     async def ask(self, subject, data, *, timeout_s):
         self.looks += 1
+        if self.is_refusing and subject in self.optional:
+            self.refused.add(subject)
+            return None
         answer = self.answers[subject.split(".")[2]]
         return None if answer is None else SimpleNamespace(data=json.dumps(answer).encode(), headers=None)
 
@@ -58,11 +66,11 @@ class FakeLink:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
-    for name in ("_LOOK_S", "_HOME_S", "_NOBODY_S"):
+    for name in ("_LOOK_S", "_ASK_S", "_HOME_S", "_NOBODY_S"):
         monkeypatch.setattr(failover, name, (0, 0))
 
 
-async def watch(here, others, *, stalled_s, home=None, looks=30):
+async def watch(here, others, *, stalled_s, passing_s=0, home=None, looks=30):
     """Return where the connection went while its watch looked often enough."""
     asked = []
 
@@ -78,8 +86,9 @@ async def watch(here, others, *, stalled_s, home=None, looks=30):
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(Failover(here, dial, home).run)
-            for _ in range(looks * 10):
+            for turn in range(looks * 10):
                 await anyio.lowlevel.checkpoint()
+                here.clock.now += passing_s if turn == looks * 5 else 0
             tasks.cancel_scope.cancel()
     return here.moved, asked
 
@@ -114,7 +123,25 @@ async def test_where_nobody_serves_nothing_moves():
 async def test_a_short_wait_asks_nobody():
     here = FakeLink(0, NO_LEADER, NO_LEADER)
     assert await watch(here, {"h2": FakeLink(2, SERVED)}, stalled_s=LEAVE_AFTER_S - 0.1) == ([], [])
-    assert here.looks == 0
+
+
+async def test_a_server_that_does_not_serve_is_left_by_those_who_wait_for_nothing():
+    """A reader there hears nothing more, and nobody tells it."""
+    here = FakeLink(0, CUT_OFF, NO_LEADER)
+    passing = {"h1": None, "h2": FakeLink(2, SERVED)}
+    assert (await watch(here, passing, stalled_s=None, passing_s=LEAVE_AFTER_S - 0.1))[0] == []
+    assert "LEDGER has no leader" in here.waits.stall.reason
+    assert set((await watch(FakeLink(0, CUT_OFF), passing, stalled_s=None, passing_s=LEAVE_AFTER_S))[0]) == {"h2"}
+
+
+async def test_what_the_server_refuses_to_be_asked_is_asked_once():
+    here = FakeLink(0, SERVED)
+    here.is_refusing = True
+    assert await watch(here, {"h2": FakeLink(2, SERVED)}, stalled_s=60) == ([], [])
+    assert here.refused == {"$JS.API.STREAM.INFO.LEDGER"}
+    here.answers["INFO"] = NO_LEADER
+    moved, _ = await watch(here, {"h1": None, "h2": FakeLink(2, SERVED)}, stalled_s=60)
+    assert set(moved) == {"h2"}
 
 
 async def test_the_same_server_under_another_name_is_no_other():
