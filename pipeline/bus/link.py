@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, Wait, Waits
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
@@ -367,7 +368,7 @@ class Link:
     ) -> Msg:
         """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
         give_up_s = give_up_s or self.config.give_up_s
-        stream = subject.split(".")[4] if subject.count(".") >= 4 else ""  # $JS.API.<kind>.<verb>.<stream>
+        stream = stream_in_api(subject)
         with self.waits.waiting(what, stream) as wait:
             with anyio.move_on_after(None if patient else give_up_s):
                 for attempt in itertools.count():
