@@ -126,6 +126,7 @@ async def _serve(
     ):
         tasks.start_soon(join_micro, bus, service, role.spec.about, place)
         tasks.start_soon(follow_clock, bus, tracing.clock)
+        tasks.start_soon(bus.keep_served)
         late = anyio.Event()
         tasks.start_soon(_drain_when, told, service)
         drain_s = config.drain_s(role.spec.name)

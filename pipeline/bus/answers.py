@@ -34,6 +34,7 @@ __all__ = [
     "StreamInfo",
     "decode_answer",
     "error_in",
+    "has_quorum",
     "plain_headers",
     "stored_message",
     "to_ns",
@@ -51,6 +52,7 @@ NO_LEADER = 10008
 """The server's error code for a stream, or a cluster, that has no leader."""
 STREAM_NOT_FOUND = 10059
 """The server's error code for a stream that does not exist."""
+_SILENT_NS = 4_000_000_000  # copies send a heartbeat every second; 4 s without one begin an election
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
 _LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
@@ -177,6 +179,39 @@ def error_in(data: bytes) -> ApiError | None:
         return msgspec.json.decode(data, type=Answer).error
     except msgspec.MsgspecError:
         return None
+
+
+class _Copy(msgspec.Struct, frozen=True):
+    active: int = 0
+    offline: bool = False
+
+
+class _Group(msgspec.Struct, frozen=True):
+    leader: str = ""
+    replicas: list[_Copy] = []
+
+
+class _Led(msgspec.Struct, frozen=True):
+    cluster: _Group | None = None
+
+
+def has_quorum(data: bytes) -> bool | None:
+    """Whether a stream can store and read, by the answer of `STREAM.INFO`; None: the answer does not say.
+
+    A leader that is cut off from its cluster takes itself for the leader for 20 s more. It says how long ago it heard
+    of each copy.
+    """
+    error = error_in(data)
+    if error is not None:
+        return False if error.err_code == NO_LEADER else None
+    try:
+        group = msgspec.json.decode(data, type=_Led).cluster
+    except msgspec.MsgspecError:
+        return None
+    if group is None:
+        return True  # a server that is part of no cluster
+    heard = [copy for copy in group.replicas if not copy.offline and copy.active <= _SILENT_NS]
+    return bool(group.leader) and 2 * (1 + len(heard)) > 1 + len(group.replicas)
 
 
 def to_pub_ack(data: bytes, what: str) -> PubAck:

@@ -5,22 +5,25 @@ Raises `StartupError` when there is no server, or it is too old, has no JetStrea
 secret. Where TLS was asked for nothing is sent without it, neither at first nor after a reconnect.
 """
 
-import asyncio
 import importlib.util
 import itertools
+import random
 import ssl
 from pathlib import Path
 from typing import Any
+from urllib.parse import ParseResult, urlparse
 
 import anyio
 import msgspec
 import nats.errors
-from nats.aio.client import Client
 
 from lachesis.pipeline.bus.answers import error_in
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
+from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.failover import Failover
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
@@ -56,46 +59,6 @@ def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
     return msgspec.structs.replace(config, nkey_folder=None, nkey_file=str(key), inbox_prefix=inbox_prefix(identity))
 
 
-class _Client(Client):  # type: ignore[misc]  # untyped
-    """The client, but it never speaks to a server without TLS where TLS was asked for, and no message makes it deaf.
-
-    The stock one follows the server, even from `tls://`: whoever can answer in the server's place gets the token.
-    """
-
-    needs_tls = False
-
-    def _connect_command(self) -> bytes:  # what is sent first, at the first connection and at each one after
-        if self.needs_tls and not self._server_info.get("tls_required"):
-            raise nats.errors.SecureConnWantedError
-        command: bytes = super()._connect_command()
-        return command
-
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        """Headers need not be headers, which the stock client takes as badly. Without them no message is a rollout."""
-        try:
-            parsed: dict[str, str] | None = await super()._process_headers(headers)
-        except (IndexError, UnicodeDecodeError):
-            return None
-        return parsed
-
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Any:
-        """Subjects need not be UTF-8, though the stock client ends its connection over one that is not, for ever."""
-        return super()._build_message(sid, _text(subject), _text(reply), data, headers)
-
-    async def _process_pong(self) -> None:
-        """A flush may have been given up before its pong comes, at which the stock client ceases to read."""
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.Future()
-        await super()._process_pong()
-
-
-def _text(raw: bytes) -> bytes:
-    """Return the bytes with what is no UTF-8 replaced."""
-    return raw if raw.isascii() else raw.decode("utf-8", "replace").encode()
-
-
 async def connect(
     url: str | None = None,
     *,
@@ -115,6 +78,7 @@ async def connect(
         config = msgspec.structs.replace(config, url=url)
     options = _credentials(config, token)
     errors: list[Exception] = []
+    config = _shuffled(config)
     deadline = anyio.current_time() + config.connect_timeout_s
     while True:
         link = await _attempt(config, name, options, errors)
@@ -134,12 +98,32 @@ async def connect(
                 "leaving out --nats"
             )
         await anyio.sleep(_RETRY_S)
+
+    async def dial(address: str) -> Link | None:
+        return await _attempt(msgspec.structs.replace(config, url=address), name, options, [])
+
+    failover = Failover(link, dial, _home(config))
     try:
-        await _check(link, without_secrets(config.url), needs_jetstream=needs_jetstream)
+        async with background() as tasks:
+            tasks.start_soon(failover.run)
+            await _check(link, without_secrets(config.url), needs_jetstream=needs_jetstream)
     except BaseException:
         await link.close()
         raise
-    return NatsBus(link)
+    return NatsBus(link, failover)
+
+
+def _shuffled(config: ConnectionConfig) -> ConnectionConfig:
+    """Return the settings with the servers in random order, in which the client tries them."""
+    urls = [url.strip() for url in config.url.split(",")]
+    random.shuffle(urls)
+    return msgspec.structs.replace(config, url=",".join(urls))
+
+
+def _home(config: ConnectionConfig) -> ParseResult | None:
+    """Return the server to come back to, the first in the connection's own order; None where there is only one."""
+    first, *others = config.url.split(",")
+    return urlparse(first if "://" in first else f"nats://{first}") if others else None
 
 
 def _raise_if_refused(error: Exception, shown: str) -> None:
@@ -168,13 +152,14 @@ def _raise_if_refused(error: Exception, shown: str) -> None:
 async def _attempt(
     config: ConnectionConfig, name: str, options: dict[str, Any], errors: list[Exception]
 ) -> Link | None:
-    nc = _Client()
+    nc = NatsClient()
     nc.needs_tls = config.needs_tls
     link = Link(nc, config)
     try:
         await nc.connect(
             [url.strip() for url in config.url.split(",")],
             name=name,
+            dont_randomize=True,  # the order is random already, and the first is the one to come back to
             allow_reconnect=False,  # for this attempt: its failure must come to us
             max_reconnect_attempts=1,
             reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type, unused-ignore]  # seconds; fractions work
@@ -194,6 +179,9 @@ async def _attempt(
         errors.append(link.last_error or error)  # the client's own says no more than that no server is left
         await hang_up(nc, within_s=_CLOSE_S)  # it would wait for the goodbye of a peer it does not trust
         return None
+    except BaseException:
+        await hang_up(nc, within_s=_CLOSE_S)
+        raise
     return link
 
 
@@ -216,7 +204,7 @@ async def _check(link: Link, shown: str, *, needs_jetstream: bool) -> None:
 async def _check_jetstream(link: Link, shown: str) -> None:
     """Wait until JetStream answers: a cluster that has just lost its leader, or just started, takes seconds."""
     reason = "silence"
-    with anyio.move_on_after(link.config.give_up_s):
+    with link.waits.waiting("JetStream"), anyio.move_on_after(link.config.give_up_s):
         for attempt in itertools.count():
             await link.wait_up()
             msg = await link.ask("$JS.API.INFO", b"", timeout_s=patience_s(attempt, link.config.ack_timeout_s))

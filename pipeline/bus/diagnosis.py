@@ -11,9 +11,8 @@ from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
-import msgspec
 
-from lachesis.pipeline.bus.answers import NO_LEADER, STREAM_NOT_FOUND, error_in
+from lachesis.pipeline.bus.answers import NO_LEADER, STREAM_NOT_FOUND, error_in, has_quorum
 from lachesis.pipeline.config.secrets import without_secrets
 
 if TYPE_CHECKING:
@@ -26,14 +25,6 @@ DIAGNOSIS_S = 1.5
 _KEPT_S = 2.0
 """An explanation is not asked for again for so long: many waits have the same reason."""
 _DEFAULT_PORT = 4222
-
-
-class _Group(msgspec.Struct, frozen=True):
-    leader: str = ""
-
-
-class _Info(msgspec.Struct, frozen=True):
-    cluster: _Group | None = None
 
 
 async def explain(link: "Link", stream: str) -> str:
@@ -51,9 +42,9 @@ async def explain(link: "Link", stream: str) -> str:
 async def _explain(link: "Link", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is away'}{await _away(link)}"
-    if stream:
-        subject = f"$JS.API.STREAM.INFO.{stream}"
-        link.optional.add(subject)  # not every identity may ask that
+    subject = f"$JS.API.STREAM.INFO.{stream}"
+    link.optional.add(subject)  # not every identity may ask that
+    if stream and subject not in link.refused:
         msg = await link.ask(subject, b"", timeout_s=DIAGNOSIS_S)
         if msg is not None and msg.data:
             return await _read(link, stream, msg.data)
@@ -74,10 +65,7 @@ async def _read(link: "Link", stream: str, data: bytes) -> str:
         return f"there is no stream {stream}; run `lachesis init`"
     if error is not None and error.err_code != NO_LEADER:
         return error.description
-    group = None
-    with suppress(msgspec.MsgspecError):
-        group = msgspec.json.decode(data, type=_Info).cluster
-    if error is not None or (group is not None and not group.leader):
+    if has_quorum(data) is False:
         return f"{stream} has no leader, so nothing of it can be stored or read{await _away(link)}"
     return f"{link.server_name} answers for {stream}, but leaves this unanswered; its disk may be full or broken"
 

@@ -12,6 +12,7 @@ from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubA
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.failover import Failover
 from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
@@ -26,8 +27,9 @@ __all__ = ["NatsBus"]
 class NatsBus:
     """Implements `api.Bus`; made by `connection.connect`, closed with its context or by `close`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, failover: Failover) -> None:
         self._link = link
+        self._failover = failover
         self._publisher = Publisher(link)
         self._getter = Getter(link)
         self._blobs = Blobs(self._publisher, self._getter.fetch)
@@ -77,6 +79,13 @@ class NatsBus:
     async def until_down(self) -> None:
         """Wait until the connection is lost. Raises the failure where there will be none again."""
         await self._link.wait_down()
+
+    async def keep_served(self) -> None:
+        """Leave a server that is cut off from its cluster, and spread the connections again; until cancelled.
+
+        Whoever keeps a connection for long runs this in a task beside its work.
+        """
+        await self._failover.run()
 
     async def ensure_streams(self, config: StreamsConfig) -> list[str]:
         """Create or migrate streams and buckets; see `streams.ensure`."""

@@ -20,8 +20,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
+from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, Wait, Waits
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
@@ -121,7 +123,7 @@ async def hang_up(nc: Client, within_s: float) -> None:
 class Link:
     """Wraps a connected client; `setup` must be awaited once. `observers` are called at every change of state."""
 
-    def __init__(self, nc: Client, config: ConnectionConfig) -> None:
+    def __init__(self, nc: NatsClient, config: ConnectionConfig) -> None:
         self.nc = nc
         self.config = config
         self.observers: set[Callable[[], None]] = set()
@@ -134,8 +136,10 @@ class Link:
         """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
         self.optional: set[str] = set()
         """Subjects that may be refused without harm: what is asked on them only explains something."""
+        self.refused: set[str] = set()
+        """Those that were refused, and need not be asked again."""
         self._server = ""
-        self._lost_s: float | None = None
+        self._lost: Wait | None = None
         self._up = anyio.Event()
         self._prefix = ""
         self._tokens = itertools.count()
@@ -164,10 +168,9 @@ class Link:
 
     async def on_disconnected(self) -> None:
         self.losses += 1
-        if self._lost_s is None:
-            self._lost_s = time.monotonic()
-            if self.failure is None:
-                log.info("lost the connection to %s", self._server)
+        if self._lost is None and self.failure is None:
+            self._lost = self.waits.begin(f"connection to {self._server}", reason="lost; trying again")
+            log.info("lost the connection to %s", self._server)
         if self._up.is_set():
             self._up = anyio.Event()
         for answer in self._waiting.values():
@@ -177,11 +180,11 @@ class Link:
         self._notify()
 
     async def on_reconnected(self) -> None:
-        if self._lost_s is not None:
-            log.info(
-                "lost %s; connected to %s after %.1f s", self._server, self.server_name, time.monotonic() - self._lost_s
-            )
-        self._lost_s, self._server = None, self.server_name
+        if self._lost is not None:
+            lost_s = self.waits.seconds(self._lost)
+            log.info("lost %s; connected to %s after %.1f s", self._server, self.server_name, lost_s)
+            self.waits.end(self._lost)
+        self._lost, self._server = None, self.server_name
         self._up.set()
         self._notify()
 
@@ -192,7 +195,9 @@ class Link:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
-            if any(f'"{subject.lower()}"' in text for subject in self.optional):
+            refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
+            self.refused |= refused
+            if refused:
                 return  # it was asked for people's sake alone; whoever asked does without the answer
             self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
         elif any(refusal in text for refusal in _REFUSALS):
@@ -224,9 +229,7 @@ class Link:
         """Wait until there is a connection. Raises the failure where there will be none."""
         if not self.is_up:
             self.check()
-            with self.waits.waiting(f"connection to {self._server}") as wait:
-                wait.reason = "lost; trying again"
-                await self._up.wait()
+            await self._up.wait()
             self.check()
 
     async def wait_down(self) -> None:
@@ -365,8 +368,8 @@ class Link:
     ) -> Msg:
         """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
         give_up_s = give_up_s or self.config.give_up_s
-        stream = subject.split(".")[4] if subject.count(".") >= 4 else ""  # $JS.API.<kind>.<verb>.<stream>
-        with self.waits.waiting(what) as wait:
+        stream = stream_in_api(subject)
+        with self.waits.waiting(what, stream) as wait:
             with anyio.move_on_after(None if patient else give_up_s):
                 for attempt in itertools.count():
                     await self.wait_up()

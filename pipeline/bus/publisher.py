@@ -96,7 +96,8 @@ class Publisher:
             self._window.leave(size)
 
     async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
-        with self._link.waits.waiting(f"publish {subject}") as wait:
+        stream = _stream_behind(subject)
+        with self._link.waits.waiting(f"publish {subject}", stream) as wait:
             refused_since: float | None = None
             attempt = silent = 0
             while True:
@@ -106,19 +107,20 @@ class Publisher:
                 if msg is None:  # the connection was lost, or the answer, or the leader that would have given it
                     silent += 1
                     refused_since = None
-                    await self._link.explain_wait(wait, _stream_behind(subject), None)
+                    await self._link.explain_wait(wait, stream, None)
                     await anyio.sleep(backoff_s(0))
                     continue
                 error = error_in(msg.data)
                 if error is None and not is_no_responder(msg):
                     return to_pub_ack(msg.data, subject)
                 if error is not None and not error.is_transient:
+                    wait.reason = f"refused: {error.description}"
                     raise error.to_exception(subject)
                 now = anyio.current_time()
                 refused_since = refused_since or now
-                await self._link.explain_wait(wait, _stream_behind(subject), error.description if error else None)
+                await self._link.explain_wait(wait, stream, error.description if error else None)
                 if now - refused_since > self._link.config.give_up_s:
-                    wait.reason = await explain(self._link, _stream_behind(subject))
+                    wait.reason = await explain(self._link, stream)
                     raise InfrastructureError(
                         f"{subject}: refused for {self._link.config.give_up_s:g} s: {wait.reason}"
                     )

@@ -15,6 +15,7 @@ __all__ = [
     "chunks_subject",
     "matches",
     "names_chunks",
+    "stream_in_api",
     "stream_of",
 ]
 
@@ -50,6 +51,13 @@ def stream_of(subject: str) -> str:
         if any(matches(pattern, subject) for pattern in patterns):
             return stream
     raise ConfigError(f"subject {subject[:120]!r} belongs to no stream; build subjects with lachesis.schemas.subjects")
+
+
+def stream_in_api(subject: str) -> str:
+    """Return the stream that a request to JetStream's API is about, empty where it is about none."""
+    tokens = subject.split(".")[2:]  # after $JS.API; of "MSG.GET", "MSG.NEXT" and "LEADER.STEPDOWN" both are the verb
+    place = 3 if tokens[1:2] in (["MSG"], ["LEADER"]) else 2
+    return tokens[place] if len(tokens) > place else ""
 
 
 def chunks_subject(subject: str, name: str = "*") -> str:

@@ -150,8 +150,9 @@ class _EnvWriter:
                     self._check_step(feedback)
                     self.strategy.observe(feedback)
                 except DataError as error:  # no item of the pool, no share of successes: an environment's slip
-                    self.service.vitals.note = f"feedback left out: {error}"
+                    self.service.note("feedback", f"feedback left out: {error}")
                 else:
+                    self.service.note("feedback", None)
                     learned.append(feedback)
         await self._commit(learned)
 

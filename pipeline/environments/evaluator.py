@@ -113,7 +113,6 @@ class _Evaluator:
         self.service = service
         self.config = config
         self.directory = directory
-        self._notes: dict[str, str] = {}
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluatedEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
@@ -168,10 +167,7 @@ class _Evaluator:
         self.service.recovered()
         if text is not None:
             log.warning("%s", text)
-            self._notes[about] = text
-        else:
-            self._notes.pop(about, None)
-        self.service.vitals.note = "; ".join(self._notes.values()) or None
+        self.service.note(about, text)
 
     async def _measure(self, record: PolicyRecord, one: _EvaluatedEnv, tasks: Sequence[int]) -> EvalEvent:
         plan, settings = self.config.evaluate, one.settings

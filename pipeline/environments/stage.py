@@ -222,12 +222,13 @@ class _Producer:
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             log.warning("a group of item %d failed", draw.item, exc_info=error)
-            vitals.note = str(error)
+            self.service.note("failure", str(error))
             self.failures += 1
             if self.failures >= MOST_FAILURES:
                 raise
             return None
         self.failures = 0
+        self.service.note("failure", None)
         self.counter += 1
         return group, data, spans
 

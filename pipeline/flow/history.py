@@ -60,10 +60,11 @@ class History:
                 await self._tidy()
                 for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
                     await self._relieve(stream)
+                self._service.note("trimming", None)
             except InfrastructureError as error:
-                self._service.vitals.note = f"history was not trimmed: {error}"
+                self._service.note("trimming", f"history was not trimmed: {error}")
             except SchemaError as error:
-                self._service.vitals.note = f"nothing is trimmed, for what says how far it may be is broken: {error}"
+                self._service.note("trimming", f"nothing is trimmed: what says how far it may be is broken: {error}")
             await anyio.sleep(_PERIOD_S)
 
     # what goes without anybody having to wait for room

@@ -134,14 +134,14 @@ class _Follower:
         try:
             policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
         except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
-            self.service.vitals.note = str(error)
+            self.service.note("policy", str(error))
         else:
             if policy is not None:
                 self._trained(policy.value)
         try:
             await self.measure.take()
         except SchemaError as error:
-            self.service.vitals.note = f"what other runs on the server were promised cannot be read: {error}"
+            self.service.note("sizes", f"what other runs on the server were promised cannot be read: {error}")
         await self._read_members()
 
     async def _read_members(self) -> None:
@@ -193,8 +193,9 @@ class _Follower:
         try:
             report = decode(TrainReport, message.data)
         except SchemaError as error:  # history is kept as if it had not been made
-            self.service.vitals.note = f"a trainer's report cannot be read: {error}"
+            self.service.note("report", f"a trainer's report cannot be read: {error}")
         else:
+            self.service.note("report", None)
             self.readers.untrained.report(report)
 
     async def policy(self) -> None:
@@ -206,8 +207,9 @@ class _Follower:
         try:
             step = decode(PolicyRecord, record).policy_version.step
         except SchemaError as error:  # nothing is known to be trained by it; the next one tells
-            self.service.vitals.note = f"the policy record cannot be read: {error}"
+            self.service.note("policy", f"the policy record cannot be read: {error}")
         else:
+            self.service.note("policy", None)
             self.governor.trained(step)
 
     async def alerts(self) -> None:
@@ -228,10 +230,11 @@ class _Follower:
             try:
                 await self.measure.take()
                 await self._let_run_out()
+                self.service.note("sizes", None)
             except InfrastructureError as error:
-                self.service.vitals.note = f"stream sizes unknown: {error}"
+                self.service.note("sizes", f"stream sizes unknown: {error}")
             except SchemaError as error:  # nothing is granted for as long
-                self.service.vitals.note = f"what other runs on the server were promised cannot be read: {error}"
+                self.service.note("sizes", f"what other runs on the server were promised cannot be read: {error}")
             self.show()
             await anyio.sleep(_SHORTEST_S)
             with anyio.move_on_after(_USAGE_S - _SHORTEST_S):

@@ -62,8 +62,9 @@ async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["
         try:
             new = await reader.look()
         except InfrastructureError as error:
-            service.vitals.note = f"the ledger is not verified: {error}"
+            service.note("ledger unread", f"the ledger is not verified: {error}")
         else:
+            service.note("ledger unread", None)
             found = [*found, *(problem for problem in new if problem not in found)][-_PROBLEMS:]
             _show_ledger(service, reader, found, new)
             try:
@@ -83,8 +84,7 @@ def _show_ledger(
     figures["ledger/verified_entries"] = reader.entries
     figures["ledger/problems"] = len(found)
     figures["ledger/broken"] = float(any(problem.breaks for problem in found))
-    if found:
-        service.vitals.note = _in_words(found)
+    service.note("ledger", _in_words(found) if found else None)
     for problem in new:
         log.error("%s: %s", LEDGER_CHECK, problem.text)
 
@@ -172,7 +172,7 @@ class _EnvWriter:
                 try:
                     self.monitor.remember(decode(EvalEvent, message.data))
                 except SchemaError as error:
-                    self.service.vitals.note = f"left out: {error}"
+                    self.service.note("input", f"left out: {error}")
 
     async def take(self, burst: list[Stored]) -> None:
         """Feed a burst of input, and commit each window that it completes."""
@@ -181,10 +181,11 @@ class _EnvWriter:
                 self._next[message.stream] = message.seq + 1
                 try:
                     found = self._feed(message)
+                    self.service.note("input", None)
                 except VersionError:
                     raise  # the run's own services wrote it: wait for the upgrade, with the message unread
                 except DataError as error:  # its dead letter is written by the stage that needs it
-                    self.service.vitals.note = f"left out: {error}"
+                    self.service.note("input", f"left out: {error}")
                     continue
                 if found:  # the open window stays open: the cursor does not move
                     await self._commit("groups", found)
@@ -235,8 +236,9 @@ class _EnvWriter:
                     try:
                         after = decode(ResumeRequest, entry.value).after
                     except SchemaError as error:
-                        self.service.vitals.note = f"a request to resume cannot be read: {error}"
+                        self.service.note("resume", f"a request to resume cannot be read: {error}")
                         continue
+                    self.service.note("resume", None)
                     self.monitor.resume(entry.revision, after)
                     self.cursors = dict(self._next)
                     log.info("%s goes on, with the rollouts after %d", self.env, after)

@@ -84,6 +84,7 @@ async def _work(told: int, out: BinaryIO) -> None:
                 await connect(name=f"{start.config.run}.replay", config=server, token=token) as bus,
                 background() as tasks,
             ):
+                tasks.start_soon(bus.keep_served)
                 worker = _Worker(bus, start.config.run, judge, out)
                 _tell(out, Ready())
                 while (block := await read_frame(stream, _blocks)) is not None:

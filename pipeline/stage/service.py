@@ -117,9 +117,9 @@ class Service:
         if self._stalled != stall.reason:
             log.warning("%s", stall)
             self._stalled = stall.reason
-        if stage.state in {"draining", "starting"}:
-            return msgspec.structs.replace(stage, note=str(stall))
-        return msgspec.structs.replace(stage, state="waiting", note=str(stall))
+        state = "waiting" if stage.state == "ok" else stage.state
+        note = f"{stall}; {stage.note}" if stage.note else str(stall)
+        return msgspec.structs.replace(stage, state=state, note=note)
 
     def drain(self) -> None:
         """Ask the service to finish what it holds and to end."""
@@ -177,14 +177,21 @@ class Service:
         if not self.draining.is_set():
             self.vitals.state = state
             self.started.set()
-        self.vitals.note = note
+        self.vitals.waits_for = note
 
     def recovered(self) -> None:
         """Say that work goes on again after retries."""
         if self.vitals.state in {"waiting", "starting", "backpressure"}:
             self.vitals.state = "ok"
-            self.vitals.note = None
             self.started.set()
+        self.vitals.waits_for = None
+
+    def note(self, topic: str, text: str | None) -> None:
+        """Say something in the heartbeat that keeps nothing from going on; None: it no longer holds."""
+        if text is None:
+            self.vitals.notes.pop(topic, None)
+        else:
+            self.vitals.notes[topic] = text
 
 
 @asynccontextmanager

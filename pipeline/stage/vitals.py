@@ -17,7 +17,10 @@ class Vitals:
 
     def __init__(self) -> None:
         self.state: StageState = "starting"
-        self.note: str | None = None
+        self.waits_for: str | None = None
+        """What it waits for while it waits."""
+        self.notes: dict[str, str] = {}
+        """What else is to be known, by topic; whoever writes of a topic withdraws it once it no longer holds."""
         self.handled = 0
         self.emitted = 0
         self.redelivered = 0
@@ -65,6 +68,12 @@ class Vitals:
         if traced is not None:
             self.wait_exemplars.note(Exemplar(wait_s, traced, stamp.end_ns))
             self.process_exemplars.note(Exemplar(process_s, traced, stamp.end_ns))
+
+    @property
+    def note(self) -> str | None:
+        """What it waits for and the notes of all topics as one text; None: there is nothing to say."""
+        parts = [self.waits_for, *self.notes.values()] if self.waits_for else list(self.notes.values())
+        return "; ".join(filter(None, parts)) or None
 
     def report(self) -> StageVitals:
         return StageVitals(

@@ -29,6 +29,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
@@ -111,13 +112,17 @@ class Batches:
         match self._nats:
             case None:
                 endpoint = read_endpoint(self._folder / "nats")
-                return await stack.enter_async_context(await connect(endpoint.url, name=name, token=endpoint.token))
+                bus = await connect(endpoint.url, name=name, token=endpoint.token)
             case str() as url:
-                return await stack.enter_async_context(await connect(url, name=name))
+                bus = await connect(url, name=name)
             case ConnectionConfig() as config:
-                return await stack.enter_async_context(await connect(name=name, config=for_identity(config, "trainer")))
-            case bus:
-                return bus
+                bus = await connect(name=name, config=for_identity(config, "trainer"))
+            case given:
+                return given
+        await stack.enter_async_context(bus)
+        tasks = await stack.enter_async_context(background())
+        tasks.start_soon(bus.keep_served)
+        return bus
 
     @property
     def feed(self) -> BatchFeed:

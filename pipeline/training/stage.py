@@ -109,7 +109,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
 async def _tell_drain(service: Service, config: RunConfig) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
-    service.vitals.note = f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most"
+    service.note("drain", f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most")
     log.info("draining: %s", service.vitals.note)
 
 
@@ -313,8 +313,7 @@ class _Trainer:
         note = metrics.large_step
         if note is not None and self.large_step is None:
             log.warning("step %d: %s", metrics.step, note)
-        if note is not None or self.large_step is not None:
-            self.service.vitals.note = note
+        self.service.note("step", note)
         self.large_step = note
 
     def _show(self, figures: dict[str, float]) -> None:

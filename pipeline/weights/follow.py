@@ -46,8 +46,9 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
                 # own version, and a newer record follows.
                 log.warning("policy %s was refused: %s", record.version, error)
-                service.vitals.note = f"policy {record.version} was refused: {error}"
+                service.note("policy", f"policy {record.version} was refused: {error}")
                 continue
             service.recovered()
+            service.note("policy", None)
             loaded.set()
             service.vitals.metrics["policy/step"] = record.policy_version.step

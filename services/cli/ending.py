@@ -33,6 +33,7 @@ async def follow_run(config: RunConfig, name: str, show: Callable[[History], Awa
             async with background() as tasks:
                 tasks.start_soon(_end_with_run, bus, config, tasks.cancel_scope)
                 tasks.start_soon(_tell_absence, bus, config.run)
+                tasks.start_soon(bus.keep_served)
                 await show(History(bus, ended=False))
 
 

@@ -8,6 +8,9 @@ fourth every rollout is a large message, in chunks. With `--cluster` every round
 of some stream is struck, the next once all copies are whole again. The seed decides the whole schedule; `--only N`
 plays round N again. Prints a line for each round as it ends, then the report; the result so far is in `--out` after
 each round. Exits with 1 on a violation.
+
+With `--operations` nothing of that happens: a cluster is operated under one run, see `operations`; `--only-operation`
+names one of them, and may be given again.
 """
 
 import argparse
@@ -24,6 +27,7 @@ import anyio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from chaos.operations import OPERATIONS, operate
 from chaos.rounds import TIGHT, Round, play
 from chaos.strikes import Tally, percentile
 
@@ -154,7 +158,11 @@ def main() -> int:
     parser.add_argument("--only", type=int, default=None, help="play this round alone, counted from 0")
     parser.add_argument("--cluster", action="store_true", help="play every round on three nodes, three copies of all")
     parser.add_argument("--out", type=Path, default=None, help="JSON file of the result; default runs/chaos-SEED.json")
+    parser.add_argument("--operations", action="store_true", help="operate a cluster under a run instead")
+    parser.add_argument("--only-operation", action="append", choices=list(OPERATIONS), help="play only this operation")
     arguments = parser.parse_args()
+    if arguments.operations or arguments.only_operation:
+        return _operate(arguments.seed, arguments.only_operation or list(OPERATIONS))
     logging.disable(logging.WARNING)  # what the audit reads warns in its own words; the checks say what is wrong
     if arguments.out is None:
         arguments.out = Path("runs") / f"chaos-{arguments.seed}.json"
@@ -166,6 +174,17 @@ def main() -> int:
         print("interrupted; the result so far:")
     print(report.as_text())
     return 1 if report.violations else 0
+
+
+def _operate(seed: int, names: list[str]) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="lachesis operations "))
+    violations = anyio.run(operate, seed, names, folder)
+    print(f"seed {seed}, violations: {len(violations)}", *violations, sep="\n")
+    if violations:
+        print(f"everything is kept in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,12 +14,13 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent, find_binary
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.schemas.errors import ConfigError
 
-__all__ = ["Cluster", "leader_of", "settled"]
+__all__ = ["Cluster", "leader_of", "make_streams", "settled"]
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "nats"
 TOKEN = "for tests only"
@@ -74,6 +75,10 @@ class Cluster:
     def pids(self) -> Mapping[str, int]:
         return {name: process.pid for name, process in self.processes.items() if process.poll() is None}
 
+    def config_of(self, name: str) -> Path:
+        """Return the configuration of a node."""
+        return self.folder / "cluster.conf"
+
     def start(self, name: str) -> None:
         """Start a node that does not run, with the store it had."""
         environ = {
@@ -85,7 +90,7 @@ class Cluster:
         }
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [find_binary(), "-c", self.folder / "cluster.conf"],
+                [find_binary(), "-c", self.config_of(name)],
                 env={**os.environ, **environ},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -160,6 +165,20 @@ async def leader_of(bus: NatsBus, stream: str) -> str:
         while not (leader := (await group_of(bus, stream)).get("leader")):  # noqa: ASYNC110
             await anyio.sleep(0.05)
     return str(leader)
+
+
+async def make_streams(bus: NatsBus, config: StreamsConfig) -> None:
+    """Make the streams with three copies, once all servers of a cluster that is starting have found one another."""
+    with anyio.fail_after(120):
+        while True:
+            try:
+                await bus.ensure_streams(msgspec.structs.replace(config, replicas=3))
+            except ConfigError as error:
+                if "too few servers run" not in str(error):
+                    raise
+                await anyio.sleep(0.1)
+            else:
+                return
 
 
 async def settled(bus: NatsBus, streams: Sequence[str], replicas: int = 3) -> None:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import anyio
-import msgspec
 import pytest
-from integration.cluster.nodes import Cluster
+from integration.cluster.nodes import Cluster, make_streams
 
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -23,7 +22,7 @@ async def test_without_a_quorum_services_say_so_until_it_is_back(
     caplog.set_level(logging.INFO, logger="lachesis")
     with Cluster(tmp_path / "three nodes") as cluster:
         async with await cluster.connect("one") as bus:
-            await bus.ensure_streams(msgspec.structs.replace(streams_config, replicas=3))
+            await make_streams(bus, streams_config)
             await bus.publish(subjects.rollout("run", "math"), b"first", msg_id="first")
             survivor, *killed = sorted(cluster.names, key=lambda name: str(cluster.ports[name]) not in str(bus.server))
             for name in killed:

@@ -5,7 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.bus.answers import ApiError, error_in, plain_headers, stored_message, to_ns, to_pub_ack
+from lachesis.pipeline.bus.answers import (
+    ApiError,
+    error_in,
+    has_quorum,
+    plain_headers,
+    stored_message,
+    to_ns,
+    to_pub_ack,
+)
 from lachesis.pipeline.bus.puller import Metadata
 from lachesis.schemas.errors import (
     ConfigError,
@@ -89,3 +97,26 @@ def test_metadata_of_both_forms(reply: str) -> None:
     message = Message()
     message.reply = reply  # type: ignore[attr-defined]
     assert Metadata.of(message) == Metadata("scorer", 3, 17, 42, 1_700_000_000_000_000_000, 5)
+
+
+NOW, LONG_AGO = {"active": 900_000_000}, {"active": 5_000_000_000}
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({"config": {}}, True),  # no cluster
+        ({"cluster": {"leader": "a"}}, True),  # one copy
+        ({"cluster": {"leader": "a", "replicas": [NOW, LONG_AGO]}}, True),
+        ({"cluster": {"leader": "a", "replicas": [NOW, {**NOW, "offline": True}]}}, True),
+        ({"cluster": {"leader": "a", "replicas": [LONG_AGO, LONG_AGO]}}, False),
+        ({"cluster": {"leader": "a", "replicas": [NOW, LONG_AGO, LONG_AGO, LONG_AGO]}}, False),
+        ({"cluster": {"replicas": [NOW, NOW, NOW]}}, False),
+        ({"error": {"code": 503, "err_code": 10008}}, False),
+        ({"error": {"code": 404, "err_code": 10059}}, None),
+        ({"error": {"code": 500, "err_code": 10000}}, None),
+        ({"cluster": 3}, None),
+    ],
+)
+def test_a_leader_that_hears_too_few_copies_leads_nothing(answer, expected):
+    assert has_quorum(msgspec.json.encode(answer)) is expected

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lachesis.pipeline.bus.routing import check_key, matches, stream_of
+from lachesis.pipeline.bus.routing import check_key, matches, stream_in_api, stream_of
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
 
@@ -52,3 +52,21 @@ def test_keys() -> None:
     for bad in ("", ".", "a.", ".a", "a b", "a\r\nb", "*", ">", "ü"):
         with pytest.raises(ConfigError):
             check_key(bucket, bad)
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        ("INFO", ""),
+        ("STREAM.INFO.LEDGER", "LEDGER"),
+        ("STREAM.MSG.GET.LEDGER", "LEDGER"),
+        ("STREAM.LEADER.STEPDOWN.LEDGER", "LEDGER"),
+        ("STREAM.PURGE.LEDGER", "LEDGER"),
+        ("DIRECT.GET.LEDGER", "LEDGER"),
+        ("CONSUMER.CREATE.LEDGER.read-1", "LEDGER"),
+        ("CONSUMER.INFO.LEDGER.scorer", "LEDGER"),
+        ("CONSUMER.MSG.NEXT.LEDGER.scorer", "LEDGER"),
+    ],
+)
+def test_the_stream_that_a_request_is_about(subject: str, expected: str) -> None:
+    assert stream_in_api(f"$JS.API.{subject}") == expected

@@ -1,8 +1,10 @@
 """Stalls: known while their wait lasts and no longer, the oldest first."""
 
+import anyio
 import pytest
 
-from lachesis.pipeline.bus.stalls import STALLED_AFTER_S, Waits
+from lachesis.pipeline.bus.stalls import RETRY_GAP_S, STALLED_AFTER_S, Waits
+from lachesis.schemas.errors import InfrastructureError
 
 
 class Clock:
@@ -45,4 +47,49 @@ def test_a_wait_that_fails_is_over():
     with pytest.raises(ZeroDivisionError), waits.waiting("it"):
         clock.now /= 0
     clock.now += 60
+    assert waits.stall is None
+
+
+def give_up(clock, waits, seconds):
+    def attempt():
+        with waits.waiting("reader of LEDGER") as wait:
+            clock.now += seconds
+            wait.reason = "no leader"
+            raise InfrastructureError
+
+    with pytest.raises(InfrastructureError):
+        attempt()
+
+
+def test_attempts_at_the_same_thing_are_one_wait():
+    clock = Clock()
+    waits = Waits(clock)
+    give_up(clock, waits, 2)
+    clock.now += RETRY_GAP_S / 2
+    assert waits.stall.seconds == 2 + RETRY_GAP_S / 2  # known between two attempts too
+    give_up(clock, waits, 2)
+    assert str(waits.stall) == f"stalled for {4 + RETRY_GAP_S / 2:.0f} s: reader of LEDGER: no leader"
+    with waits.waiting("reader of LEDGER"):
+        assert waits.stall is not None
+    assert waits.stall is None
+
+
+def test_an_attempt_that_is_not_repeated_is_over():
+    clock = Clock()
+    waits = Waits(clock)
+    give_up(clock, waits, 10)
+    clock.now += RETRY_GAP_S + 0.1
+    assert waits.stall is None
+    with waits.waiting("reader of LEDGER") as wait:
+        assert waits.seconds(wait) == 0
+
+
+async def test_a_wait_that_was_cancelled_is_over():
+    clock = Clock()
+    waits = Waits(clock)
+    with anyio.CancelScope() as scope:
+        with waits.waiting("it"):
+            clock.now += 10
+            scope.cancel()
+            await anyio.sleep(1)
     assert waits.stall is None

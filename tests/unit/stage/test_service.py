@@ -3,6 +3,7 @@
 import anyio
 import pytest
 
+from lachesis.pipeline.bus.stalls import Stall
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -135,3 +136,41 @@ async def test_until_drained_lets_errors_through_until_the_drain(lab):
     with pytest.raises(ZeroDivisionError):
         async with service.until_drained():
             raise ZeroDivisionError
+
+
+async def test_a_note_stays_until_it_no_longer_holds(lab):
+    service = Service(lab.bus, "governor", "r")
+    service.recovered()
+    service.note("sizes", "stream sizes unknown")
+    service.waits("waiting", "inference is away")
+    assert service.vitals.note == "inference is away; stream sizes unknown"
+    service.recovered()
+    assert (service.vitals.state, service.vitals.note) == ("ok", "stream sizes unknown")
+    service.note("sizes", None)
+    service.note("sizes", None)
+    assert service.vitals.note is None
+
+
+async def test_a_stall_is_in_heartbeat_and_log_as_long_as_it_lasts(lab, monkeypatch, caplog):
+    caplog.set_level("INFO", logger="lachesis")
+    service = Service(lab.bus, "governor", "r")
+    service.recovered()
+    found = []
+    async with lab.bus.listen(subjects.heartbeat("r")) as heard:
+        for stall in (Stall("publish a", "no answer", 3), Stall("publish a", "no leader", 4), None, None):
+            monkeypatch.setattr(type(lab.bus), "stall", stall)
+            await service.heartbeat()
+            with anyio.fail_after(60):
+                stage = decode(Heartbeat, (await anext(heard)).data).stage
+            found.append((stage.state, stage.note))
+    assert found == [
+        ("waiting", "stalled for 3 s: publish a: no answer"),
+        ("waiting", "stalled for 4 s: publish a: no leader"),
+        ("ok", None),
+        ("ok", None),
+    ]
+    assert [record.message for record in caplog.records] == [
+        "stalled for 3 s: publish a: no answer",
+        "stalled for 4 s: publish a: no leader",
+        "goes on after 3 s: no leader",
+    ]
