@@ -139,7 +139,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
-        self._killed = False
+        self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
 
     def stop(self) -> None:
@@ -148,7 +148,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
-        self._killed = True
+        self._verifying.cancel()
         self._stop.set()
         for row in self.running:
             row.stop(signal.SIGKILL)
@@ -168,7 +168,7 @@ class Supervisor:
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
                     tasks.cancel_scope.cancel()
-                if not self._killed:
+                with self._verifying:
                     await verify_ledger(bus, self.config, self._ledger_broken)
 
     async def _tell_promoted(self, bus: Bus) -> None:
