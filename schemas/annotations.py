@@ -96,6 +96,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
     drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
     `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
+    `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it). `greedy`: it was
+    sampled at temperature 0, so its samples are alike by right.
     """
 
     logprobs: list[Finite | None]
@@ -105,6 +107,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unlikely: list[Count] = []
     sure_run: Count = 0
     distinct: Finite | None = None
+    untrainable: str | None = None
+    greedy: bool = False
 
 
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,7 +131,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success. `signals` are for the health checks, which look at the live revision alone: elsewhere there are none.
+    success. `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
+    checks and for people, who look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -137,6 +142,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     disagreement: tuple[Finite, Finite] | None = None
     success: Finite | None = None
     signals: GroupSignals | None = None
+    failures: dict[str, str] = {}
     shaping: GroupShaping | None = None
     stamps: list[Stamp] = []
 

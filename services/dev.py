@@ -20,6 +20,7 @@ from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
@@ -63,7 +64,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
         advantages=list(advantage.advantages),
     )
     learner = Learner(policy.model, config.training.learner)
-    batch = pack(training_sequences(ref, group, None, tokenizer_hash=policy.tokenizer_hash))
+    batch = pack(training_sequences(ref, group, None, TrainerLimits(policy.tokenizer_hash)))
     step = learner.step(batch)
     console.print(
         f"optimizer step: loss {step.loss:.4g}, grad norm {step.grad_norm:.3g}, entropy {step.entropy:.3g}, "

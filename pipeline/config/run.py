@@ -77,6 +77,15 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+    lost_samples: Literal["refill", "drop", "abandon"] = "refill"
+    """What becomes of a group of which some samples are lost because their inference server went away: nobody listens,
+    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: they are generated again, twice
+    at most. drop: the group goes on with those that are there, if they are `fewest_samples`; a smaller group fits into
+    fewer batches, so it waits longer. abandon: the whole group is given up, which is also what becomes of one that
+    neither helps. A failure that the model's answer may have caused (a time limit, a tool's error, a broken answer)
+    always gives up the whole group: to sort out such samples would favour other answers. Default refill."""
+    fewest_samples: PositiveInt = 2
+    """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
 
     @property
     def largest_bytes(self) -> int:
@@ -219,8 +228,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage and
-    timeout_s. Only kind is required."""
+    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage,
+    timeout_s, lost_samples and fewest_samples. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
     """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
     evaluate: EvaluationConfig = EvaluationConfig()
@@ -277,21 +286,30 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
             self._check_shaping(name, env)
-            if env.is_foreign:
-                continue  # its client says how many samples, and of what length
-            if env.samples > self.batching.batch_size:
-                raise ConfigError(
-                    f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
-                    "sequences and groups are never split: no group could be admitted"
-                )
-            if env.max_new_tokens > env.longest_tokens:
-                raise ConfigError(
-                    f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
-                    f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
-                )
+            if not env.is_foreign:  # else its client says how many samples, and of what length
+                self._check_size(name, env)
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    def _check_size(self, name: str, env: EnvironmentConfig) -> None:
+        if env.samples < 2:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}: advantages compare the samples of a group, so a group "
+                "of one would never be trained on; give 2 or more"
+            )
+        if env.samples > self.batching.batch_size:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
+                "sequences and groups are never split: no group could be admitted"
+            )
+        if env.lost_samples == "drop" and env.fewest_samples < 2:
+            raise ConfigError(f"environments.{name}.fewest_samples is {env.fewest_samples}; a group needs 2 or more")
+        if env.max_new_tokens > env.longest_tokens:
+            raise ConfigError(
+                f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
+                f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
+            )
 
     def _check_shaping(self, name: str, env: EnvironmentConfig) -> None:
         shaping, estimator = self.reward_config_of(name), self.advantage_of(name).estimator
@@ -317,6 +335,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def path(self) -> Path:
         """The run's folder as an absolute path."""
         return Path(self.folder or f"runs/{self.run}").absolute()
+
+    @property
+    def trains_text_only(self) -> bool:
+        """Whether the run's own trainer trains it, which reads text tokens alone; another may read whole groups."""
+        return self.mode == "train"
 
     def advantage_of(self, env: str) -> AdvantageConfig:
         """Return how the rewards of an environment become advantages."""

@@ -16,6 +16,7 @@ from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode
@@ -97,7 +98,8 @@ class _Evaluator:
         started_ns = time.time_ns()
         client = await self.directory.current()
         if await client.weight_version() != record.version:
-            await client.update_weights(record.weights, record.version)
+            with traced_update(self.service, self.config.training.name, record.policy_version):
+                await client.update_weights(record.weights, record.version)
         result = await evaluate(
             env,
             client,

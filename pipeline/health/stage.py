@@ -18,8 +18,10 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
+from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
+from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
@@ -115,7 +117,7 @@ class _EnvWriter:
         self.service = service
         self.env = env
         self.log = log
-        self.monitor = Monitor(config.health)
+        self.monitor = Monitor(config.health, _settings(config, env))
         trainer = config.training.name
         self.ledger = [
             subjects.ledger(service.run, trainer),
@@ -124,6 +126,7 @@ class _EnvWriter:
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
+        self._news = AlertNews()
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -166,7 +169,10 @@ class _EnvWriter:
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
             return
         if message.stream == subjects.LEDGER:
-            batch = decode(LedgerEntry, message.data).batch
+            entry = decode(LedgerEntry, message.data)
+            batch = entry.batch
+            if entry.stale:
+                self.monitor.stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
             return
@@ -258,8 +264,20 @@ class _EnvWriter:
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        for alert in event.alerts:
-            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
-            log.warning(
-                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
-            )
+        if event.alerts:
+            counted = f"health/{self.env}/alerts"
+            figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
+        for alert in self._news.pick(event.results):
+            log.log(
+                logging.INFO if alert.severity == "inform" else logging.WARNING,
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
+            )  # fmt: skip
+
+
+def _settings(config: RunConfig, env: str) -> RunSettings:
+    settings = config.environments[env]
+    return RunSettings(
+        max_staleness=config.batching.max_staleness,
+        sampling_temperature=None if settings.is_foreign else settings.temperature,
+        trainer_temperature=config.training.learner.temperature,
+    )

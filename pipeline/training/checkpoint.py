@@ -36,7 +36,7 @@ from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Numerics, Void
+from lachesis.schemas.ledger import GroupDrops, Numerics, Void
 from lachesis.schemas.values import from_json
 
 __all__ = [
@@ -90,6 +90,7 @@ def save_checkpoint(
     chain_hash: str,
     unreported: list[int],
     voids: Sequence[Void] = (),
+    drops: Sequence[GroupDrops] = (),
     numerics: Numerics | None = None,
     keep: int = 3,
 ) -> TrainerState:
@@ -112,6 +113,7 @@ def save_checkpoint(
         chain_hash=chain_hash,
         unreported=unreported,
         voids=list(voids),
+        drops=list(drops),
         numerics=numerics,
     )
     name = _free_name(folder, learner.steps)

@@ -8,7 +8,7 @@ import msgspec
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.schemas.errors import CheckpointError, SchemaError
-from lachesis.schemas.ledger import Numerics, Void
+from lachesis.schemas.ledger import GroupDrops, Numerics, Void
 from lachesis.schemas.values import Count, from_json
 
 __all__ = ["CHECKPOINTS", "POINTER", "STATE", "TrainerState", "known_checkpoints", "latest_checkpoint", "state_of"]
@@ -35,6 +35,8 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
     voids: list[Void] = []
     """Those of them that could not be trained."""
+    drops: list[GroupDrops] = []
+    """The groups that were left out of the others, and why."""
     numerics: Numerics | None = None
     """How the steps were computed that the trainer has taken since its start; None: not recorded."""
 

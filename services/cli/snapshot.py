@@ -79,6 +79,9 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     batches: int
     voids: int
+    """Batches since the report before of which nothing was trained."""
+    dropped: int
+    """Groups since the report before that could not be used, in batches that were trained without them."""
     policy_version: str
     checkpoint: str
     age_s: float
@@ -249,6 +252,7 @@ async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
         step=report.step,
         batches=report.next_batch,
         voids=len(report.voids),
+        dropped=sum(len(drops.seqs) for drops in report.drops),
         policy_version=report.policy_version,
         checkpoint=report.checkpoint,
         age_s=_age(stored.time_ns),

@@ -109,7 +109,8 @@ def _trainer(snapshot: Snapshot) -> str:
         taken = row.metrics.get("train/step")
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
-    return f"step {trainer.step} durable, batches {trainer.batches}{voids}, {trainer.age_s:.0f} s ago"
+    dropped = f", {trainer.dropped} groups of the last ones dropped (see the log)" if trainer.dropped else ""
+    return f"step {trainer.step} durable, batches {trainer.batches}{voids}{dropped}, {trainer.age_s:.0f} s ago"
 
 
 def _ledger(snapshot: Snapshot) -> str:
@@ -119,8 +120,17 @@ def _ledger(snapshot: Snapshot) -> str:
     outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
     return (
         f"entry {ledger.index}, batches {ledger.batches}, every rollout up to {ledger.watermark} has its outcome, "
-        f"{ledger.age_s:.0f} s ago; groups: {outcomes}"
+        f"{ledger.age_s:.0f} s ago; groups: {outcomes}{_lengths(snapshot)}"
     )
+
+
+def _lengths(snapshot: Snapshot) -> str:
+    """Say how long the groups are that are dropped as stale, beside those that are trained; empty while none is."""
+    metrics = next((row.metrics for row in snapshot.services if row.service == "batcher"), {})
+    stale, batched = (metrics.get(f"batching/tokens_per_sequence/{kind}") for kind in ("stale", "batched"))
+    if stale is None or batched is None:
+        return ""
+    return f"; tokens a sequence: {batched:.0f} trained, {stale:.0f} dropped as stale"
 
 
 def _times(times: Quantiles) -> str | None:

@@ -53,3 +53,10 @@ def test_a_service_that_is_silent_is_gone_whoever_else_speaks():
     overheard.add(beat("scorer", lag=700))
     overheard.add(beat("normalizer", at_s=6.0, metrics={"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}))
     assert overheard.figures() == {"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}
+
+
+def test_lengths_of_what_is_trained_and_dropped_are_taken_along():
+    overheard = Overheard()
+    lengths = {"batching/tokens_per_sequence/stale": 90.0, "batching/tokens_per_sequence/batched": 40.0}
+    overheard.add(beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
+    assert overheard.figures() == lengths
