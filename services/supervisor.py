@@ -150,7 +150,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._stopped: set[str] = set()
-        self._killed = False
+        self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
         self._evaluator_note: str | None = None
 
@@ -160,7 +160,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
-        self._killed = True
+        self._verifying.cancel()
         self._stop.set()
         for row in self.running:
             row.stop(signal.SIGKILL)
@@ -195,12 +195,12 @@ class Supervisor:
                 await self._up_and_down(tasks)
             finally:
                 with anyio.CancelScope(shield=True):
-                    if not self._killed:
+                    if not self._verifying.cancel_called:
                         await trace_unfinished(bus, self.config)
             tasks.cancel_scope.cancel()
         for watch in self.watches:
             await watch.finish(bus)
-        if not self._killed:
+        with self._verifying:
             await verify_ledger(bus, self.config, self._ledger_broken)
 
     async def _unless_stopped(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
@@ -284,10 +284,9 @@ class Supervisor:
             if row.stopping or (row.planned.finite and code == 0):
                 break
             life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
-            if code == REFUSED:  # it will be again
-                raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
-            if code == SETTINGS_CHANGED:  # it is the same settings that it would be started with again
-                raise StartupError(f"{row.planned.name} cannot go on:\n{self._last_lines(row)}")
+            lasting = {REFUSED: "was refused by the server", SETTINGS_CHANGED: "cannot go on"}.get(code)
+            if lasting is not None:  # it will be so again
+                raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
             anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:

@@ -24,7 +24,8 @@ class HealthConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     truncated and entropy find runs that are done, stuck or wasteful as well as broken ones, so they warn unless they
     are named here. A quarantine that lasts halts in any case, for nothing of what is generated is trained then."""
     off: list[str] = []
-    """Checks that do not judge, by name (`lachesis health` shows them). Default none."""
+    """Checks that do not judge, by name (`lachesis health` shows them). `ledger` verifies the ledger of the run instead
+    of an environment: its chain, its outcomes, and that the server can read all of it. Default none."""
     score_low: float = 0.0
     """The lowest score there is, for the saturation check. Default 0."""
     score_high: float = 1.0

@@ -1,0 +1,70 @@
+"""How a run ends whose ledger is broken, sound, or cannot be looked at."""
+
+import logging
+
+import anyio
+import pytest
+from unit.health.test_ledger import RUN, make_entries, store
+
+from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import HistoryLostError, LedgerError
+from lachesis.schemas.subjects import BUCKETS, LEDGER
+from lachesis.services import ledger_check
+from lachesis.services.ledger_check import verify_ledger
+from lachesis.services.supervisor import Supervisor
+
+
+@pytest.fixture
+def config(tmp_path):
+    return RunConfig(run=RUN, folder=str(tmp_path), environments={"words": EnvironmentConfig(kind="gateway")})
+
+
+async def test_a_sound_ledger_ends_a_run_well(config):
+    async with MemoryBus() as bus:
+        await verify_ledger(bus, config, "")
+        await store(bus, make_entries(3))
+        await verify_ledger(bus, config, "")
+
+
+async def test_a_broken_one_ends_it_with_the_reason(config):
+    async with MemoryBus() as bus:
+        await store(bus, make_entries(4))
+        bus.damage(LEDGER, 2)
+        with pytest.raises(LedgerError, match=r"the ledger is broken: .*entry 1 is gone.*Restore the server's store"):
+            await verify_ledger(bus, config, "")
+
+
+async def test_what_was_found_on_the_way_counts_in_the_end(config):
+    async with MemoryBus() as bus:
+        await store(bus, make_entries(2))
+        with pytest.raises(LedgerError, match="it held 6 entries and holds 2 now"):
+            await verify_ledger(bus, config, "it held 6 entries and holds 2 now")
+
+
+async def test_a_ledger_that_is_gone_is_known_by_what_was_published(config):
+    async with MemoryBus() as bus:
+        record = PolicyRecord(run=RUN, version="3-a-b", weights="w", tokenizer_hash="h", written_ns=1)
+        await bus.put(BUCKETS["policy"], RUN, encode(record))
+        with pytest.raises(HistoryLostError, match="published weights of step 3"):
+            await verify_ledger(bus, config, "")
+
+
+async def test_a_server_that_does_not_answer_is_not_waited_for(config, monkeypatch, caplog):
+    async with MemoryBus() as bus:
+        monkeypatch.setattr(ledger_check, "_ANSWER_S", 0.01)
+        monkeypatch.setattr(bus, "usage", lambda _: anyio.sleep_forever())
+        with caplog.at_level(logging.WARNING), anyio.fail_after(30):
+            await verify_ledger(bus, config, "")
+        assert "the ledger was not verified: no answer in time" in caplog.text
+        with pytest.raises(LedgerError, match="as it was found"):
+            await verify_ledger(bus, config, "as it was found")
+
+
+async def test_who_kills_a_run_does_not_wait_for_it(config, monkeypatch):
+    supervisor = Supervisor(config, [])
+    supervisor.kill()
+    with anyio.fail_after(30), supervisor._verifying:
+        await anyio.sleep_forever()
