@@ -81,8 +81,8 @@ class Folder:
     async def rest(self, process: anyio.abc.Process) -> str:
         """Return what a process says until it ends."""
         assert process.stdout is not None
-        said = b"".join([part async for part in process.stdout])
-        with anyio.fail_after(100):
+        with anyio.fail_after(150):
+            said = b"".join([part async for part in process.stdout])
             await process.wait()
         return said.decode()
 
