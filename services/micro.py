@@ -17,7 +17,7 @@ from lachesis.services.single_writer import WriterPlace
 __all__ = ["join_micro"]
 
 
-async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPlace) -> None:
+async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPlace | None = None) -> None:
     """Answer for `service`, which runs at `place`, from now on until the bus is closed.
 
     Health is JSON: its state, counters and metrics, and where it runs.
@@ -26,7 +26,8 @@ async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPl
     async def health(request: Request) -> None:
         report = service.vitals.report()
         body = {"state": report.state, "note": report.note, "handled": report.handled, "lag": report.lag}
-        about_it = {"instance": service.instance, "revision": service.revision, **msgspec.structs.asdict(place)}
+        where = msgspec.structs.asdict(place or WriterPlace())
+        about_it = {"instance": service.instance, "revision": service.revision, **where}
         await request.respond(msgspec.json.encode({**body, **about_it, "metrics": service.vitals.metrics}))
 
     metadata = {"service": service.name, "run": service.run, "revision": service.revision, "instance": service.instance}

@@ -22,7 +22,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
-from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.errors import FencedError, InfrastructureError, LachesisError, SchemaError, StartupError
 from lachesis.services.identity import is_running, machine_id, started_ticks
 
 __all__ = ["LEASE_TTL_S", "RunLease", "lock_folder"]
@@ -146,7 +146,7 @@ class RunLease:
                 tasks.start_soon(self._renew)
                 yield
         finally:
-            with anyio.move_on_after(_RELEASE_S, shield=True), suppress(InfrastructureError, FencedError):
+            with anyio.move_on_after(_RELEASE_S, shield=True), suppress(LachesisError):  # it ends anyway
                 if self.is_held:
                     await self._store(self._mine.replace(released=True))
         if self._taken_by is not None:
@@ -158,7 +158,8 @@ class RunLease:
     async def _renew(self) -> None:
         while self.is_held:
             await anyio.sleep(self._mine.ttl_s / _RENEWALS)
-            with suppress(InfrastructureError):  # the server is away: nobody else can take it either
+            # the server is away, and nobody else can take it either; or somebody wrote just now: who is seen next time
+            with suppress(InfrastructureError, FencedError):
                 await self._store(self._mine)
         if self._taken_by is not None:
             log.error("%s; stopping its services here", self._loss(self._taken_by))

@@ -69,10 +69,11 @@ async def _refuse_beside(bus: Bus, config: RunConfig, service: str, replaces: Wr
         if other.revision != config.revision or (replaces is not None and _is_replaced(other, replaces)):
             return
         if other.state != "draining" or anyio.current_time() > until_s:
-            started_by = "a supervisor started it: stop that" if other.supervised else "stop it first"
+            place = f"pid {other.pid} on {other.host}, in {other.folder}" if other.host else "of an older build"
+            mend = "a supervisor started it: stop that" if other.supervised else "stop it first"
             raise StartupError(
-                f"another {service} of run {config.run} runs already, and a run has one: pid {other.pid} on "
-                f"{other.host}, in {other.folder}; {started_by}, or give this run another name (--run)"
+                f"another {service} of run {config.run} runs already, and a run has one: {place}; {mend}, or give this "
+                "run another name (--run)"
             )
         await anyio.sleep(_ASK_AGAIN_S)
 

@@ -1,8 +1,9 @@
 """The HTTP face of the gateway: the environments' side of the Atropos trajectory API, as a Starlette application.
 
-Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what cannot be taken in time
-503 with Retry-After; where a token is set nobody but its holder is answered; and no web page's script gets in, not on
-loopback either. The trainer's side is not served: the run has a trainer, which reads the ledger.
+Guarantees: an answer of success means stored; what is invalid gets 422 with the reason, what does not arrive in time
+408, what cannot be taken in time 503 with Retry-After; where a token is set nobody but its holder is answered; and no
+web page's script gets in, not on loopback either. The trainer's side is not served: the run has a trainer, which reads
+the ledger.
 
     GET  /  /wandb_info  /info  /status  /status-env  /latest_example  /reset_data
     POST /register-env  /disconnect-env  /scored_data  /scored_data_list
@@ -26,8 +27,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.body import BrokenGzipError, read_body
-from lachesis.pipeline.gateway.intake import BusyError, Intake, Item
+from lachesis.pipeline.gateway.body import BodyRoom, BrokenGzipError, SlowBodyError, unpacked
+from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
@@ -41,8 +42,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 
 _RETRY_AFTER_S = 5
 _READERS = 8
-"""Bodies read and converted at once, so that what they take in memory is bounded."""
-_READ_S = 60.0
+"""Bodies unpacked and converted at once, so that what they take in memory is bounded."""
 _SMALL_BODY = 64 << 10
 _EXAMPLE_KEYS = (
     "tokens", "masks", "scores", "advantages", "ref_logprobs", "generation_params", "inference_logprobs", "messages",
@@ -104,6 +104,7 @@ class Gateway:
         self._intake = intake
         self._token = token
         self._failed = failed
+        self._bodies = BodyRoom(config.gateway.receiving_bytes, config.gateway.body_s)
         self._reading = anyio.CapacityLimiter(_READERS)
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
@@ -133,6 +134,8 @@ class Gateway:
             return _detail(404, error)
         if isinstance(error, DataError):
             self.refused += 1
+            if isinstance(error, SlowBodyError):  # what may still come of it is not wanted
+                return _detail(408, error, {"Connection": "close"})
             return _detail(422, error)
         if not isinstance(error, InfrastructureError):  # another gateway has taken over, or the server refuses us
             self._failed(error)
@@ -197,12 +200,12 @@ class Gateway:
         text = request.query_params.get("env_id")
         if text is not None:
             return read_json(EnvironmentId, msgspec.json.encode({"env_id": text})).env_id
-        return read_json(EnvironmentId, await read_body(request, _SMALL_BODY)).env_id
+        return read_json(EnvironmentId, await self._small_body(request)).env_id
 
     # what is done
 
     async def register_env(self, request: Request) -> Any:
-        asked = read_json(RegisterEnv, await read_body(request, _SMALL_BODY))
+        asked = read_json(RegisterEnv, await self._small_body(request))
         env = environment_of(asked.desired_name, self._intake.envs)
         if asked.group_size > self._config.batching.batch_size:
             raise DataError(
@@ -227,7 +230,7 @@ class Gateway:
 
     async def disconnect_env(self, request: Request) -> Any:
         """Forget an environment, once what waits in its buffer, for groups that will not come, is published."""
-        number = read_json(EnvironmentId, await read_body(request, _SMALL_BODY)).env_id
+        number = read_json(EnvironmentId, await self._small_body(request)).env_id
         try:
             async with self._registering:
                 await self._set_registry(self._store.registry.disconnect(number))
@@ -256,19 +259,16 @@ class Gateway:
         return told
 
     async def _take(self, request: Request, *, several: bool) -> list[dict[str, Any]]:
-        async with self._reading:
-            items = await self._read(request, several=several)
+        most = self._config.gateway.body_bytes
+        async with self._bodies.receive(request, most) as data, self._reading:
+            body = unpacked(request, data, most)
+            caller = parent_span(request.headers.get("traceparent", ""))
+            items = await self._intake.read(body, several=several, caller=caller)
         return await self._intake.store(items)
 
-    async def _read(self, request: Request, *, several: bool) -> list[Item]:
-        body = None
-        with anyio.move_on_after(_READ_S):
-            body = await read_body(request, self._config.gateway.body_bytes)
-        if body is None:
-            raise DataError(f"the body did not arrive in {_READ_S:g} s")
-        return await self._intake.read(
-            body, several=several, caller=parent_span(request.headers.get("traceparent", ""))
-        )
+    async def _small_body(self, request: Request) -> bytes:
+        async with self._bodies.receive(request, _SMALL_BODY) as data:
+            return unpacked(request, data, _SMALL_BODY)
 
     async def trainers_side(self, _: Request) -> Any:
         return _detail(501, DataError(_NO_TRAINER))

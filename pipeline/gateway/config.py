@@ -27,6 +27,13 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     waits 300 and loses the group after three answers of 503. Default 240."""
     body_bytes: Annotated[int, Meta(ge=1024)] = 64 << 20
     """Most bytes of a request, unpacked. Default 64 MiB."""
+    head_s: Annotated[float, Meta(gt=0)] = 10.0
+    """Seconds in which a request's headers must have arrived; after them the client is answered 408. Default 10."""
+    body_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Seconds in which a request's body must have arrived; after them the client is answered 408. Default 60."""
+    receiving_bytes: Annotated[int, Meta(ge=1024)] = 256 << 20
+    """Most bytes of bodies that are on their way in, or wait to be converted. Where they are taken, the body that has
+    been on its way the longest, for 5 s at least, is answered 408. Default 256 MiB."""
     held_bytes: Annotated[int, Meta(ge=1024)] = 256 << 20
     """Most bytes of groups, encoded, that wait for leases or the broker; environments have equal parts of it. What
     comes beyond is answered 503 at once. Default 256 MiB."""

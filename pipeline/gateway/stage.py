@@ -17,7 +17,7 @@ from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
-from lachesis.pipeline.stage.http import Counted, HttpServer
+from lachesis.pipeline.stage.http import Counted, HttpServer, http_within
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -54,6 +54,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
                 log_level="warning",
                 lifespan="off",
                 server_header=False,
+                http=http_within(config.gateway.head_s),
                 timeout_graceful_shutdown=int(max(1.0, config.services.drain_s - 2.0)),
             )
         )

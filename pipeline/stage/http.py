@@ -2,18 +2,21 @@
 what it answers.
 """
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.performance import Call
 
-__all__ = ["Counted", "HttpServer"]
+__all__ = ["Counted", "HttpServer", "TimedHttp", "http_within"]
 
 
 class Counted:
@@ -61,6 +64,59 @@ class Counted:
                     plain=state.get("plain_bytes"),
                 )
             )
+
+
+class TimedHttp(H11Protocol):
+    """uvicorn's HTTP for clients that may not be honest.
+
+    A request's headers must have arrived within `head_s` seconds, else the client is answered 408 and cut off; so is
+    one that goes on sending for as long after it was answered.
+    """
+
+    head_s = 10.0
+    _too_late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the clock when a request is still to come, stop it once its headers are there."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        if self.conn.their_state is not h11.IDLE and not answered:
+            self._forget()
+        elif self._too_late is None:
+            self._too_late = self.loop.call_later(self.head_s, self._cut_off)
+
+    def _forget(self) -> None:
+        if self._too_late is not None:
+            self._too_late.cancel()
+            self._too_late = None
+
+    def _cut_off(self) -> None:
+        if self.transport.is_closing():
+            return
+        begun = self.cycle is None or self.conn.trailing_data[0]
+        if begun and self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE:
+            headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+            answer = h11.Response(status_code=408, headers=headers, reason=b"Request Timeout")
+            text = h11.Data(data=b"the headers of the request did not arrive in time")
+            for event in (answer, text, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def http_within(head_s: float) -> type[TimedHttp]:
+    """Return `TimedHttp` with that bound, for `http=` of uvicorn's configuration."""
+    return type("Http", (TimedHttp,), {"head_s": head_s})
 
 
 class HttpServer(uvicorn.Server):

@@ -8,7 +8,7 @@ import pytest
 from integration.security.secured import Secured
 
 from lachesis.pipeline.bus.connection import _tls
-from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.access import OBSERVER, OPERATOR, SINGLE_WRITERS
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 from lachesis.services.registry import SERVICES
 
@@ -164,8 +164,10 @@ def every_publication() -> Iterator[str]:
     for service in IDENTITIES:
         yield f"rl.heartbeat.one.{service}.7-abc"
         yield f"_INBOX_{service}.abc.1"
+        yield f"rl.health.one.{service}"
+    yield "$KV.lachesis_runs.one.supervisor"
     yield from PARTS
-    yield from ("_INBOX.abc.1", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING", "rl.health.one.scorer")
+    yield from ("_INBOX.abc.1", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING")
     yield from ("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x", "else")
     for store in STORES:
         yield from (f"$JS.API.{action}.{store}" for action in STREAM_ACTIONS)
@@ -181,7 +183,7 @@ def allowed_publications(identity: str) -> set[str]:
     found = {KEYS["curriculum"] if name == "$KV curriculum" else SUBJECTS[name] for name in WRITES[identity]}
     found.add("$JS.API.INFO")
     if person:
-        found |= {"$SRV.PING", "rl.health.one.scorer"}
+        found |= {"$SRV.PING", *(f"rl.health.one.{service}" for service in IDENTITIES)}
     else:
         found |= {f"_INBOX_{OPERATOR}.abc.1", f"_INBOX_{OBSERVER}.abc.1"}
         found.add("$JS.API.STREAM.INFO.ROLLOUTS")  # the server's clock
@@ -198,6 +200,8 @@ def allowed_publications(identity: str) -> set[str]:
         found |= {f"$JS.API.{action}.ROLLOUTS.{identity}=one=live" for action in actions}
         found.add(f"$JS.ACK.ROLLOUTS.{identity}=one=live.1.2.3.4.5")
         found.add("$JS.API.STREAM.PURGE.KV_lachesis_attempts")  # deleting a key is purging its subject
+    if identity in SINGLE_WRITERS:  # asks whether another one runs, which is its own to answer
+        found |= {f"rl.health.one.{identity}", f"_INBOX_{identity}.abc.1"}
     if identity == "governor":
         found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STREAMS} | {
             f"_INBOX_{asker}.abc.1" for asker in ("environment", "gateway")
@@ -206,7 +210,7 @@ def allowed_publications(identity: str) -> set[str]:
         found |= {f"$JS.API.CONSUMER.INFO.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
     if identity == OPERATOR:  # shadows are its own: their heartbeats, the answers of one told to end, what they drop
         found |= {*PARTS, *(f"rl.heartbeat.one.{service}.7-abc" for service in IDENTITIES)}
-        found |= {f"_INBOX_{OPERATOR}.abc.1"}
+        found |= {f"_INBOX_{OPERATOR}.abc.1", "$KV.lachesis_runs.one.supervisor"}
         found |= {f"$JS.API.STREAM.PURGE.{store}" for store in STORES}  # gc
         found |= {f"$JS.API.CONSUMER.DELETE.ROLLOUTS.{stage}=one=live" for stage in ("scorer", "teacher")}
         found |= {f"$JS.API.STREAM.{action}.{store}" for store in STORES for action in ("CREATE", "UPDATE")}

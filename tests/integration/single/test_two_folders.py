@@ -18,6 +18,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import SupervisorLease
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -79,8 +81,8 @@ class Folder:
     async def rest(self, process: anyio.abc.Process) -> str:
         """Return what a process says until it ends."""
         assert process.stdout is not None
-        said = b"".join([part async for part in process.stdout])
-        with anyio.fail_after(100):
+        with anyio.fail_after(150):
+            said = b"".join([part async for part in process.stdout])
             await process.wait()
         return said.decode()
 
@@ -165,3 +167,26 @@ async def test_up_is_refused_beside_services_started_by_hand(folders: tuple[Fold
             assert f"another normalizer of run twice runs already, and a run has one: pid {by_hand.pid} on" in said
     async with second.running("up") as up:
         await second.until(up, READY)
+
+
+async def test_a_supervisor_whose_lease_was_taken_stops_its_services_and_says_so(
+    folders: tuple[Folder, Folder], fresh_server: EmbeddedServer
+) -> None:
+    """As after a machine slept for longer than a lease lasts."""
+    first, _ = folders
+    bucket, key = subjects.BUCKETS["runs"], subjects.supervisor_lease("twice")
+    async with (
+        first.running("up") as up,
+        await connect(fresh_server.url, name="test", token=fresh_server.token) as bus,
+    ):
+        await first.until(up, READY)
+        entry = await bus.value(bucket, key)
+        assert entry is not None
+        taken = decode(SupervisorLease, entry.value).replace(host="elsewhere", machine="", pid=7, folder_id="other")
+        await bus.put(bucket, key, encode(taken))
+        said = await first.rest(up)
+        assert up.returncode == 2, said
+        assert said.count("run twice was taken over by a supervisor on elsewhere (pid 7,") == 2
+        assert "stopping its services here" in said
+        log = (first.path / "runs/twice/logs/batcher.log").read_text()
+        assert log.splitlines()[-1].endswith("batcher drained")
