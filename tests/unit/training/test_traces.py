@@ -48,12 +48,13 @@ async def fed(lab, stamps, *, lost=False):
         entry, stamps={group.id: found for group, found in zip(groups, stamps, strict=True)}
     )
     payloads = [] if lost else [(ref, group, None) for ref, group in zip(entry.batch.groups, groups, strict=True)]
-    return FedBatch(entry, entry.batch, payloads, DataError("it is gone") if lost else None, 1)
+    unfetched = {ref.seq: DataError("it is gone") for ref in entry.batch.groups} if lost else {}
+    return FedBatch(entry, entry.batch, payloads, 1, unfetched)
 
 
-def traced(lab, sink, batch, *, ratio=0.0, void=None, teacher=False):
+def traced(lab, sink, batch, *, ratio=0.0, void=None, dropped=None, teacher=False):
     service = Service(lab.bus, "trainer", "r", tracing=Tracing(TelemetryConfig(ratio=ratio, slow_s=3600.0), sink))
-    return trace_step(service, batch, TIMES, [], void=void, dropped={}, teacher=teacher)
+    return trace_step(service, batch, TIMES, [], void=void, dropped=dropped or {}, teacher=teacher)
 
 
 async def test_a_step_links_to_the_rollouts_that_are_kept_and_to_no_others(lab, sink):
@@ -80,3 +81,12 @@ async def test_a_batch_that_is_lost_ends_its_rollouts_too(lab, sink, ratio):
     assert traced(lab, sink, batch, ratio=ratio, void="it is gone") == []
     assert sink.roots() == {ref.group: ("dropped", "failed") for ref in batch.batch.groups}
     assert all(span.start_ns <= span.end_ns for span in sink.spans)
+
+
+async def test_a_group_that_a_trainer_leaves_out_is_kept_with_the_reason(lab, sink):
+    batch = await fed(lab, [[SCORED], [SCORED]])
+    left_out = batch.batch.groups[1]
+    assert traced(lab, sink, batch, dropped={left_out.seq: "a token id beyond the vocabulary"}) == [left_out.group]
+    assert sink.roots() == {left_out.group: ("dropped", "failed")}
+    (root,) = [span for span in sink.spans if span.name == "rollout"]
+    assert root.attributes["rl.outcome.reason"] == "a token id beyond the vocabulary"
