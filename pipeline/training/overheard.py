@@ -51,8 +51,8 @@ class Overheard:
 
     def figures(self) -> dict[str, float]:
         """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `health/*`, `reliability/*`, `reward/*`,
-        `reward_norm/*` and `reward_shaping/*` as the services said them, and `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their
-        redeliveries together.
+        `reward_norm/*` and `reward_shaping/*` as the services said them, and `queue/{service}/{lag,redelivered}`: the
+        largest lag that an instance told, and their redeliveries together.
         """
         found: dict[str, float] = {}
         for service, instances in self._newest.items():
