@@ -9,6 +9,7 @@ __all__ = [
     "BusClosedError",
     "CheckpointError",
     "ConfigError",
+    "DamagedError",
     "DataError",
     "EnvironmentCodeError",
     "FencedError",
@@ -21,6 +22,7 @@ __all__ = [
     "RaterUnavailable",
     "SchemaError",
     "ServerAwayError",
+    "SettingsChangedError",
     "StartupError",
     "StreamFullError",
     "ToolError",
@@ -113,6 +115,14 @@ class HistoryLostError(LedgerError):
 
 class CheckpointError(LachesisError, RuntimeError):
     """Raised when a checkpoint is missing, incomplete or belongs to another run."""
+
+
+class DamagedError(LedgerError):
+    """Raised when the broker counts a message that it cannot read: its store is damaged. It is not "there is none"."""
+
+
+class SettingsChangedError(ConfigError):
+    """Raised when a setting was changed that what is stored of the run was made with; the text says how to go on."""
 
 
 class EnvironmentCodeError(LachesisError, RuntimeError):

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.config import ServerConfig
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -19,20 +19,24 @@ from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
 
 __all__ = [
+    "LOOK_S",
     "NATS_FOLDER",
     "SILENCE_S",
     "History",
+    "check_known",
     "connect_run",
     "has_ended",
     "has_history",
     "is_trained",
     "open_history",
     "open_run",
+    "other_runs",
     "recent_heartbeats",
+    "unknown_run",
     "until_ended",
 ]
 
@@ -44,6 +48,8 @@ NATS_FOLDER = "nats"
 
 _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
+LOOK_S = 3.0
+"""What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
 SILENCE_S = 5.0
 """Services that send no heartbeat for so long have ended."""
 
@@ -55,19 +61,27 @@ class History(NamedTuple):
     ended: bool
 
 
-async def connect_run(config: RunConfig, name: str, identity: str) -> NatsBus:
+async def connect_run(
+    config: RunConfig, name: str, identity: str, *, patience_s: float | None = None, needs_jetstream: bool = True
+) -> NatsBus:
     """Return the bus, to be used as a context. `name` is shown in the server's own monitoring, `identity` (a service,
-    `access.OPERATOR` or `access.OBSERVER`) says whose key is used where the run has keys.
+    `access.OPERATOR` or `access.OBSERVER`) says whose key is used where the run has keys. `patience_s` bounds what one
+    call waits for the server; without `needs_jetstream` what it stores may be out of reach.
 
     Raises `StartupError` when there is no server or an unfit one, `AccessError` when it refuses the credentials.
     """
+    settings = ConnectionConfig() if config.nats is None else for_identity(config.nats, identity)
+    if patience_s is not None:
+        settings = msgspec.structs.replace(settings, give_up_s=patience_s, connect_timeout_s=patience_s)
     if config.nats is not None:
-        return await connect(name=name, config=for_identity(config.nats, identity))
+        return await connect(name=name, config=settings, needs_jetstream=needs_jetstream)
     try:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError as error:
         raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
-    return await connect(endpoint.url, name=name, token=endpoint.token)
+    return await connect(
+        endpoint.url, name=name, token=endpoint.token, config=settings, needs_jetstream=needs_jetstream
+    )
 
 
 def _no_server(config: RunConfig) -> str:
@@ -120,8 +134,8 @@ async def is_trained(bus: Bus, config: RunConfig) -> bool:
     try:
         report = await bus.last(subjects.LEDGER, subject)
         return report is not None and decode(TrainReport, report.data).step >= steps
-    except (NotFoundError, SchemaError):
-        return False  # no stream yet, or another build's report
+    except (NotFoundError, SchemaError, DamagedError):
+        return False  # no stream yet, another build's report, or one that cannot be read: it is not known to be
 
 
 async def _is_silent(bus: Bus, run: str) -> bool:
@@ -133,19 +147,25 @@ async def _is_silent(bus: Bus, run: str) -> bool:
 
 @asynccontextmanager
 async def open_run(
-    config: RunConfig, name: str, identity: str = OBSERVER, *, create: bool = False
+    config: RunConfig,
+    name: str,
+    identity: str = OBSERVER,
+    *,
+    create: bool = False,
+    patience_s: float | None = None,
+    needs_jetstream: bool = True,
 ) -> AsyncIterator[History]:
     """Yield a run to look at, with a bus that may do with its history what `identity` may.
 
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
     context. With `create` that makes the streams as well, for a run that has neither a server nor a folder too. Raises
     as `connect_run`, and, unless it is to be made, `NotFoundError` when the server has other runs and knows nothing of
-    this one.
+    this one. `patience_s` and `needs_jetstream` as there; without the latter, whether the run is known is not asked.
     """
     async with AsyncExitStack() as stack:
         ended = False
         try:
-            bus = await connect_run(config, name, identity)
+            bus = await connect_run(config, name, identity, patience_s=patience_s, needs_jetstream=needs_jetstream)
         except StartupError:
             if not has_history(config) and (config.nats is not None or not create):
                 raise
@@ -154,17 +174,19 @@ async def open_run(
             server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, _roomy(config)))
             bus = await connect(server.url, name=name, token=server.token)
         await stack.enter_async_context(bus)
-        if not create:
-            await _check_known(bus, config)
+        if not create and needs_jetstream:
+            await check_known(bus, config.run, await other_runs(bus, config))
         elif ended:
             await bus.ensure_streams(config.streams)
         yield History(bus, ended)
 
 
 @asynccontextmanager
-async def open_history(config: RunConfig, name: str, identity: str = OBSERVER) -> AsyncIterator[NatsBus]:
+async def open_history(
+    config: RunConfig, name: str, identity: str = OBSERVER, *, patience_s: float | None = None
+) -> AsyncIterator[NatsBus]:
     """Yield the bus of `open_run`, for what does not care whether the run goes on. Raises as it does."""
-    async with open_run(config, name, identity) as history:
+    async with open_run(config, name, identity, patience_s=patience_s) as history:
         yield history.bus
 
 
@@ -174,31 +196,44 @@ def _roomy(config: RunConfig) -> ServerConfig:
     return msgspec.structs.replace(config.server, max_file_bytes=room)
 
 
-async def _check_known(bus: NatsBus, config: RunConfig) -> None:
-    """Raise `NotFoundError` if the server knows other runs and not this one, of which no heartbeats come either."""
+async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
+    """Return the runs that the server has if it has stored nothing of this one, else nothing."""
     try:
         stored = [
             *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
             *await bus.stored_subjects(subjects.LEDGER, ["rl.ledger.>", "rl.state.>"]),
         ]
     except NotFoundError:
-        return  # no streams yet, so no runs
+        return []  # no streams yet, so no runs
     runs = sorted({subject.split(".")[2] for subject in stored})
-    if not runs or config.run in runs:
+    return [] if config.run in runs else runs
+
+
+def unknown_run(run: str, others: Collection[str]) -> NotFoundError:
+    """Return the error that says that the server has other runs."""
+    return NotFoundError(f"the server knows no run {run}; it has {', '.join(others)}: name one with --run")
+
+
+async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
+    """Raise `NotFoundError` if the server has `others`, which are `other_runs`, and nothing is heard of this one."""
+    if not others:
         return
     with anyio.move_on_after(SILENCE_S):
-        async with bus.listen(subjects.heartbeat(config.run)) as beats:
+        async with bus.listen(subjects.heartbeat(run)) as beats:
             await anext(aiter(beats))
             return
-    raise NotFoundError(f"the server knows no run {config.run}; it has {', '.join(runs)}: name one with --run")
+    raise unknown_run(run, others)
 
 
-async def recent_heartbeats(bus: Bus, run: str, awaited: Collection[str]) -> list[Heartbeat]:
+async def recent_heartbeats(
+    bus: Bus, run: str, awaited: Collection[str], heard: dict[str, Heartbeat] | None = None
+) -> list[Heartbeat]:
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
 
     Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
+    `heard` is filled meanwhile, by instance, for a caller who may not wait until the end.
     """
-    found: dict[str, Heartbeat] = {}
+    found: dict[str, Heartbeat] = {} if heard is None else heard
     missing = set(awaited)
     start = anyio.current_time()
     async with bus.listen(subjects.heartbeat(run)) as messages:

@@ -10,6 +10,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import (
+    DamagedError,
     DataError,
     HistoryLostError,
     LedgerError,
@@ -132,8 +133,19 @@ async def _last_below(
         if not previous.isdecimal():
             raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
         seq = int(previous)
-        entry = decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data) if seq else None
+        entry = await _entry_at(bus, subject, seq, entry.index) if seq else None
     return entry, seq
+
+
+async def _entry_at(bus: Bus, subject: str, seq: int, follower: int) -> LedgerEntry:
+    """Return the entry at `seq`, which entry `follower` names as the one before it. Raises `DamagedError`."""
+    try:
+        return decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data)
+    except NotFoundError as error:
+        raise DamagedError(
+            f"{subject}: the entry before entry {follower}, at sequence {seq} of {subjects.LEDGER}, is gone: it was "
+            "deleted, or the server's store is damaged; restore the store from a backup, or start a new run"
+        ) from error
 
 
 async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:

@@ -23,11 +23,14 @@ from lachesis.schemas.errors import (
 )
 
 __all__ = [
+    "NO_LEADER",
+    "STREAM_NOT_FOUND",
     "Answer",
     "ApiError",
     "ConsumerInfo",
     "Deleted",
     "Purged",
+    "State",
     "StreamInfo",
     "decode_answer",
     "error_in",
@@ -44,6 +47,10 @@ _NO_STORAGE = (10023, 10047)
 _WRONG_SEQUENCE = 10071
 _UNDECIDED = (10158, 10164)  # this very message, or another on its subject, has not reached most servers yet
 _TOO_FEW_SERVERS = (10005, 10074)
+NO_LEADER = 10008
+"""The server's error code for a stream, or a cluster, that has no leader."""
+STREAM_NOT_FOUND = 10059
+"""The server's error code for a stream that does not exist."""
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
 _LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
@@ -101,17 +108,24 @@ class _GetAnswer(Answer, frozen=True):
     message: _Raw | None = None
 
 
-class _State(msgspec.Struct, frozen=True):
+class _LostData(msgspec.Struct, frozen=True):
+    bytes: int = 0
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a stream holds. `lost`: what the server could not read of its store when it started."""
+
     messages: int
     bytes: int
     first_seq: int
     last_seq: int
     subjects: dict[str, int] | None = None
+    lost: _LostData | None = None
 
 
 class StreamInfo(Answer, frozen=True):
     config: dict[str, Any] = {}
-    state: _State = _State(0, 0, 0, 0)
+    state: State = State(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
 

@@ -20,6 +20,7 @@ from nats.aio.client import Client
 from lachesis.pipeline.bus.answers import error_in
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
@@ -96,12 +97,18 @@ def _text(raw: bytes) -> bytes:
 
 
 async def connect(
-    url: str | None = None, *, name: str, token: str | None = None, config: ConnectionConfig | None = None
+    url: str | None = None,
+    *,
+    name: str,
+    token: str | None = None,
+    config: ConnectionConfig | None = None,
+    needs_jetstream: bool = True,
 ) -> NatsBus:
     """Connect and return the bus; use it as `async with await connect(...) as bus`.
 
     `url` goes before `config.url`. `name` is shown in the server's own monitoring. `token` goes before
-    `config.token_file`. Waits `config.connect_timeout_s` for a server that is not there yet.
+    `config.token_file`. Waits `config.connect_timeout_s` for a server that is not there yet. Without `needs_jetstream`
+    it does not wait for JetStream: what is broadcast can be heard also where nothing can be stored.
     """
     config = config or ConnectionConfig()
     if url is not None:
@@ -128,7 +135,7 @@ async def connect(
             )
         await anyio.sleep(_RETRY_S)
     try:
-        await _check(link, without_secrets(config.url))
+        await _check(link, without_secrets(config.url), needs_jetstream=needs_jetstream)
     except BaseException:
         await link.close()
         raise
@@ -190,14 +197,15 @@ async def _attempt(
     return link
 
 
-async def _check(link: Link, shown: str) -> None:
+async def _check(link: Link, shown: str, *, needs_jetstream: bool) -> None:
     version = link.nc.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         raise StartupError(
             f"nats-server at {shown} is {version.major}.{version.minor}.{version.patch}; "
             f"{'.'.join(map(str, MIN_SERVER_VERSION))} or newer is needed"
         )
-    await _check_jetstream(link, shown)
+    if needs_jetstream:
+        await _check_jetstream(link, shown)
     if link.nc.max_payload < MIN_PAYLOAD_BYTES:
         raise StartupError(
             f"nats-server at {shown} takes messages of {link.nc.max_payload} bytes, where {MIN_PAYLOAD_BYTES} may be "
@@ -220,9 +228,7 @@ async def _check_jetstream(link: Link, shown: str) -> None:
                 raise StartupError(f"nats-server at {shown} has no JetStream for this account: start it with `-js`")
             reason = error.description if error else reason
             await anyio.sleep(_RETRY_S)
-    raise StartupError(
-        f"JetStream at {shown} is not available ({reason}): of a cluster, more than half of the servers must run"
-    )
+    raise StartupError(f"JetStream at {shown} is not available ({reason}): {await explain(link, '')}")
 
 
 def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
+from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+from lachesis.pipeline.bus.stalls import Stall
 from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["NatsBus"]
@@ -51,6 +53,10 @@ class NatsBus:
         return (url.hostname, url.port) if url and url.hostname and url.port else None
 
     @property
+    def stall(self) -> Stall | None:
+        return self._link.waits.stall
+
+    @property
     def connection(self) -> Connection:
         """What another process connects with to the same server, in the same name."""
         return Connection(self._link.config, self._link.nc.options.get("token"))
@@ -59,6 +65,10 @@ class NatsBus:
     def reconnects(self) -> int:
         """How often the connection was lost since it was made."""
         return self._link.losses
+
+    async def explain(self, stream: str) -> str:
+        """Return why nothing of `stream` is answered, in words; takes a few seconds at most."""
+        return await explain(self._link, stream)
 
     async def until_up(self) -> None:
         """Wait until there is a connection. Raises the failure where there will be none."""

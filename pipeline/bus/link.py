@@ -7,6 +7,8 @@ cancellation that `publish` swallows is raised again.
 
 import asyncio
 import itertools
+import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -19,9 +21,13 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, Wait, Waits
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
 __all__ = ["Link", "Question", "Series", "backoff_s", "hang_up", "is_no_responder", "patience_s", "status_of"]
+
+log = logging.getLogger("lachesis")
 
 A = TypeVar("A", bound=Answer)
 
@@ -123,6 +129,13 @@ class Link:
         """How often the connection was lost: whoever sees it change has to ask again."""
         self.failure: LachesisError | None = None
         self.last_error: Exception | None = None
+        self.waits = Waits(time.monotonic)
+        self.explanations: dict[str, tuple[float, str]] = {}
+        """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
+        self.optional: set[str] = set()
+        """Subjects that may be refused without harm: what is asked on them only explains something."""
+        self._server = ""
+        self._lost_s: float | None = None
         self._up = anyio.Event()
         self._prefix = ""
         self._tokens = itertools.count()
@@ -133,6 +146,7 @@ class Link:
         inbox = self.nc.new_inbox()
         self._prefix = inbox + "."
         await self.nc.subscribe(inbox + ".*", cb=self._on_answer)
+        self._server = self.server_name
         self._up.set()
 
     async def close(self) -> None:
@@ -142,8 +156,18 @@ class Link:
 
     # -- state ---------------------------------------------------------------------------------------------------
 
+    @property
+    def server_name(self) -> str:
+        """Host and port of the server that the client is connected to, or was last."""
+        url = self.nc.connected_url
+        return f"{url.hostname}:{url.port}" if url is not None else self._server
+
     async def on_disconnected(self) -> None:
         self.losses += 1
+        if self._lost_s is None:
+            self._lost_s = time.monotonic()
+            if self.failure is None:
+                log.info("lost the connection to %s", self._server)
         if self._up.is_set():
             self._up = anyio.Event()
         for answer in self._waiting.values():
@@ -153,6 +177,11 @@ class Link:
         self._notify()
 
     async def on_reconnected(self) -> None:
+        if self._lost_s is not None:
+            log.info(
+                "lost %s; connected to %s after %.1f s", self._server, self.server_name, time.monotonic() - self._lost_s
+            )
+        self._lost_s, self._server = None, self.server_name
         self._up.set()
         self._notify()
 
@@ -163,6 +192,8 @@ class Link:
         self.last_error = error
         text = str(error).lower()
         if "permissions violation" in text:
+            if any(f'"{subject.lower()}"' in text for subject in self.optional):
+                return  # it was asked for people's sake alone; whoever asked does without the answer
             self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
         elif any(refusal in text for refusal in _REFUSALS):
             self.fail(AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_MEND}"))
@@ -193,7 +224,9 @@ class Link:
         """Wait until there is a connection. Raises the failure where there will be none."""
         if not self.is_up:
             self.check()
-            await self._up.wait()
+            with self.waits.waiting(f"connection to {self._server}") as wait:
+                wait.reason = "lost; trying again"
+                await self._up.wait()
             self.check()
 
     async def wait_down(self) -> None:
@@ -331,23 +364,31 @@ class Link:
         self, subject: str, request: bytes, *, what: str, give_up_s: float | None = None, patient: bool = False
     ) -> Msg:
         """As `call`, without decoding; `patient`: for ever. Only transient errors are asked again."""
-        reason = "no answer"
         give_up_s = give_up_s or self.config.give_up_s
-        with anyio.move_on_after(None if patient else give_up_s):
-            for attempt in itertools.count():
-                await self.wait_up()
-                msg = await self.ask(subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s))
-                if msg is None:
-                    pass  # the connection is back, or the answer was lost
-                elif is_no_responder(msg):
-                    reason = "nobody answers (no JetStream, or no such stream)"
-                else:
-                    error = error_in(msg.data)
-                    if error is None or not error.is_transient:
+        stream = subject.split(".")[4] if subject.count(".") >= 4 else ""  # $JS.API.<kind>.<verb>.<stream>
+        with self.waits.waiting(what) as wait:
+            with anyio.move_on_after(None if patient else give_up_s):
+                for attempt in itertools.count():
+                    await self.wait_up()
+                    msg = await self.ask(subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s))
+                    error = error_in(msg.data) if msg is not None else None
+                    if msg is not None and not is_no_responder(msg) and (error is None or not error.is_transient):
                         return msg
-                    reason = error.description
-                await anyio.sleep(backoff_s(attempt))
-        raise InfrastructureError(f"{what}: {reason} within {give_up_s} s")
+                    await self.explain_wait(wait, stream, error.description if error else None)
+                    await anyio.sleep(backoff_s(attempt))
+            if wait.reason == NO_ANSWER:
+                wait.reason = await explain(self, stream)
+            raise InfrastructureError(f"{what}: {wait.reason}, for {give_up_s:g} s")
+
+    async def explain_wait(self, wait: Wait, stream: str, refusal: str | None) -> None:
+        """Note why a wait for `stream` goes on: what the server said, or what it says when asked about the stream.
+
+        It is asked once the wait is a stall.
+        """
+        if refusal is not None:
+            wait.reason = refusal
+        if self.waits.seconds(wait) >= STALLED_AFTER_S:
+            wait.reason = await explain(self, stream)
 
 
 def _resolve(answer: "asyncio.Future[Msg | None]", msg: Msg | None = None) -> None:

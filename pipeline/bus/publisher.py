@@ -12,8 +12,9 @@ import anyio
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.answers import error_in, to_pub_ack
 from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patience_s
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stream_of
 from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
 
 __all__ = ["EXPECTED_HEADER", "Publisher", "Window"]
@@ -95,31 +96,34 @@ class Publisher:
             self._window.leave(size)
 
     async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
-        refused_since: float | None = None
-        attempt = silent = 0
-        while True:
-            await self._link.wait_up()
-            wait_s = patience_s(silent, self._link.config.ack_timeout_s)
-            msg = await self._link.ask(subject, data, headers=headers, timeout_s=wait_s)
-            if msg is None:  # the connection was lost, or the answer, or the leader that would have given it
-                silent += 1
-                refused_since = None
-                await anyio.sleep(backoff_s(0))
-                continue
-            error = error_in(msg.data)
-            if error is None and not is_no_responder(msg):
-                return to_pub_ack(msg.data, subject)
-            if error is not None and not error.is_transient:
-                raise error.to_exception(subject)
-            now = anyio.current_time()
-            refused_since = refused_since or now
-            if now - refused_since > self._link.config.give_up_s:
-                raise InfrastructureError(
-                    f"{subject}: refused for {self._link.config.give_up_s} s: "
-                    f"{error.description if error else 'no stream takes it; run `lachesis init`'}"
-                )
-            await anyio.sleep(backoff_s(attempt))
-            attempt += 1
+        with self._link.waits.waiting(f"publish {subject}") as wait:
+            refused_since: float | None = None
+            attempt = silent = 0
+            while True:
+                await self._link.wait_up()
+                wait_s = patience_s(silent, self._link.config.ack_timeout_s)
+                msg = await self._link.ask(subject, data, headers=headers, timeout_s=wait_s)
+                if msg is None:  # the connection was lost, or the answer, or the leader that would have given it
+                    silent += 1
+                    refused_since = None
+                    await self._link.explain_wait(wait, _stream_behind(subject), None)
+                    await anyio.sleep(backoff_s(0))
+                    continue
+                error = error_in(msg.data)
+                if error is None and not is_no_responder(msg):
+                    return to_pub_ack(msg.data, subject)
+                if error is not None and not error.is_transient:
+                    raise error.to_exception(subject)
+                now = anyio.current_time()
+                refused_since = refused_since or now
+                await self._link.explain_wait(wait, _stream_behind(subject), error.description if error else None)
+                if now - refused_since > self._link.config.give_up_s:
+                    wait.reason = await explain(self._link, _stream_behind(subject))
+                    raise InfrastructureError(
+                        f"{subject}: refused for {self._link.config.give_up_s:g} s: {wait.reason}"
+                    )
+                await anyio.sleep(backoff_s(attempt))
+                attempt += 1
 
     async def commit(self, stream: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
         """Store `data` if the subject's last sequence is `expected`; return its sequence.
@@ -147,3 +151,9 @@ class Publisher:
     async def last(self, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
         """Return the subject's last message, read from the stream's leader."""
         return await leader.last(self._link, stream, subject, patient=patient)
+
+
+def _stream_behind(subject: str) -> str:
+    """Return the stream that stores `subject`, which may be a bucket's key ($KV.<bucket>.<key>)."""
+    tokens = subject.split(".", 2)
+    return f"KV_{tokens[1]}" if tokens[0] == "$KV" else stream_of(subject)

@@ -26,7 +26,7 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEve
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, SettingsChangedError, VersionError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.values import shaped, unpack
 
@@ -99,7 +99,10 @@ class _EnvWriter:
         )
         writer = cls(service, config, env, items=items, log=log)
         if restored.state is not None:
-            writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
+            try:
+                writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
+            except SettingsChangedError as error:
+                raise SettingsChangedError(f"environment {env}: {error}") from error
         for delta in restored.deltas:
             for feedback in shaped("curriculum delta", list[Feedback], unpack("curriculum delta", delta)):
                 writer.strategy.observe(feedback)

@@ -16,11 +16,12 @@ from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DamagedError, DataError, InfrastructureError
 
 __all__ = ["run_evaluator"]
 
@@ -55,7 +56,11 @@ async def _newest_step(service: Service, envs: list[str]) -> int | None:
     """Return the newest step that every environment was evaluated at, None if there is none."""
     steps = []
     for env in envs:
-        stored = await service.bus.last(subjects.EVENTS, subjects.event("eval", service.run, service.revision, env))
+        try:
+            stored = await service.bus.last(subjects.EVENTS, subjects.event("eval", service.run, service.revision, env))
+        except DamagedError as error:  # to evaluate once more costs time and nothing else
+            log.warning("the newest evaluation of %s cannot be read: %s", env, error)
+            return None
         if stored is None:
             return None
         steps.append(decode(EvalEvent, stored.data).policy_step)
@@ -93,7 +98,8 @@ class _Evaluator:
         started_ns = time.time_ns()
         client = await self.directory.current()
         if await client.weight_version() != record.version:
-            await client.update_weights(record.weights, record.version)
+            with traced_update(self.service, self.config.training.name, record.policy_version):
+                await client.update_weights(record.weights, record.version)
         result = await evaluate(
             env,
             client,

@@ -7,7 +7,8 @@ is one that outgrew its lease: what is stored never weighs more than what was gr
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -23,11 +24,12 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
-from lachesis.pipeline.telemetry.recorder import recording
+from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
 from lachesis.schemas import subjects
@@ -172,7 +174,7 @@ class _Producer:
         name, started_ns = new_group_id(), self.service.now_ns()
         try:
             client = await self.inference.current()
-            with self._recording(name) as spans:
+            with self._recording(name, started_ns) as spans:
                 draft = await collect_group(
                     self.env,
                     self._task(draw.item),
@@ -183,19 +185,19 @@ class _Producer:
                     group=name,
                     started_ns=started_ns,
                 )
-            group = build_group(
-                draft,
-                run=self.service.run,
-                env=self.name,
-                producer=self.id,
-                epoch=self.epoch,
-                counter=self.counter,
-                tokenizer_hash=self.tokenizer_hash,
-                lease=lease,
-                dispatch=dispatch,
-            )
-            data = self._within_lease(group)
-            vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost = self.lost + len(draft.lost)
+                group = build_group(
+                    draft,
+                    run=self.service.run,
+                    env=self.name,
+                    producer=self.id,
+                    epoch=self.epoch,
+                    counter=self.counter,
+                    tokenizer_hash=self.tokenizer_hash,
+                    lease=lease,
+                    dispatch=dispatch,
+                )
+                data = self._within_lease(group)
+                vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost = self.lost + len(draft.lost)
         except InfrastructureError as error:
             self.service.called(started_ns, 0, failed=True)
             self.service.waits("waiting", f"inference: {error}")
@@ -227,11 +229,19 @@ class _Producer:
             )
         return data
 
-    def _recording(self, group: str) -> AbstractContextManager[list[Span]]:
+    @contextmanager
+    def _recording(self, group: str, started_ns: int) -> Iterator[list[Span]]:
+        """Record the requests for a sampled group. If it is abandoned, they are exported here."""
         tracing = self.service.tracing
         if not tracing.sampled(group):
-            return nullcontext([])
-        return recording(tracing.clock, self.service.name, group, generate_id(group))
+            with not_recording(group) if tracing.on else nullcontext():
+                yield []
+            return
+        with (
+            recording(tracing.clock, self.service.name, group, generate_id(group)) as spans,
+            traced_if_abandoned(self.service, group, self.name, started_ns, spans),
+        ):
+            yield spans
 
     def _task(self, index: int) -> Task:
         try:
@@ -247,9 +257,10 @@ class _Producer:
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         made_ns = service.now_ns()
         try:
-            ack: PubAck = await service.retrying(f"publish {subject}")(
-                service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
-            )
+            with traced_if_abandoned(service, group.id, group.env, group.started_ns, chats):
+                ack: PubAck = await service.retrying(f"publish {subject}")(
+                    service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
+                )
         except StreamFullError:
             return False
         except InfrastructureError:

@@ -8,6 +8,7 @@ stands, reads its newest alert event and nothing else.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 import anyio
@@ -16,8 +17,11 @@ import msgspec
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.check import RunSettings
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.ledger import LedgerProblem
+from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
+from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
@@ -33,17 +37,64 @@ __all__ = ["run_health"]
 
 log = logging.getLogger("lachesis")
 
+_LEDGER_S = 5.0
+"""Seconds between two looks at the ledger."""
+_PROBLEMS = 64
+"""Problems of the ledger that are remembered."""
+
 
 async def run_health(service: Service, config: RunConfig) -> None:
     """Judge every environment of the run until the service drains."""
-    async with anyio.create_task_group() as tasks:
-        for env in config.environments:
-            tasks.start_soon(_run_env, service, config, env)
+    writers = [await _EnvWriter.open(service, config, env) for env in config.environments]
+    async with background() as watching, anyio.create_task_group() as tasks:
+        if LEDGER_CHECK not in config.health.off:
+            watching.start_soon(_watch_ledger, service, config, writers)
+        for writer in writers:
+            tasks.start_soon(_run_env, service, writer)
 
 
-async def _run_env(service: Service, config: RunConfig, env: str) -> None:
-    writer = await _EnvWriter.open(service, config, env)
-    run, revision = service.run, service.revision
+async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["_EnvWriter"]) -> None:
+    """Verify the ledger, and tell every environment when something is wrong with it. Runs until cancelled."""
+    reader = LedgerReader(service.bus, service.run, config.training.name, rules_of(config, service.now_ns()))
+    found: list[LedgerProblem] = []
+    while True:
+        try:
+            new = await reader.look()
+        except InfrastructureError as error:
+            service.vitals.note = f"the ledger is not verified: {error}"
+        else:
+            found = [*found, *(problem for problem in new if problem not in found)][-_PROBLEMS:]
+            _show_ledger(service, reader, found, new)
+            try:
+                for writer in writers if new else ():
+                    await writer.tell_ledger(new)
+            except InfrastructureError:
+                if not service.draining.is_set():
+                    raise
+                return  # the next start finds it again
+        await anyio.sleep(_LEDGER_S)
+
+
+def _show_ledger(
+    service: Service, reader: LedgerReader, found: Sequence[LedgerProblem], new: Sequence[LedgerProblem]
+) -> None:
+    figures = service.vitals.metrics
+    figures["ledger/verified_entries"] = reader.entries
+    figures["ledger/problems"] = len(found)
+    figures["ledger/broken"] = float(any(problem.breaks for problem in found))
+    if found:
+        service.vitals.note = _in_words(found)
+    for problem in new:
+        log.error("%s: %s", LEDGER_CHECK, problem.text)
+
+
+def _in_words(problems: Sequence[LedgerProblem]) -> str:
+    more = f"; and {len(problems) - 2} more" if len(problems) > 2 else ""
+    return "; ".join(problem.text for problem in problems[:2]) + more
+
+
+async def _run_env(service: Service, writer: "_EnvWriter") -> None:
+    run, revision, env = service.run, service.revision, writer.env
     events = [subjects.event(kind, run, revision, env) for kind in writer.kinds]
     sources = [
         Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
@@ -75,6 +126,7 @@ class _EnvWriter:
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
+        self._news = AlertNews()
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -162,6 +214,20 @@ class _EnvWriter:
                             raise
                         return  # the next start reads the request again
 
+    async def tell_ledger(self, problems: Sequence[LedgerProblem]) -> None:
+        """Store what is wrong with the ledger as an alert."""
+        breaks = sum(problem.breaks for problem in problems)
+        alert = Alert(
+            check=LEDGER_CHECK,
+            severity="warn",
+            value=float(breaks),
+            threshold=0.0,
+            reason=_in_words(problems),
+            windows=1,
+        )
+        async with self._lock:
+            await self._commit("batches", [alert])
+
     async def _commit(
         self, source: Literal["groups", "batches", "resume"], results: list[Alert], stream: str | None = None
     ) -> None:
@@ -198,11 +264,14 @@ class _EnvWriter:
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        for alert in event.alerts:
-            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
-            log.warning(
-                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
-            )
+        if event.alerts:
+            counted = f"health/{self.env}/alerts"
+            figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
+        for alert in self._news.pick(event.results):
+            log.log(
+                logging.INFO if alert.severity == "inform" else logging.WARNING,
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
+            )  # fmt: skip
 
 
 def _settings(config: RunConfig, env: str) -> RunSettings:

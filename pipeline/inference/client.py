@@ -33,6 +33,7 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, ServerAwayError, StartupError
 from lachesis.schemas.values import from_json
 
@@ -278,7 +279,9 @@ class InferenceClient:
         return from_json(f"{self._where} answered {path} with something else than expected", kind, response.content)
 
     async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        headers = {"Content-Type": "application/json"} if "content" in arguments else None
+        headers = {"Content-Type": "application/json"} if "content" in arguments else {}
+        if (parent := current_traceparent()) is not None:
+            headers["traceparent"] = parent
         try:
             response = await self._http.request(method, path, headers=headers, **arguments)
         except httpx.TransportError as error:

@@ -26,7 +26,7 @@ from lachesis.pipeline.reproduction.logic import numerics_after, unlike
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.feed import FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
@@ -37,7 +37,6 @@ from lachesis.pipeline.weights.tensors import policy_tensors, vocabulary_of, wei
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
-from lachesis.schemas.values import from_json
 
 __all__ = ["Begin", "retrain"]
 
@@ -135,7 +134,7 @@ class _Settings:
         self.other += [text for text in found if text not in self.other]
         if recorded is None:
             return self._config.training.learner, ours.shuffle_seed
-        return from_json("numerics.learner", LearnerConfig, recorded.learner.encode()), recorded.shuffle_seed
+        return learner_on_record(recorded.learner.encode()), recorded.shuffle_seed
 
 
 def _load(begin: Begin, config: RunConfig, facts: Facts, compares: _Compared) -> tuple[_Again, Position]:

@@ -4,6 +4,7 @@ Guarantees that a heartbeat leaves once a second while the service lives, and at
 `draining` is set, once and for good, when it is asked to stop; loops end at the next safe point after that.
 """
 
+import logging
 import math
 import os
 import time
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 import anyio
+import msgspec
 import tenacity
 
 from lachesis.pipeline.bus.api import Bus
@@ -22,10 +24,12 @@ from lachesis.pipeline.telemetry.performance import Call
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import InfrastructureError, StreamFullError
 
 __all__ = ["Service", "open_service"]
+
+log = logging.getLogger("lachesis")
 
 HEARTBEAT_S = 1.0
 
@@ -58,6 +62,8 @@ class Service:
         self.began_ns = time.time_ns()
         self.started = anyio.Event()
         self.draining = anyio.Event()
+        self._stalled: str | None = None  # why, as it was last logged
+        self._stalled_s = 0.0  # since when
 
     def now_ns(self) -> int:
         """Return the time for stamps, Unix ns by the server's clock."""
@@ -82,13 +88,14 @@ class Service:
         """Broadcast the service's figures now, and export them where telemetry goes."""
         vitals, sink = self.vitals, self.tracing.sink
         metrics = vitals.metrics | self.tracing.figures()
+        stage = self._with_stall(vitals.report())
         beat = Heartbeat(
             run=self.run,
             service=self.name,
             instance=self.instance,
             pid=os.getpid(),
             time_ns=time.time_ns(),
-            stage=vitals.report(),
+            stage=stage,
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             slow=dict(vitals.slow),
         )
@@ -96,6 +103,23 @@ class Service:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()
             sink.observe(Figures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
+
+    def _with_stall(self, stage: StageVitals) -> StageVitals:
+        """Return the figures with a stall of the bus as state and note; log when one begins, changes or is over."""
+        stall = self.bus.stall
+        if stall is None:
+            if self._stalled is not None:
+                log.info("goes on after %.0f s: %s", time.monotonic() - self._stalled_s, self._stalled)
+            self._stalled = None
+            return stage
+        if self._stalled is None:
+            self._stalled_s = time.monotonic() - stall.seconds
+        if self._stalled != stall.reason:
+            log.warning("%s", stall)
+            self._stalled = stall.reason
+        if stage.state in {"draining", "starting"}:
+            return msgspec.structs.replace(stage, note=str(stall))
+        return msgspec.structs.replace(stage, state="waiting", note=str(stall))
 
     def drain(self) -> None:
         """Ask the service to finish what it holds and to end."""

@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
@@ -103,7 +103,7 @@ def save_checkpoint(
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     version = policy_version(learner.steps, lineage, policy_tensors(policy.model))
     state = TrainerState(
         step=learner.steps,
@@ -123,8 +123,7 @@ def save_checkpoint(
     save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
     (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
     write_sums(partial)
-    for path in [*partial.rglob("*"), partial]:
-        fsync(path)
+    sync_tree(partial)
     partial.rename(folder / name)
     fsync(folder)
     _point(folder, name)

@@ -1,17 +1,25 @@
-"""Configuration of the learning side. Values are validated on construction; the defaults are those of the demo."""
+"""Configuration of the learning side. Values are validated on construction; the defaults fit pretrained models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.values import from_json, shaped
 
-__all__ = ["LearnerConfig", "LossConfig", "WarmStartConfig"]
+__all__ = ["LearnerConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
 
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
+
+_RATE_TIMES_ROOT = 0.2
+"""Learning rate times the root of the trainable parameters. Measured: 3e-4 suits the demo's 0.45 million, and 2e-5 the
+135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
+_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None}
+"""Values of settings that early trainers had not."""
 
 
 class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,8 +56,29 @@ class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The optimizer step."""
 
-    learning_rate: Positive = 3e-4
-    """AdamW step size, constant. Default 3e-4; 1e-3 destroys the demo's model."""
+    learning_rate: Positive | None = None
+    """AdamW's peak step size. Default None: 0.2 / sqrt(trainable parameters), which is 1.7e-5 for 135 million, 9e-6 for
+    half a billion, 5e-6 for 1.6 billion and 2.4e-6 for 7 billion. Adapters (LoRA) have fewer, and so get more: 3e-5
+    where 40 million parameters are trained. A value ten times too large destroys a pretrained model in a few steps."""
+    warmup_steps: Annotated[int, Meta(ge=0)] = 5
+    """Steps over which the rate rises linearly to its peak. The first steps of AdamW move every weight by the full
+    rate, however small its gradient. Default 5; 0: none."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up: it stays, or falls to final_fraction of its peak at step schedule_steps.
+    Default constant."""
+    schedule_steps: PositiveInt | None = None
+    """Step of the run at which schedule "linear" or "cosine" ends, as a rule training.steps. Default None, for
+    "constant"."""
+    final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Share of the peak that the rate falls to under schedule "linear" or "cosine". Default 0.1."""
+    max_step_kl: Positive | None = 0.1
+    """Bound on KL(before || after) of one optimizer step, nats a token, measured on some of its own tokens by one more
+    forward pass. A step beyond it is too large for the model: see on_large_step. Default 0.1; None: not measured."""
+    on_large_step: Literal["warn", "shorten", "refuse"] = "warn"
+    """What becomes of a step beyond max_step_kl. warn: it is taken, and the trainer says which setting to lower.
+    shorten: the weights go only so far along the step (half, a quarter, ...) that it stays within the bound. refuse:
+    weights and optimizer stay as they were, and the batch is void. The latter two hold a second copy of the weights
+    during a step, refuse of AdamW's moments too. Default warn."""
     beta1: Annotated[float, Meta(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment. Default 0.9."""
     beta2: Annotated[float, Meta(ge=0, lt=1)] = 0.95
@@ -66,6 +95,43 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Default 1."""
     loss: LossConfig = LossConfig()
     """The policy-gradient loss."""
+
+    def __post_init__(self) -> None:
+        if self.schedule != "constant" and self.schedule_steps is None:
+            raise ConfigError(
+                f'schedule is "{self.schedule}", which has to end somewhere: set schedule_steps, as a rule to '
+                "training.steps."
+            )
+        if self.schedule_steps is not None and self.schedule_steps <= self.warmup_steps:
+            raise ConfigError(
+                f"schedule_steps is {self.schedule_steps}; it must be more than warmup_steps, {self.warmup_steps}."
+            )
+        if self.on_large_step != "warn" and self.max_step_kl is None:
+            raise ConfigError(f'on_large_step is "{self.on_large_step}", but no max_step_kl says what large is.')
+
+    def peak_rate(self, parameters: int) -> float:
+        """Return the rate after the warm-up for a model of so many trainable parameters."""
+        return _RATE_TIMES_ROOT / math.sqrt(parameters) if self.learning_rate is None else self.learning_rate
+
+    def rate_factor(self, steps: int) -> float:
+        """Return the share of the peak rate that the step after `steps` steps is taken with."""
+        if steps < self.warmup_steps:
+            return (steps + 1) / self.warmup_steps
+        if self.schedule == "constant" or self.schedule_steps is None:
+            return 1.0
+        done = min(1.0, (steps - self.warmup_steps) / (self.schedule_steps - self.warmup_steps))
+        left = 1 - done if self.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return self.final_fraction + (1 - self.final_fraction) * left
+
+
+def learner_on_record(recorded: bytes) -> LearnerConfig:
+    """Return the settings that a trainer recorded as JSON with its steps.
+
+    A field that the record lacks did not exist then, and has the value that means what was done without it. Raises
+    `SchemaError`.
+    """
+    known = from_json("numerics.learner", dict[str, Any], recorded)
+    return shaped("numerics.learner", LearnerConfig, _BEFORE | known)
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

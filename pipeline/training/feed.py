@@ -7,6 +7,7 @@ trainers under one name the later one wins and the other is told (`FencedError`)
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -18,6 +19,7 @@ import anyio
 import tenacity
 
 from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.evidence import way_back
 from lachesis.pipeline.batching.read import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
@@ -29,6 +31,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import (
     BusClosedError,
+    DamagedError,
     DataError,
     FencedError,
     InfrastructureError,
@@ -47,6 +50,8 @@ from lachesis.schemas.ledger import (
 )
 
 __all__ = ["BatchFeed", "FedBatch"]
+
+log = logging.getLogger("lachesis")
 
 _PATIENTLY = tenacity.AsyncRetrying(
     retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(BusClosedError),
@@ -114,7 +119,11 @@ class BatchFeed:
         )
         if feed.report is not None:
             feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
-        policy = await bus.value(subjects.BUCKETS["policy"], run)
+        try:
+            policy = await bus.value(subjects.BUCKETS["policy"], run)
+        except DamagedError as error:  # the checkpoint is the truth; what is published next replaces the record
+            log.warning("the published policy cannot be read, and is published anew: %s", error)
+            policy = None
         feed._policy_revision = policy.revision if policy else 0
         feed.policy = _policy(policy.value) if policy else None
         return feed
@@ -122,6 +131,10 @@ class BatchFeed:
     async def knows(self, position: Position) -> None:
         """Make sure that the ledger goes as far as `position` and is the one it is of. Raises `LedgerError`."""
         await find_position(self._bus, self._run, self._trainer, position)
+
+    async def way_back(self, folder: Path) -> str:
+        """Say which checkpoint in `folder` the ledger still knows."""
+        return await way_back(self._bus, self._run, self._trainer, folder, self.report)
 
     def advance(self, fed: FedBatch) -> None:
         """Say that the batch is in the weights (or void)."""

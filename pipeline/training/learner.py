@@ -19,6 +19,7 @@ from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
 from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
 from lachesis.pipeline.weights.tensors import vocabulary_of
 from lachesis.schemas.errors import DataError
 
@@ -38,6 +39,13 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm: float
     """L2 norm of the batch's gradient before clipping."""
     learning_rate: float
+    """That of this step, warm-up and schedule counted in."""
+    step_kl: float | None
+    """KL(before || after) of the step as it was taken, nats a token; None: not measured."""
+    step_share: float
+    """Share of the step that was taken: below 1 where it was shortened."""
+    large_step: str | None
+    """What to say of a step beyond `max_step_kl`, else None."""
     entropy: float
     kl: float
     kl_k1: float
@@ -65,26 +73,30 @@ class Learner:
     def configure(self, config: LearnerConfig) -> None:
         """Take the steps to come with `config`; AdamW's moments stay."""
         self.config = config
-        settings = {
-            "lr": config.learning_rate,
-            "betas": (config.beta1, config.beta2),
-            "weight_decay": config.weight_decay,
-        }
+        trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
+        self.peak_rate = config.peak_rate(trained)
         for group in self.optimizer.param_groups:
-            group.update(settings)
+            group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the next step."""
+        return self.peak_rate * self.config.rate_factor(self.steps)
 
     def step(self, batch: PackedBatch) -> StepMetrics:
         """Train on `batch` once.
 
-        Raises DataError, with weights, optimizer and torch's random state untouched, when no token is trainable or a
-        token id lies outside the vocabulary, and `NonFiniteError` when loss or gradient are not finite.
+        Raises DataError, with weights, optimizer and torch's random state untouched, when no token is trainable, a
+        token id lies outside the vocabulary, or the step is too large and such steps are refused; and `NonFiniteError`
+        when loss or gradient are not finite.
         """
         started = time.perf_counter()
         self._check(batch)
+        rate = self.learning_rate
         random_state = torch.get_rng_state()
         try:
-            with traced("forward_backward"):
-                loss, grad_norm, sums = self._gradient(batch, loss_denominator(batch, self.config.loss))
+            loss, sums, probe = self._backward(batch, loss_denominator(batch, self.config.loss), measured=True)
+            grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
             if not _finite(loss, grad_norm):
                 torch.set_rng_state(random_state)
                 raise NonFiniteError(
@@ -92,11 +104,55 @@ class Learner:
                     "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
             with traced("optimizer.step"):
-                self.optimizer.step()
+                size = self._move(rate, probe)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
-        return self._metrics(batch, loss, grad_norm, sums, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return self._metrics(batch, sums, size, loss=loss, grad_norm=grad_norm, rate=rate, seconds=seconds)
+
+    def _backward(
+        self, batch: PackedBatch, denominator: int, *, measured: bool
+    ) -> tuple[float, LossSums, StepProbe | None]:
+        """Accumulate the gradient of `batch`; return the loss, its statistics, and what a `measured` step is measured
+        on."""
+        loss_config = self.config.loss
+        loss, sums, probe = 0.0, None, None
+        with traced("forward_backward"):
+            for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
+                logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
+                if measured and probe is None and self.config.max_step_kl is not None:
+                    probe = StepProbe.of(micro, logprobs_BT)
+                output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
+                output.loss.backward()  # type: ignore[no-untyped-call]
+                loss += output.loss.item()
+                sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
+        assert sums is not None  # noqa: S101 - a batch with trainable tokens has at least one micro-batch
+        return loss, sums, probe
+
+    def _move(self, rate: float, probe: StepProbe | None) -> StepSize | None:
+        """Take the optimizer step, as far as it may go. Returns how large it was, None where that is not measured."""
+        config = self.config
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if probe is None or config.max_step_kl is None:
+            self.optimizer.step()
+            return None
+        before = None
+        if config.on_large_step != "warn":
+            before = BeforeStep(self.optimizer, moments=config.on_large_step == "refuse")
+        self.optimizer.step()
+        kl = probe.kl(self._logprobs)
+        size = StepSize(kl, kl)
+        if before is None or kl <= config.max_step_kl:
+            return size
+        if config.on_large_step == "shorten":
+            return shorten_step(before, probe, self._logprobs, kl, config.max_step_kl)
+        before.restore()
+        raise DataError(describe_large_step(size, config, rate) or "the step was too large")
+
+    def _logprobs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
+        return token_logprobs(self.model, tokens_BT, self.config.temperature)[0]
 
     def unsound_groups(self, batch: PackedBatch) -> list[str]:
         """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
@@ -107,25 +163,14 @@ class Learner:
         random_state = torch.get_rng_state()
         for group in dict.fromkeys(batch.group_ids):
             try:
-                loss, grad_norm, _ = self._gradient(batch.of_group(group), denominator)
+                loss, _, _ = self._backward(batch.of_group(group), denominator, measured=False)
+                grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
             finally:
                 self.optimizer.zero_grad(set_to_none=True)
                 torch.set_rng_state(random_state)
             if not _finite(loss, grad_norm):
                 found.append(group)
         return found
-
-    def _gradient(self, batch: PackedBatch, denominator: int) -> tuple[float, float, LossSums | None]:
-        """Add the gradient of `batch` to the model's parameters, clipped; return loss, norm before that, and sums."""
-        loss, sums = 0.0, None
-        for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
-            logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
-            output = grpo_loss(logprobs_BT, entropy_BT, micro, self.config.loss, denominator=denominator)
-            output.loss.backward()  # type: ignore[no-untyped-call]
-            loss += output.loss.item()
-            sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
-        return loss, grad_norm, sums
 
     def _check(self, batch: PackedBatch) -> None:
         if not batch.trainable_tokens:
@@ -138,15 +183,25 @@ class Learner:
             )
 
     def _metrics(
-        self, batch: PackedBatch, loss: float, grad_norm: float, sums: LossSums | None, seconds: float
+        self,
+        batch: PackedBatch,
+        sums: LossSums,
+        size: StepSize | None,
+        *,
+        loss: float,
+        grad_norm: float,
+        rate: float,
+        seconds: float,
     ) -> StepMetrics:
-        assert sums is not None  # noqa: S101 - a batch with trainable tokens has at least one micro-batch
         metrics = LossMetrics.from_sums(sums)._asdict()
         return StepMetrics(
             step=self.steps,
             loss=loss,
             grad_norm=grad_norm,
-            learning_rate=self.config.learning_rate,
+            learning_rate=rate,
+            step_kl=None if size is None else size.kl,
+            step_share=1.0 if size is None else size.share,
+            large_step=None if size is None else describe_large_step(size, self.config, rate),
             sequences=batch.sequences,
             tokens=int(batch.lengths_B.sum()),
             trainable_tokens=batch.trainable_tokens,

@@ -62,6 +62,8 @@ def step_figures(
     scores = [ref.score for ref in groups if ref.score is not None]
     if scores:
         figures["reward/mean"] = float(np.mean(scores))
+    if step.step_kl is not None:
+        figures |= {"train/step_kl": step.step_kl, "train/step_share": step.step_share}
     if step.teacher_kl_k1 is not None:
         figures["teacher/kl"] = step.teacher_kl_k1
     return figures

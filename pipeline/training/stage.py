@@ -27,6 +27,7 @@ from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
@@ -93,6 +94,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                         tasks.start_soon(_push_weights, service, config, policy_url)
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.overheard.listen, service)
+                    tasks.start_soon(follow_incidents, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
@@ -111,7 +113,7 @@ async def _tell_drain(service: Service, config: RunConfig) -> None:
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
     async with open_role(service.bus, config.run, "policy", url=url) as directory:
-        await follow_policy(service, directory, anyio.Event())
+        await follow_policy(service, directory, anyio.Event(), config.training.name)
 
 
 class _Learned(NamedTuple):
@@ -146,6 +148,7 @@ class _Trainer:
         self.dropped = 0  # groups, in this life
         self.times: list[StepTimes] = []  # of the steps since the last report
         self.mismatches: list[Mismatch] = []
+        self.large_step: str | None = None  # what was said of the last step, if it was too large
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
@@ -244,7 +247,10 @@ class _Trainer:
                     await self.publish_policy()
         ended_ns = self.service.now_ns()
         void, figures = learned.void, learned.figures
-        kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void, dropped=learned.dropped)
+        teacher = self.config.batching.teacher != "off"
+        kept = trace_step(
+            self.service, batch, (start_ns, ended_ns), children, void=void, dropped=learned.dropped, teacher=teacher
+        )
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
@@ -278,6 +284,7 @@ class _Trainer:
             return _Learned({}, {}, str(error))
         self._record_drops(number, selected)
         self.mismatches.append(mismatch_of(metrics))
+        self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
         figures = step_figures(metrics, packed, selected.refs, number, past)
         return _Learned(figures | {"train/dropped_groups": float(self.dropped)}, selected.dropped, None)
@@ -296,6 +303,15 @@ class _Trainer:
             )  # fmt: skip
         self.drops += drops
         self.dropped += len(selected.dropped)
+
+    def _tell_large_step(self, metrics: StepMetrics) -> None:
+        """Warn of the first of several steps that were too large; the note stays until one is not."""
+        note = metrics.large_step
+        if note is not None and self.large_step is None:
+            log.warning("step %d: %s", metrics.step, note)
+        if note is not None or self.large_step is not None:
+            self.service.vitals.note = note
+        self.large_step = note
 
     def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.fsync import fsync, make_folder
 from lachesis.pipeline.weights.tensors import check_coverage, weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -49,7 +49,7 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, versi
     """
     _check_digest(tensors, version, "the tensors to be written")
     path = weights_path(folder, version)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:

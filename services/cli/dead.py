@@ -20,7 +20,7 @@ from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError,
 from lachesis.services.cli.events import plain, to_plain
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import connect_run, open_history
+from lachesis.services.connect import LOOK_S, connect_run, open_history
 from lachesis.services.requeue import Case, Requeuer, examine
 
 __all__ = ["Selection", "list_dead", "requeue_dead", "show_dead"]
@@ -158,7 +158,7 @@ def _print_cases(cases: Sequence[Case], stored: Mapping[int, int], *, dry_run: b
 
 
 async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
-    async with open_history(config, f"{config.run}.dead") as bus:
+    async with open_history(config, f"{config.run}.dead", patience_s=LOOK_S) as bus:
         return await _letters(bus, config.run)
 
 
@@ -174,7 +174,7 @@ async def _letters(bus: Bus, run: str) -> list[tuple[int, DeadLetter]]:
 
 
 async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
-    async with open_history(config, f"{config.run}.dead") as bus:
+    async with open_history(config, f"{config.run}.dead", patience_s=LOOK_S) as bus:
         stored = await bus.get(subjects.EVENTS, seq)
         channel = channel_of(stored.subject)
         if channel is None or channel.name != "dead":

@@ -21,7 +21,7 @@ from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
-from lachesis.services.connect import History, connect_run, open_history
+from lachesis.services.connect import LOOK_S, History, connect_run, open_history
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 
@@ -65,7 +65,7 @@ def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
 
 
 async def _read(config: RunConfig) -> list[EnvHealth]:
-    async with open_history(config, f"{config.run}.health-cli") as bus:
+    async with open_history(config, f"{config.run}.health-cli", patience_s=LOOK_S) as bus:
         return [await read_health(bus, config, env) for env in await _environments(bus, config)]
 
 

@@ -5,24 +5,38 @@ What goes in: the bus and the run's configuration. What comes out: a `Snapshot`,
 """
 
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
+import anyio
 import msgspec
+import nats.errors
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.control import Heartbeat, PolicyRecord
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
-from lachesis.services.connect import History, is_trained, recent_heartbeats
+from lachesis.services.cli.checks.cluster import check_copies
+from lachesis.services.connect import SILENCE_S, History, is_trained, other_runs, recent_heartbeats, unknown_run
 from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.supervisor import planned_services
 
-__all__ = ["Snapshot", "StreamStatus", "server_version", "take"]
+__all__ = ["Snapshot", "StreamStatus", "cluster_problems", "server_version", "take"]
+
+_LATE_S = 1.5
+"""An answer takes milliseconds: after so long it is asked why there is none."""
+_GATHER_S = SILENCE_S
+"""Answers that have not come by then are left out."""
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,13 +88,17 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`."""
+    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
+
+    `problems`: why something is not known. `streams` None: not known.
+    """
 
     run: str
     ended: bool
     server: str
     server_version: str
-    streams: list[StreamStatus]
+    problems: list[str]
+    streams: list[StreamStatus] | None
     services: list[ServiceStatus]
     ledger: LedgerStatus | None
     policy: PolicyStatus | None
@@ -88,24 +106,98 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def take(history: History, config: RunConfig) -> Snapshot:
-    """Return the snapshot, after listening to heartbeats for a moment if the run may go on."""
+    """Return the snapshot, after listening to heartbeats for a moment if the run may go on.
+
+    Takes some seconds at most: what the server does not answer by then is not known, and `problems` says why. Raises
+    `NotFoundError` when the server has other runs and knows nothing of this one.
+    """
     bus, ended = history
-    beats = [] if ended else await recent_heartbeats(bus, config.run, planned_services(config))
-    streams = await bus.describe_streams()
-    names = {stream.name for stream in streams}
+    look = _Look(bus)
+    planned = planned_services(config)
+    heard: dict[str, Heartbeat] = {}
+    await look.gather(
+        {
+            "others": lambda: other_runs(bus, config),
+            "streams": bus.describe_streams,
+            **({} if ended else {"beats": lambda: recent_heartbeats(bus, config.run, planned, heard)}),
+            "trained": lambda: is_trained(bus, config),
+            "ledger": lambda: _ledger(bus, config),
+            "policy": lambda: _policy(bus, config),
+            "trainer": lambda: _trainer(bus, config),
+        }
+    )
+    found = look.found
+    beats = list(heard.values())
+    if not beats and found.get("others"):
+        raise unknown_run(config.run, found["others"])
+    problems = look.problems
+    silent = set(planned) - {beat.service for beat in beats}
+    ended = ended or (not beats and bool(found.get("trained")))
+    if silent and not ended and not problems:
+        problems = await cluster_problems(bus)
     url = bus.client.connected_url
-    ended = ended or (not beats and await is_trained(bus, config))
+    absent = "ended" if ended else "unknown" if problems else "silent"
     return Snapshot(
         run=config.run,
         ended=ended,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
-        streams=[_stream(stream) for stream in streams],
-        services=merge(beats, planned_services(config), absent="ended" if ended else "silent"),
-        ledger=await _ledger(bus, config) if subjects.LEDGER in names else None,
-        policy=await _policy(bus, config) if f"KV_{subjects.BUCKETS['policy']}" in names else None,
-        trainer=await _trainer(bus, config) if subjects.LEDGER in names else None,
+        problems=problems,
+        streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
+        services=merge(beats, planned, absent=absent),
+        ledger=found.get("ledger"),
+        policy=found.get("policy"),
+        trainer=found.get("trainer"),
     )
+
+
+class _Look:
+    """Asks several things at once, and why there is no answer once one is late."""
+
+    def __init__(self, bus: NatsBus) -> None:
+        self.found: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self._bus = bus
+
+    async def gather(self, questions: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
+        """Take in each answer; what has none within `_GATHER_S` is left out."""
+        left = set(questions)
+        done = anyio.Event()
+
+        async def ask(name: str, question: Callable[[], Awaitable[Any]]) -> None:
+            with suppress(InfrastructureError):
+                try:
+                    self.found[name] = await question()
+                except NotFoundError:
+                    pass  # no such stream yet
+                except DamagedError as error:
+                    self.problems.append(str(error))
+                left.discard(name)
+            if not left:
+                done.set()
+
+        async def explain() -> None:
+            await anyio.sleep(_LATE_S)
+            if left - {"beats"}:
+                reason = await self._bus.explain(subjects.LEDGER)
+                self.problems.append(f"{reason}; what is missing here is not known")
+
+        async with background() as tasks:
+            tasks.start_soon(explain)
+            for name, question in questions.items():
+                tasks.start_soon(ask, name, question)
+            with anyio.move_on_after(_GATHER_S):
+                await done.wait()
+
+
+async def cluster_problems(bus: NatsBus) -> list[str]:
+    """Return what is wrong with the servers of a cluster, as `doctor` sees it."""
+    infos: dict[str, dict[str, Any]] = {}
+    with suppress(nats.errors.Error):
+        for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
+            answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_LATE_S)
+            infos[name] = msgspec.json.decode(answer.data)
+    return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]
 
 
 def server_version(bus: NatsBus) -> str:

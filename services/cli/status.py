@@ -10,7 +10,7 @@ from lachesis.services.cli.columns import FULL, Column, print_columns
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
 from lachesis.services.cli.snapshot import Snapshot, take
-from lachesis.services.connect import open_run
+from lachesis.services.connect import LOOK_S, open_run
 from lachesis.services.live.overview import barren
 from lachesis.services.live.services import Quantiles, ServiceStatus
 
@@ -20,7 +20,7 @@ _LEGEND = (
     "groups of rollouts and times since each process started (`lachesis top`: of late). lag: still to pass the stage; "
     "held: in it; again: delivered more than once; dead: given up; wait: from stored to taken up"
 )
-_STYLES = {"ok": "green", "silent": "red", "waiting": "red", "backpressure": "yellow"}
+_STYLES = {"ok": "green", "silent": "red", "unknown": "yellow", "waiting": "red", "backpressure": "yellow"}
 
 
 def run_status(options: Options, *, as_json: bool) -> None:
@@ -33,7 +33,7 @@ def run_status(options: Options, *, as_json: bool) -> None:
 
 
 async def _take(config: RunConfig) -> Snapshot:
-    async with open_run(config, f"{config.run}.status") as history:
+    async with open_run(config, f"{config.run}.status", patience_s=LOOK_S, needs_jetstream=False) as history:
         return await take(history, config)
 
 
@@ -42,6 +42,8 @@ def _print(snapshot: Snapshot) -> None:
         print(f"run {snapshot.run} has ended; what follows is how it stood then")
     else:
         print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
+    for problem in snapshot.problems:
+        print(f"problem  {printable(problem)}")
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
@@ -58,13 +60,16 @@ def _print(snapshot: Snapshot) -> None:
     if not snapshot.ended:
         print(_LEGEND)
     print()
+    if snapshot.streams is None:
+        return
+    if not snapshot.streams:
+        print("no streams yet: lachesis init")
+        return
     streams = (
         (row.name, row.messages, human_bytes(row.bytes), human_bytes(row.max_bytes), _share(row.bytes, row.max_bytes))
         for row in snapshot.streams
     )
     print_table(("stream", "messages", "bytes", "budget", "full"), streams)
-    if not snapshot.streams:
-        print("no streams yet: lachesis init")
 
 
 def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
@@ -90,15 +95,17 @@ def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
 
 def _policy(snapshot: Snapshot) -> str:
     policy = snapshot.policy
-    return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago" if policy else "none published yet"
+    if policy is None:
+        return "not known" if snapshot.problems else "none published yet"
+    return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago"
 
 
 def _trainer(snapshot: Snapshot) -> str:
     trainer = snapshot.trainer
     if trainer is None:
         row = next((row for row in snapshot.services if row.service == "trainer"), None)
-        if row is None or row.state in {"silent", "ended"}:
-            return "no checkpoint"
+        if row is None or row.state in {"silent", "ended", "unknown"}:
+            return "not known" if snapshot.problems else "no checkpoint"
         taken = row.metrics.get("train/step")
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
@@ -109,7 +116,7 @@ def _trainer(snapshot: Snapshot) -> str:
 def _ledger(snapshot: Snapshot) -> str:
     ledger = snapshot.ledger
     if ledger is None:
-        return "empty"
+        return "not known" if snapshot.problems else "empty"
     outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
     return (
         f"entry {ledger.index}, batches {ledger.batches}, every rollout up to {ledger.watermark} has its outcome, "

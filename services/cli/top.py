@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 import anyio
+import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -24,7 +25,7 @@ from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_number, human_seconds, print_json, printable
-from lachesis.services.connect import has_ended, open_run, until_ended
+from lachesis.services.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
@@ -77,9 +78,15 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
     seen: Overview | None = None
     async with background() as watching:
         watching.start_soon(end_when_told, watching.cancel_scope)
-        async with open_run(config, f"{config.run}.top") as (bus, ended):
-            if ended or await has_ended(bus, config):
-                return await _last_look(bus, config)
+        name = f"{config.run}.top"
+        async with open_run(config, name, needs_jetstream=False) as (bus, ended):
+            watch.bus = bus
+            others: list[str] = []
+            with anyio.move_on_after(LOOK_S):  # later than that the server stands still, which is shown
+                if ended or await has_ended(bus, config):
+                    return await _last_look(bus, config)
+                others = await other_runs(bus, config)
+            await check_known(bus, config.run, others)
             async with background() as tasks:
                 tasks.start_soon(watch.follow_heartbeats, bus)
                 tasks.start_soon(watch.follow_consumers, bus)
@@ -88,7 +95,7 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
                 else:
                     tasks.start_soon(watch.draw)
                     await until_ended(bus, config)
-            seen = watch.look()
+                seen = watch.look()
     return seen
 
 
@@ -103,10 +110,13 @@ class _Watch:
         self.config = config
         self.recent = Recent(window_s, planned_services(config))
         self.rewards = Rewards()
+        self.bus: Bus | None = None
 
     def look(self) -> Overview:
         url = self.config.telemetry.jaeger_url
-        return look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
+        seen = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
+        stall = self.bus.stall if self.bus is not None else None
+        return seen if stall is None else msgspec.structs.replace(seen, warnings=[str(stall), *seen.warnings])
 
     async def draw(self) -> None:
         """Redraw for ever, on a screen of its own."""

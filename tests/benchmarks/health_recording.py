@@ -76,7 +76,7 @@ def record(seed: int, steps: int) -> dict[str, NDArray[Any]]:
     training, _, warm_items = ([pool.task(index).task for index in range(len(pool))] for pool in pools)
     arguments = argparse.Namespace(seed=seed, warm_steps=WarmStartConfig().steps, warm_slips=SLIPS)
     policy = warm_started(arguments, warm_items)
-    learner = Learner(policy.model, LearnerConfig())
+    learner = Learner(policy.model, LearnerConfig(learning_rate=3e-4, warmup_steps=0))
     draw = random.Random(seed)
     rows: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="in-process") as engine:

@@ -162,7 +162,7 @@ def main() -> None:
     policy = load_model(arguments.model) if arguments.model else warm_started(arguments, warm_items)
     warm_seconds = time.perf_counter() - started
 
-    config = LearnerConfig(learning_rate=arguments.lr, loss=LossConfig(anchor=arguments.anchor))
+    config = LearnerConfig(learning_rate=arguments.lr, warmup_steps=0, loss=LossConfig(anchor=arguments.anchor))
     learner = Learner(policy.model, config)
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="in-process") as engine:
         player = Player(policy, engine)
@@ -238,7 +238,7 @@ def parse() -> argparse.Namespace:
         "--divide-by-std", action="store_true", help="divide advantages by the group's standard deviation"
     )
     parser.add_argument("--anchor", choices=["rollout", "proximal"], default=LossConfig().anchor)
-    parser.add_argument("--lr", type=float, default=LearnerConfig().learning_rate, help="learning rate of GRPO")
+    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate of GRPO")
     parser.add_argument("--warm-steps", type=int, default=WarmStartConfig().steps)
     parser.add_argument("--warm-slips", type=float, default=SLIPS)
     parser.add_argument("--model", default=None, help="folder of a warm-started model; default: make one")

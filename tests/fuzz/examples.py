@@ -30,6 +30,7 @@ from lachesis.schemas.control import (
     PackedHistogram,
     PolicyRecord,
     RunRecord,
+    StageIncident,
     StageVitals,
     StatePart,
     StateSnapshot,
@@ -221,6 +222,8 @@ EXAMPLES: list[Event] = [
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
         stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
     ),
+    StageIncident(run="r", group=GROUP, stamp=_STAMP),
+    StageIncident(run="r", group=GROUP, stamp=_STAMP, error_type="DataError", error="no such answer"),
     LedgerEntry(
         run="r", trainer="main", index=1, previous=GENESIS, watermark=1, resolved=b"\x02", events_cursor=1,
         batch=Batch(number=0, groups=[_REF], sequences=2, tokens=8),

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
 from lachesis.schemas.columns import DType, view
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 from lachesis.schemas.values import Count, shaped
 
 __all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
+_NEW_RUN = "start a new run, whose `model` may be a checkpoint of this one"
 STATE_VERSION = 2
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -217,19 +218,13 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state.
 
-        Raises ConfigError if it is of another strategy, item count, version or build, SchemaError if it is malformed;
+        Raises SettingsChangedError if it is of another strategy, item count or build, SchemaError if it is malformed;
         nothing was taken over then.
         """
         saved = shaped("curriculum state", _Saved, state)
-        mine = {"version": STATE_VERSION, "strategy": type(self).__name__, "items": self.items.count}
-        for name, value in mine.items():
-            if getattr(saved, name) != value:
-                raise ConfigError(
-                    f"curriculum state has {name} {getattr(saved, name)!r}, this one {value!r}; start a revision."
-                )
-        missing = sorted(self.arrays().keys() - saved.arrays.keys())
-        if missing:
-            raise ConfigError(f"curriculum state has no {missing[0]}: another build wrote it; start a revision.")
+        change = self._change(saved)
+        if change is not None:
+            raise SettingsChangedError(change)
         arrays = {
             name: view(saved.arrays[name], cast("DType", array.dtype.name), array.size, f"curriculum state, {name}")
             for name, array in self.arrays().items()
@@ -237,6 +232,30 @@ class Strategy:
         wrong = self.misfit(arrays)
         if wrong is not None:
             raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
+        self._take_over(saved, arrays)
+
+    def _change(self, saved: _Saved) -> str | None:
+        """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""
+        from lachesis.pipeline.curriculum.logic.registry import name_of  # which knows all strategies, this one too
+
+        old, new = name_of(saved.strategy), name_of(type(self).__name__)
+        if saved.strategy != type(self).__name__:
+            return (
+                f"curriculum.strategy is {new!r} now, but what the run has learned of its items so far was learned by "
+                f"{old!r}, which {new!r} cannot use. Set curriculum.strategy back to {old!r}, or {_NEW_RUN}"
+            )
+        if saved.items != self.items.count:
+            return (
+                f"there are {self.items.count} items now, but there were {saved.items} when the curriculum learned "
+                f"them. Set the environment's params back, or {_NEW_RUN}"
+            )
+        missing = sorted(self.arrays().keys() - saved.arrays.keys())
+        if saved.version != STATE_VERSION or missing:
+            what = f"the curriculum's state has no {missing[0]}" if missing else "the curriculum's state"
+            return f"{what}: another build of lachesis wrote it. Go on with that build, or {_NEW_RUN}"
+        return None
+
+    def _take_over(self, saved: _Saved, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.step = saved.step
         self._counts = _Counts(*saved.counts)
         self._ids = dict.fromkeys(saved.ids)

@@ -5,9 +5,10 @@ import math
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded, mean
 from lachesis.schemas.annotations import GroupReward
 
-__all__ = ["Advantages"]
+__all__ = ["ZERO_MEAN", "Advantages"]
 
-_ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl", "gdpo"}
+ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl", "gdpo"}
+"""Estimators whose advantages of a group add up to 0, before they are whitened over a batch."""
 _WITHIN_RANGE = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "opo"}
 
 
@@ -43,7 +44,7 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     if len(values) != sum(value is not None for value in reward.advantages):
         return False
     most, n = max(map(abs, values), default=0.0), len(values)
-    if estimator in _ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
+    if estimator in ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
         return False
     bonus = reward.shaping or [0.0] * len(reward.rewards)
     rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]

@@ -26,7 +26,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.values import shaped
 
-__all__ = ["CHECKS", "SUSTAINED", "Monitor"]
+__all__ = ["CHECKS", "LEDGER_CHECK", "SUSTAINED", "Monitor"]
 
 SUSTAINED = 3
 """Windows in a row after which a warning that can grow becomes a quarantine, and a quarantine a halt: nothing of what
@@ -64,18 +64,23 @@ def _checks(config: HealthConfig) -> list[Check]:
 
 
 _OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
+LEDGER_CHECK = "ledger"
+"""The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
 CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
-"""The names of all checks."""
+"""The names of all checks that judge environments."""
 
 
 class Monitor:
     """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
 
     def __init__(self, config: HealthConfig, settings: RunSettings = RunSettings()) -> None:  # noqa: B008 - immutable
-        for field, names in (("off", config.off), ("halts", config.halts)):
+        for field, names, known in (
+            ("off", config.off, (*CHECKS, LEDGER_CHECK)),
+            ("halts", config.halts, CHECKS),
+        ):
             for name in names:
-                if name not in CHECKS:
-                    raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
+                if name not in known:
+                    raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(known)}")
         self._config = config
         self._settings = settings
         self.resumed = 0

@@ -7,12 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lachesis.pipeline.bus.answers import NO_LEADER
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 
-__all__ = ["NO_LEADER", "check_copies"]
-
-NO_LEADER = 10008
-"""The server's error code for a stream, or a cluster, that has no leader."""
+__all__ = ["check_copies"]
 
 
 def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError, BusClosedError, ConfigError, StartupError
+from lachesis.schemas.errors import AccessError, BusClosedError, ConfigError, InfrastructureError, StartupError
 from lachesis.schemas.subjects import ROLLOUTS, STREAMS
 
 MATH = subjects.rollout("run", "math")
@@ -174,7 +174,7 @@ async def test_budgets_beyond_the_servers(nats_bus: NatsBus) -> None:
 
 async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> None:
     async with await connect(fresh_server.url, name="test", token=fresh_server.token, config=SHORT) as bus:
-        with pytest.raises(Exception, match="run `lachesis init`"):
+        with pytest.raises(InfrastructureError, match="there is no stream ROLLOUTS; run `lachesis init`"):
             await bus.publish(MATH, b"", msg_id="1")
 
 

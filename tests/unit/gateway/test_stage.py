@@ -400,10 +400,10 @@ async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world
         await http.post("/scored_data", json=make_scored(seed=1), headers={"traceparent": "ff-nonsense"})
     first, second = await world.groups()
     spans = {span.name: span for span in sink.spans if span.trace == first.id}
-    assert spans.keys() == {"generate words", "hold words", "publish rl.rollout.r.words"}
-    generated, held, published = spans["generate words"], spans["hold words"], spans["publish rl.rollout.r.words"]
+    assert spans.keys() == {"generate", "hold", "publish rl.rollout.{run}.{env}"}
+    generated, held, published = spans["generate"], spans["hold"], spans["publish rl.rollout.{run}.{env}"]
     assert (generated.service, generated.parent, generated.id) == (
-        "environment-words", root_id(first.id), generate_id(first.id)
+        "environment", root_id(first.id), generate_id(first.id)
     )  # fmt: skip
     assert generated.links == [Link("a" * 32, "b" * 16)]
     assert (held.parent, published.parent) == (root_id(first.id), generated.id)
@@ -412,7 +412,7 @@ async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world
     assert held.end_ns == published.start_ns
     assert held.end_ns > held.start_ns
     assert published.attributes["messaging.message.id"] == "ROLLOUTS:1"
-    assert sum(span.name == "generate words" for span in sink.spans) == 2
+    assert sum(span.name == "generate" for span in sink.spans) == 2
     assert not any(span.links for span in sink.spans if span.trace == second.id)
 
 

@@ -1,0 +1,114 @@
+"""Why the server does not do what it was asked: asked of the server itself, in words for people.
+
+Guarantees an answer within `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server that can
+know has said so: a cluster without a leader has nobody who answers for a stream, and that is no missing stream.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import msgspec
+
+from lachesis.pipeline.bus.answers import NO_LEADER, STREAM_NOT_FOUND, error_in
+from lachesis.pipeline.config.secrets import without_secrets
+
+if TYPE_CHECKING:
+    from lachesis.pipeline.bus.link import Link
+
+__all__ = ["DIAGNOSIS_S", "explain", "servers_away"]
+
+DIAGNOSIS_S = 1.5
+"""Most that asking the server, and most that trying every configured address, may take, seconds."""
+_KEPT_S = 2.0
+"""An explanation is not asked for again for so long: many waits have the same reason."""
+_DEFAULT_PORT = 4222
+
+
+class _Group(msgspec.Struct, frozen=True):
+    leader: str = ""
+
+
+class _Info(msgspec.Struct, frozen=True):
+    cluster: _Group | None = None
+
+
+async def explain(link: "Link", stream: str) -> str:
+    """Return why nothing of `stream` is answered, as far as can be known now."""
+    now = anyio.current_time()
+    known = link.explanations.get(stream)
+    if known is not None and now - known[0] < _KEPT_S:
+        return known[1]
+    link.explanations[stream] = (now, known[1] if known else "no answer")  # others need not ask meanwhile
+    text = await _explain(link, stream)
+    link.explanations[stream] = (anyio.current_time(), text)
+    return text
+
+
+async def _explain(link: "Link", stream: str) -> str:
+    if not link.is_up:
+        return f"not connected: {link.last_error or 'the server is away'}{await _away(link)}"
+    if stream:
+        subject = f"$JS.API.STREAM.INFO.{stream}"
+        link.optional.add(subject)  # not every identity may ask that
+        msg = await link.ask(subject, b"", timeout_s=DIAGNOSIS_S)
+        if msg is not None and msg.data:
+            return await _read(link, stream, msg.data)
+    msg = await link.ask("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
+    if msg is None:
+        return f"{link.server_name} takes connections and does not answer{await _away(link)}"
+    error = error_in(msg.data)
+    if not msg.data or (error is not None and error.err_code == NO_LEADER):  # empty: nobody serves this subject
+        return f"JetStream at {link.server_name} has no leader, so nothing can be stored or read{await _away(link)}"
+    what = stream or "this"
+    return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
+
+
+async def _read(link: "Link", stream: str, data: bytes) -> str:
+    """Return what the server's description of a stream means for a wait for it."""
+    error = error_in(data)
+    if error is not None and error.err_code == STREAM_NOT_FOUND:
+        return f"there is no stream {stream}; run `lachesis init`"
+    if error is not None and error.err_code != NO_LEADER:
+        return error.description
+    group = None
+    with suppress(msgspec.MsgspecError):
+        group = msgspec.json.decode(data, type=_Info).cluster
+    if error is not None or (group is not None and not group.leader):
+        return f"{stream} has no leader, so nothing of it can be stored or read{await _away(link)}"
+    return f"{link.server_name} answers for {stream}, but leaves this unanswered; its disk may be full or broken"
+
+
+async def _away(link: "Link") -> str:
+    """Return how many of several configured servers take no connection, as the end of a sentence."""
+    addresses = _addresses(link.config.url)
+    if len(addresses) < 2:
+        return ""
+    away = await servers_away(addresses)
+    if not away:
+        return f" ({len(addresses)} of {len(addresses)} servers take connections; they may be cut off from one another)"
+    return f" ({len(away)} of {len(addresses)} servers away: {', '.join(f'{host}:{port}' for host, port in away)})"
+
+
+def _addresses(urls: str) -> list[tuple[str, int]]:
+    parts = [urlsplit(without_secrets(url.strip())) for url in urls.split(",")]
+    return [(part.hostname, part.port or _DEFAULT_PORT) for part in parts if part.hostname]
+
+
+async def servers_away(addresses: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Return which of the addresses take no connection within `DIAGNOSIS_S`."""
+    reached: set[tuple[str, int]] = set()
+
+    async def reach(address: tuple[str, int]) -> None:
+        with suppress(OSError):
+            async with await anyio.connect_tcp(*address):
+                reached.add(address)
+
+    with anyio.move_on_after(DIAGNOSIS_S):
+        async with anyio.create_task_group() as tasks:
+            for address in addresses:
+                tasks.start_soon(reach, address)
+    return [address for address in addresses if address not in reached]

@@ -1,0 +1,113 @@
+"""How far an optimizer step moves the policy, and what to do about a step that is too large.
+
+The distance is KL(before || after), nats a token, estimated by the mean of w - 1 - log w with w = after / before over
+sampled tokens of the step's own batch (k3, http://joschu.net/blog/kl-approx.html). It is never negative. Measuring it
+takes one forward pass over at most `PROBE_TOKENS` padded tokens. Shortening halves the step until it is within the
+bound, as the line search of TRPO does (arXiv:1502.05477).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.loss import LOG_RATIO_LIMIT
+
+__all__ = ["PROBE_TOKENS", "BeforeStep", "StepProbe", "StepSize", "describe_large_step", "shorten_step"]
+
+PROBE_TOKENS = 4096
+"""Padded tokens (rows * longest row) that a step is measured on; a single longer row is taken whole."""
+MAX_HALVINGS = 10
+"""After so many halvings, a thousandth of the step, what is left of it is not taken at all."""
+
+Logprobs = Callable[[torch.Tensor], torch.Tensor]
+"""From tokens [B,T] to the policy's logprobs [B,T] of them."""
+
+
+class StepSize(NamedTuple):
+    """`kl`: of the step as it was taken, nats a token. `full_kl`: of the whole step. `share`: how much was taken."""
+
+    kl: float
+    full_kl: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProbe:
+    """Some rows of a batch, and the logprobs [B,T] that their tokens had before the step."""
+
+    tokens_BT: torch.Tensor
+    mask_BT: torch.Tensor
+    logprobs_BT: torch.Tensor
+
+    @classmethod
+    def of(cls, micro: PackedBatch, logprobs_BT: torch.Tensor) -> StepProbe:
+        """Take rows evenly over the micro-batch, whose tokens have `logprobs_BT` before the step."""
+        rows = max(1, PROBE_TOKENS // micro.tokens_BT.shape[1])
+        every = slice(None, None, -(-micro.sequences // rows))
+        return cls(micro.tokens_BT[every], micro.mask_BT[every], logprobs_BT.detach()[every])
+
+    def kl(self, logprobs: Logprobs) -> float:
+        """Return how far the policy is from where it was, nats a token."""
+        with torch.no_grad():
+            after_BT = logprobs(self.tokens_BT)
+        moved = (after_BT - self.logprobs_BT)[self.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
+        return float((moved.exp() - 1 - moved).mean()) if moved.numel() else 0.0
+
+
+class BeforeStep:
+    """The weights before a step, and with `moments` the optimizer's state too."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, moments: bool) -> None:
+        self._optimizer = optimizer
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self.weights = [parameter.detach().clone() for parameter in self.parameters]
+        self._state: dict[torch.Tensor, dict[str, Any]] = {}
+        if moments:
+            self._state = {
+                parameter: {name: value.clone() if torch.is_tensor(value) else value for name, value in entry.items()}
+                for parameter, entry in optimizer.state.items()
+            }
+
+    def restore(self) -> None:
+        """Put weights and optimizer back to where they were."""
+        with torch.no_grad():
+            for parameter, old in zip(self.parameters, self.weights, strict=True):
+                parameter.copy_(old)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
+def shorten_step(before: BeforeStep, probe: StepProbe, logprobs: Logprobs, full_kl: float, max_kl: float) -> StepSize:
+    """Move the weights back until the step, which was of `full_kl`, is within `max_kl`; return what was left of it."""
+    after = [parameter.detach().clone() for parameter in before.parameters]
+    kl, share = full_kl, 1.0
+    while not kl <= max_kl:  # a step into NaN is too large as well
+        share = share / 2 if share > 0.5**MAX_HALVINGS else 0.0
+        with torch.no_grad():
+            for parameter, old, new in zip(before.parameters, before.weights, after, strict=True):
+                parameter.copy_(torch.lerp(old, new, share) if share else old)
+        kl = probe.kl(logprobs) if share else 0.0
+    return StepSize(kl, full_kl, share)
+
+
+def describe_large_step(size: StepSize, config: LearnerConfig, rate: float) -> str | None:
+    """Say that a step was too large and which setting to lower; None if it was not."""
+    limit = config.max_step_kl
+    if limit is None or size.full_kl <= limit:
+        return None
+    took = {
+        "warn": "it was taken",
+        "shorten": f"{size.share:.3g} of it was taken",
+        "refuse": "it was undone, and its batch is void",
+    }[config.on_large_step]
+    text = (
+        f"the step moved the policy by KL {size.full_kl:.3g} nats a token, over training.learner.max_step_kl = "
+        f"{limit:g}; {took}. Lower training.learner.learning_rate, now {rate:.2g}, or raise warmup_steps"
+    )
+    return text if config.on_large_step != "warn" else f'{text}; on_large_step = "shorten" bounds such steps'
