@@ -397,7 +397,8 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
     assert {group.dispatch.snapshot_id for group in groups} == {"uniform"}
 
 
-async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference):
+async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference, monkeypatch):
+    monkeypatch.setattr(stage_module, "MOST_FAILURES", 10**9)
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
     await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
     governor = Governor(lab, limit=10)
