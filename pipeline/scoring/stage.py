@@ -24,7 +24,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import ConfigError, DamagedError, DataError, InfrastructureError, SchemaError
 from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]
@@ -138,14 +138,14 @@ class _Limits:
         """Return the limits. Raises `InfrastructureError` while they cannot be read."""
         if self._known or anyio.current_time() < self._next_s:
             return self._limits
-        entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
         self._next_s = anyio.current_time() + _POLICY_EVERY_S
-        if entry is not None:
-            try:
-                policy = decode(PolicyRecord, entry.value)
-            except SchemaError as error:  # no group is to blame: what it does not tell is not checked here
-                log.warning("the policy record cannot be read: %s", error)
-            else:
+        try:
+            entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
+            policy = decode(PolicyRecord, entry.value) if entry is not None else None
+        except (SchemaError, DamagedError) as error:  # no group is to blame: what it does not tell is not checked here
+            log.warning("the policy record cannot be read: %s", error)
+        else:
+            if policy is not None:
                 self._limits, self._known = TrainerLimits.of(policy, text_only=self._text_only), True
         return self._limits
 

@@ -397,6 +397,17 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
     assert {group.dispatch.snapshot_id for group in groups} == {"uniform"}
 
 
+async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference, monkeypatch):
+    monkeypatch.setattr(stage_module, "MOST_FAILURES", 10**9)
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    governor = Governor(lab, limit=10)
+    async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
+        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
+        service.drain()
+    assert not await stored(lab)
+
+
 class Sink:
     """Keeps what is exported."""
 
@@ -443,13 +454,3 @@ async def test_a_sampled_group_that_is_abandoned_ends_its_trace(lab, env, infere
     assert {span.name for span in trace} == {"rollout", "generate", "chat m"}
     chats = {span.id for span in trace if span.name == "chat m"}
     assert {header.split("-")[2] for header in headers if header.split("-")[1] == group} == chats
-
-
-async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference):
-    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
-    governor = Governor(lab, limit=10)
-    async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
-        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
-        service.drain()
-    assert not await stored(lab)

@@ -98,3 +98,14 @@ def test_a_group_without_logprobs_is_refused_by_name():
                    advantages=[1.0] * plain.sequences.n_samples)  # fmt: skip
     with pytest.raises(UnsupportedError, match="it has no logprobs"):
         training_sequences(ref, bare, None, TrainerLimits(plain.tokenizer_hash))
+
+
+@pytest.mark.parametrize("advantage", [1e60, -1e39])
+def test_an_advantage_beyond_the_tensors_costs_its_group(advantage):
+    """The ledger holds 64-bit numbers, the tensors 32-bit ones."""
+    plain = group()
+    plain = plain.replace(sequences=replace(plain.sequences, token_advantages=None))
+    ref = GroupRef(group=plain.id, seq=1, env="e", sequences=2, tokens=9, policy_step=0,
+                   advantages=[advantage] * plain.sequences.n_samples)  # fmt: skip
+    with pytest.raises(DataError, match="advantage that are not finite"):
+        training_sequences(ref, plain, None, TrainerLimits(plain.tokenizer_hash, text_only=False))
