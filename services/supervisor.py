@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,6 +27,8 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
+from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -38,6 +41,7 @@ from lachesis.services.forkserver import Told
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.store_watch import watch_store
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -136,6 +140,7 @@ class Supervisor:
         self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
+        self._pids = LateFile(config.path / "pids.json")
         self._stopped: set[str] = set()
 
     def stop(self) -> None:
@@ -150,12 +155,18 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until told to stop or until every finite service has finished. Raises `StartupError`."""
-        self.config.path.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        try:
+            await write_when_room(self.logs, partial(self.logs.mkdir, parents=True, exist_ok=True))
+        except OSError as error:
+            raise StartupError(
+                f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
+            ) from error
         with _only_one(self.config.path):
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
                 async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(flush_output)
+                    tasks.start_soon(retry_until_room, self._pids)
                     tasks.start_soon(self._tell_promoted, bus)
                     tasks.start_soon(self._watch_heartbeats, bus)
                     await self._up_and_down(tasks)
@@ -323,6 +334,7 @@ class Supervisor:
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(self._keep_server, server)
+            tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
             yield
             tasks.cancel_scope.cancel()
 
@@ -336,13 +348,8 @@ class Supervisor:
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}
-        partial = self.config.path / ".pids.json.partial"
-        partial.write_bytes(
-            msgspec.json.format(
-                msgspec.json.encode({"supervisor": os.getpid(), "nats-server": self._server_pid, **pids})
-            )
-        )
-        partial.replace(self.config.path / "pids.json")
+        found = {"supervisor": os.getpid(), "nats-server": self._server_pid, **pids}
+        self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
 
 
 def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) -> None:

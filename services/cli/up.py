@@ -9,6 +9,7 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.late_output import keep_output
 from lachesis.services.cli.options import Options
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
 from lachesis.services.preflight import check_named
@@ -23,6 +24,7 @@ _PROGRESS_S = 10.0
 
 def run_up(options: Options) -> None:
     """Run until told to stop or until the run is finished. Raises `ConfigError`, `StartupError`."""
+    keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
     check_named(config)
