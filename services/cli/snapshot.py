@@ -29,6 +29,7 @@ from lachesis.services.cli.checks.cluster import check_copies
 from lachesis.services.connect import SILENCE_S, History, is_trained, other_runs, recent_heartbeats, unknown_run
 from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.services import ServiceStatus, merge
+from lachesis.services.live.store import StoreWarning
 from lachesis.services.supervisor import planned_services
 
 __all__ = ["Snapshot", "StreamStatus", "cluster_problems", "server_version", "take"]
@@ -139,7 +140,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         ended=ended,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
-        problems=problems,
+        problems=problems if ended else [*StoreWarning(config).look(), *problems],
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
         services=merge(beats, planned, absent=absent),
         ledger=found.get("ledger"),

@@ -29,6 +29,7 @@ from lachesis.services.connect import LOOK_S, check_known, has_ended, open_run, 
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
+from lachesis.services.live.store import StoreWarning
 from lachesis.services.live.window import Recent, StageRow
 from lachesis.services.supervisor import planned_services
 
@@ -110,13 +111,15 @@ class _Watch:
         self.config = config
         self.recent = Recent(window_s, planned_services(config))
         self.rewards = Rewards()
+        self.store = StoreWarning(config)
         self.bus: Bus | None = None
 
     def look(self) -> Overview:
         url = self.config.telemetry.jaeger_url
         seen = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
-        return seen if stall is None else msgspec.structs.replace(seen, warnings=[str(stall), *seen.warnings])
+        warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *seen.warnings]
+        return msgspec.structs.replace(seen, warnings=warnings)
 
     async def draw(self) -> None:
         """Redraw for ever, on a screen of its own."""
