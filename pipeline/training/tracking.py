@@ -19,7 +19,7 @@ from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.disk import write_when_room
 from lachesis.schemas.errors import StartupError
 
-__all__ = ["METRICS_FILE", "Tracking"]
+__all__ = ["METRICS_FILE", "Tracking", "append_row"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -52,7 +52,7 @@ class Tracking:
         """Write one step's figures, when the disk has room for them; `train/step` is the step axis."""
         self._step = int(figures.get("train/step", self._step))
         row = msgspec.json.encode(figures) + b"\n"
-        await write_when_room(self._path, lambda: _append(self._path, row), needed_bytes=len(row))
+        await write_when_room(self._path, lambda: append_row(self._path, row), needed_bytes=len(row))
         if self._wandb is not None:
             self._wandb.log(figures, step=self._step)
 
@@ -73,7 +73,7 @@ class Tracking:
             self._wandb.finish()
 
 
-def _append(path: Path, row: bytes) -> None:
+def append_row(path: Path, row: bytes) -> None:
     """Append a whole row, or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab", buffering=0) as file:

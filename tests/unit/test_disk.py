@@ -133,6 +133,7 @@ async def test_what_surely_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch
     monkeypatch.setattr(disk, "room_at", lambda _: next(rooms))
     await write_when_room(tmp_path / "file", writer, needed_bytes=10)
     assert writer.calls == 1
+    assert next(rooms, None) is None
 
 
 def test_a_late_file_has_the_newest_content_once_there_is_room(tmp_path: Path, monkeypatch) -> None:

@@ -20,7 +20,7 @@ from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, build_tiny_policy
 from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.training.sums import verify_sums
-from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
+from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking, append_row
 from lachesis.pipeline.weights.files import read_weights, weights_path, write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 
@@ -108,6 +108,11 @@ async def test_figures_wait_for_room_and_no_row_is_torn(small_disk) -> None:
             assert (config.path / METRICS_FILE).read_bytes() == b'{"train/step":1.0}\n'
             disk.free()
         await tracking.log({"train/step": 3.0})
+    disk.fill(leave=8192)
+    before = (config.path / METRICS_FILE).read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        append_row(config.path / METRICS_FILE, bytes(60_000))  # what is there is less than it seemed
+    assert (config.path / METRICS_FILE).read_bytes() == before
     rows = (config.path / METRICS_FILE).read_bytes().splitlines()
     assert [row[:17] for row in rows] == [f'{{"train/step":{step}.0'.encode() for step in (1, 2, 3)]
 
