@@ -10,7 +10,7 @@ from typing import Final
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
 
-__all__ = ["OBSERVER", "OPERATOR", "Access", "Scope", "access_table", "roles"]
+__all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "roles"]
 
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import` and
@@ -22,6 +22,8 @@ reads everything, writes nothing."""
 
 _PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
+SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
+"""Services of which a run has one: whoever is started asks first whether another one runs."""
 _INFERENCE_ROLES = ("policy", "teacher", "eval")
 
 
@@ -61,7 +63,7 @@ class Access:
     sets: tuple[tuple[str, str], ...] = ()
     """(bucket, key) that it writes; `*` stands for one part of a key."""
     measures: tuple[str, ...] = ()
-    """Streams whose size it asks for; all that it reads are among them."""
+    """Streams whose size it asks for; all that it gets are among them."""
     trims: tuple[str, ...] = ()
     """Streams that it deletes history from."""
     forgets: tuple[tuple[str, str], ...] = ()
@@ -83,6 +85,7 @@ def access_table(scope: Scope) -> dict[str, Access]:
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
     promotions = subjects.promotion(run, revision)
+    incidents = (subjects.incident(run),)
 
     def row(
         service: str,
@@ -97,21 +100,30 @@ def access_table(scope: Scope) -> dict[str, Access]:
         trims: tuple[str, ...] = (),
         inspects: tuple[tuple[str, str], ...] = (),
     ) -> Access:
-        """A service: what is its own, and what every one does: heartbeats, and answers to the micro protocol."""
+        """A service: what is its own, and what every one does: heartbeats, answers to the micro protocol,
+        and, for a single writer, the question whether another one runs."""
         own = (durables[service],) if service in durables else ()
         names = roles(service, scope.environments)
         attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
+        all_gets = _merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ())
+        alone = (service,) if service in SINGLE_WRITERS else ()
         return Access(
-            writes=(*writes, *(subjects.heartbeat(run, name) for name in names)),
+            writes=(
+                *writes,
+                *(subjects.heartbeat(run, name) for name in names),
+                *(subjects.health(run, name) for name in alone),
+                *(incidents if own else ()),
+            ),
             hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
-            answers=(*answers, *_PEOPLE),
+            answers=(*answers, *alone, *_PEOPLE),
             reads=reads,
-            gets=_merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ()),
+            gets=all_gets,
             consumes=own,
             inspects=(*own, *inspects),
             others=tuple(durable for durable in durables.values() if durable not in own),
             sets=(*sets, *attempts),
-            measures=_merged((ROLLOUTS,), reads, measures),  # ROLLOUTS: the server's clock
+            # ROLLOUTS: the server's clock. What it gets: whether a message that is not found was ever there
+            measures=_merged((ROLLOUTS,), all_gets, measures),
             trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
         )
 
@@ -134,8 +146,9 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.heartbeat(run, "governor"),),
+            hears=(subjects.heartbeat(run, "governor"), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
+            gets=(BUCKETS["policy"],),
         ),
         "normalizer": row(
             "normalizer",
@@ -152,9 +165,15 @@ def access_table(scope: Scope) -> dict[str, Access]:
             "health",
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER, BUCKETS["resume"]),
+            gets=(BUCKETS["retention"],),
         ),
         # the list of promotions is among the rollouts
-        "scorer": row("scorer", writes=(subjects.event("score", run, revision), dead), reads=(ROLLOUTS,)),
+        "scorer": row(
+            "scorer",
+            writes=(subjects.event("score", run, revision), dead),
+            reads=(ROLLOUTS,),
+            gets=(BUCKETS["policy"],),  # which token ids the trainer knows
+        ),
         "teacher": row(
             "teacher",
             writes=(
@@ -173,8 +192,8 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
-            hears=(subjects.heartbeat(run),),
-            reads=(LEDGER, BUCKETS["policy"]),
+            hears=(subjects.heartbeat(run), *incidents),
+            reads=(EVENTS, LEDGER, BUCKETS["policy"]),  # of EVENTS: evaluations, for the best checkpoint
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),
         ),
@@ -224,7 +243,11 @@ def access_table(scope: Scope) -> dict[str, Access]:
         gets=everything,
         inspects=looks.inspects,
         others=looks.others,
-        sets=((BUCKETS["resume"], f"{run}.*"), (BUCKETS["retention"], run)),
+        sets=(
+            (BUCKETS["resume"], f"{run}.*"),
+            (BUCKETS["retention"], run),
+            (BUCKETS["runs"], subjects.supervisor_lease(run)),
+        ),
         measures=everything,
         trims=everything,
         forgets=tuple(durables.values()),

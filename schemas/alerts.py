@@ -1,8 +1,8 @@
 """Alerts: what the health checks found in an environment, and what it means for what goes on there.
 
-One writer (the health service) commits an `AlertEvent` for each window it judged. The newest one of an environment is
-its standing: the governor grants no lease where it says halted, and the batcher diverts groups where it says
-quarantined. A `ResumeRequest` asks that writer to lift both.
+One writer (the health service) commits an `AlertEvent` for each window and each evaluation it judged. The newest one of
+an environment is its standing: the governor grants no lease where it says halted, and the batcher diverts groups where
+it says quarantined. A `ResumeRequest` asks that writer to lift both.
 """
 
 import math
@@ -72,7 +72,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class AlertEvent(Event, frozen=True, kw_only=True):
     """A commit of the health service: what every check that judges `source` found in a window of it.
 
-    `groups` counts those judged since the start or the last resumption; with `source` resume it lifts the standing.
+    `groups` counts those judged since the start or the last resumption; with `source` resume it lifts the standing. The
+    result of a held-out evaluation comes by itself, with `source` groups, amid a window of them.
     """
 
     run: str

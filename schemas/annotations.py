@@ -5,21 +5,23 @@ with a column per quantity. Every item carries the stage stamps gathered on its 
 """
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.ids import is_group_id
+from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.promotion import PROMOTED_SINCE
 from lachesis.schemas.subjects import ROLLOUTS
 from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
+    "MAX_EVALUATED_TASKS",
     "Commit",
     "CurriculumEvent",
     "DeadKind",
@@ -43,6 +45,8 @@ __all__ = [
 DeadKind = Literal["data", "poison", "deadline"]
 _LARGEST_ADVANTAGE = 1e100
 """One whose square is still a number, so that a batch can be whitened."""
+MAX_EVALUATED_TASKS = 1 << 16
+"""Tasks whose results one evaluation carries; about 1 MB."""
 Verdict = Literal["trainable", "zero_variance", "unscorable", "quarantined"]
 
 
@@ -96,6 +100,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     off at the token limit. `zeros`: tokens whose logprob is exactly 0. `unlikely`: tokens of the vocabulary's rare end
     drawn against the odds ([]: none). `sure_run`: longest run of tokens with a probability above .99 in any sample.
     `distinct`: share of distinct 3-grams in a sample's last 256 tokens, mean of those of 32 or more (None: none is).
+    `untrainable`: why the run's trainer cannot use the group (None: nothing speaks against it). `greedy`: it was
+    sampled at temperature 0, so its samples are alike by right.
     """
 
     logprobs: list[Finite | None]
@@ -105,6 +111,8 @@ class GroupSignals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     unlikely: list[Count] = []
     sure_run: Count = 0
     distinct: Finite | None = None
+    untrainable: str | None = None
+    greedy: bool = False
 
 
 class GroupShaping(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,7 +135,8 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success. `signals` are for the health checks, which look at the live revision alone: elsewhere there are none.
+    success. `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
+    checks and for people, who look at the live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -137,6 +146,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     disagreement: tuple[Finite, Finite] | None = None
     success: Finite | None = None
     signals: GroupSignals | None = None
+    failures: dict[str, str] = {}
     shaping: GroupShaping | None = None
     stamps: list[Stamp] = []
 
@@ -331,6 +341,9 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
 
     `avg` is the mean success of k samples an item, `pass_at_k` the share of items with any success, `greedy` the mean
     success at temperature 0 (None: not measured); all of them leave out `unjudged` samples, which nobody could judge.
+    `error` is the standard error of `avg`, with tasks as the unit of chance (None: not known, as with a single task).
+    `tasks` are the indices of the tasks in their environment, and of the answers sampled for each `task_judged`
+    could be judged and `task_successes` succeeded; empty where nobody counted, or there were too many for a message.
     """
 
     policy_version: str
@@ -344,6 +357,17 @@ class EvalEvent(_Annotation, frozen=True, kw_only=True):
     ended_ns: Count
     greedy: Finite | None = None
     unjudged: Count = 0
+    error: Annotated[float, Meta(ge=0, le=1)] | None = None
+    tasks: list[Count] = []
+    task_successes: list[Count] = []
+    task_judged: list[Count] = []
+
+    def check(self) -> None:
+        if not len(self.tasks) == len(self.task_successes) == len(self.task_judged) <= MAX_EVALUATED_TASKS:
+            raise SchemaError("tasks, task_successes and task_judged differ in length, or are too long")
+        if any(good > all_ for good, all_ in zip(self.task_successes, self.task_judged, strict=True)):
+            raise SchemaError("task_successes: more than could be judged")
+        PolicyVersion.parse(self.policy_version)
 
 
 class TeacherLogprobs(Event, frozen=True, kw_only=True):

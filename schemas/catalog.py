@@ -28,8 +28,10 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PolicyRecord,
     RunRecord,
+    StageIncident,
     StatePart,
     StateSnapshot,
+    SupervisorLease,
 )
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
@@ -175,11 +177,19 @@ CHANNELS: tuple[Channel, ...] = (
         "Each service's figures, once a second; not stored.",
         "every service",
     ),
+    Channel(
+        "incident",
+        subjects.incident("{run}"),
+        None,
+        (StageIncident,),
+        "Groups that a stage has handled again or in vain, for the services that end their traces; not stored.",
+        "scorer, teacher",
+    ),
 )
 
 BUCKET_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
     {
-        "runs": (RunRecord,),
+        "runs": (RunRecord, SupervisorLease),
         "policy": (PolicyRecord,),
         "curriculum": (CurriculumSnapshot,),
         "retention": (Retention, Reservations),

@@ -7,10 +7,11 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.rollout import is_word
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
@@ -22,10 +23,12 @@ __all__ = [
     "PackedHistogram",
     "PolicyRecord",
     "RunRecord",
+    "StageIncident",
     "StageState",
     "StageVitals",
     "StatePart",
     "StateSnapshot",
+    "SupervisorLease",
 ]
 
 
@@ -70,13 +73,17 @@ class LeaseReply(Event, frozen=True, kw_only=True):
 
 
 class PolicyRecord(Event, frozen=True, kw_only=True):
-    """The newest weights of a run, under its name in the policy bucket. `weights` is a safetensors file."""
+    """The newest weights of a run, under its name in the policy bucket. `weights` is a safetensors file.
+
+    `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say).
+    """
 
     run: str
     version: str
     weights: str
     tokenizer_hash: str
     written_ns: Count
+    vocabulary: Count | None = None
 
     @property
     def policy_version(self) -> PolicyVersion:
@@ -118,6 +125,25 @@ class RunRecord(Event, frozen=True, kw_only=True):
 
     def check(self) -> None:
         check_plain("config", self.config)
+
+
+class SupervisorLease(Event, frozen=True, kw_only=True):
+    """Who runs a run's services, under `<run>.supervisor` in the runs bucket; written again and again while it lives.
+
+    `folder` is the run's folder and `folder_id` what its lock file says, which no other folder's does. `machine` names
+    the booted machine and its space of pids, `started` is when the process did, in ticks since that boot: together
+    with the pid they name one process for ever. `released`: it has ended, and the run is free.
+    """
+
+    run: str
+    host: str
+    pid: Count
+    folder: str
+    folder_id: str
+    machine: str
+    started: Count
+    ttl_s: Finite
+    released: bool = False
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):
@@ -201,3 +227,19 @@ class Heartbeat(Event, frozen=True, kw_only=True):
         for packed in (self.stage.wait, self.stage.process):
             if packed is not None and len(packed.indexes) != len(packed.counts):
                 raise SchemaError("stage: a histogram's indexes and counts differ in length")
+
+
+class StageIncident(Event, frozen=True, kw_only=True):
+    """Says on core NATS that a stage has handled a group that was delivered to it more than once, or has given it up
+    because of `error`, so that its trace is kept also where no annotation tells of that.
+    """
+
+    run: str
+    group: str
+    stamp: Stamp
+    error_type: str | None = None
+    error: str | None = None
+
+    def check(self) -> None:
+        if not is_group_id(self.group):
+            raise SchemaError(f"group {self.group[:60]!r} is no group id: 32 hex digits")

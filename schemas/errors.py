@@ -9,6 +9,7 @@ __all__ = [
     "BusClosedError",
     "CheckpointError",
     "ConfigError",
+    "DamagedError",
     "DataError",
     "EnvironmentCodeError",
     "FencedError",
@@ -18,7 +19,10 @@ __all__ = [
     "LedgerError",
     "NotFoundError",
     "PolicyMovedError",
+    "RaterUnavailable",
     "SchemaError",
+    "ServerAwayError",
+    "SettingsChangedError",
     "StartupError",
     "StreamFullError",
     "ToolError",
@@ -47,6 +51,18 @@ class AccessError(LachesisError, RuntimeError):
 
 class InfrastructureError(LachesisError, RuntimeError):
     """Raised when a dependency failed (timeout, connection, 5xx). It says nothing about the rollout: retry."""
+
+
+class RaterUnavailable(InfrastructureError):  # noqa: N818 - the public name: a state of affairs more than an error
+    """Raised by a rater when what it depends on is away: the group waits and is rated again, for as long as it takes.
+
+    Connection errors, time limits and the statuses 408, 429 and 5xx of the usual clients are taken for it anyway.
+    """
+
+
+class ServerAwayError(InfrastructureError):
+    """Raised when a server could not be asked, or broke off, for a reason that no answer of a model can have caused:
+    nobody listens, the connection was lost, or it said that it is busy (429, 502, 503, 504)."""
 
 
 class UnservedError(InfrastructureError):
@@ -99,6 +115,14 @@ class HistoryLostError(LedgerError):
 
 class CheckpointError(LachesisError, RuntimeError):
     """Raised when a checkpoint is missing, incomplete or belongs to another run."""
+
+
+class DamagedError(LedgerError):
+    """Raised when the broker counts a message that it cannot read: its store is damaged. It is not "there is none"."""
+
+
+class SettingsChangedError(ConfigError):
+    """Raised when a setting was changed that what is stored of the run was made with; the text says how to go on."""
 
 
 class EnvironmentCodeError(LachesisError, RuntimeError):

@@ -20,7 +20,9 @@ from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "GENESIS",
+    "LONGEST_DROP_REASON",
     "Batch",
+    "GroupDrops",
     "GroupRef",
     "LedgerEntry",
     "Mismatch",
@@ -35,6 +37,9 @@ __all__ = [
 
 GENESIS = "0" * 64
 """What the first entry names as the hash before it."""
+
+LONGEST_DROP_REASON = 200
+"""Characters kept of the reason why a trainer dropped groups."""
 
 OutcomeKind = Literal[
     "batched",
@@ -103,8 +108,9 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     Every rollout of the run up to `watermark` (a sequence of ROLLOUTS) has an outcome; above it, bit i of `resolved`
     says so of sequence watermark + 1 + i. `events_cursor` is the sequence of EVENTS from which a restarted writer reads
     again. `outcomes` holds those not in `batch`; `producers` the counters seen, by `<producer>@<epoch>`. `promoted` is
-    the newest promotion, in the entry that decides it and in all after it; unset before. `term`, `written_ns` and
-    `stamps` are outside the digest.
+    the newest promotion, in the entry that decides it and in all after it; unset before. `stale` tells how long those
+    groups are that `outcomes` calls stale: by environment the mean tokens of a sequence of each; unset where there is
+    none. `term`, `written_ns` and `stamps` are outside the digest.
     """
 
     run: str
@@ -120,6 +126,7 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
     totals: dict[str, Count] = {}
     next_batch: Count = 0
     promoted: Promoted | msgspec.UnsetType = msgspec.UNSET
+    stale: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     term: str = ""
     written_ns: Count = 0
     stamps: dict[str, list[Stamp]] = {}
@@ -176,6 +183,16 @@ class Void(msgspec.Struct, frozen=True, array_like=True):
     reason: str
 
 
+class GroupDrops(msgspec.Struct, frozen=True, array_like=True):
+    """Groups of a batch that the trainer could not use, by their sequences in ROLLOUTS, and why. The others of the
+    batch were trained, with the advantages that the batch gives them.
+    """
+
+    batch: Count
+    seqs: list[Seq]
+    reason: str
+
+
 class StepTimes(msgspec.Struct, frozen=True, array_like=True):
     """When the optimizer step on a batch began and ended, Unix ns."""
 
@@ -218,7 +235,8 @@ class TrainReport(Event, frozen=True, kw_only=True):
 
     `ledger_index` and `chain` are the index and digest of the last ledger entry whose batch is in the weights; -1 and
     `GENESIS` before the first. `steps` are those that this life of the trainer took since its last report, and
-    `mismatches` what those of them found that were no void. `numerics` says how they were computed.
+    `mismatches` what those of them found that were no void. `numerics` says how they were computed. `voids` are batches
+    of which nothing was trained, `drops` the groups that were left out of the others.
     """
 
     run: str
@@ -236,3 +254,4 @@ class TrainReport(Event, frozen=True, kw_only=True):
     steps: list[StepTimes] = []
     mismatches: list[Mismatch] = []
     numerics: Numerics | None = None
+    drops: list[GroupDrops] = []

@@ -21,6 +21,8 @@ from lachesis.schemas.errors import ConfigError
 __all__ = [
     "BLOB_KINDS",
     "BUCKETS",
+    "BUCKET_TEXTS",
+    "ENVIRONMENT",
     "EVENTS",
     "LEDGER",
     "LIVE",
@@ -28,6 +30,7 @@ __all__ = [
     "RESERVATIONS",
     "ROLLOUTS",
     "STREAMS",
+    "STREAM_TEXTS",
     "TEACHER",
     "Kind",
     "ReplayKind",
@@ -37,19 +40,21 @@ __all__ = [
     "event",
     "health",
     "heartbeat",
+    "incident",
     "lease",
     "ledger",
     "logprobs",
     "micro",
-    "micro_name",
     "micro_requests",
     "past",
     "promotion",
     "replay",
     "revision",
     "rollout",
+    "service_name",
     "shadow",
     "state",
+    "supervisor_lease",
 ]
 
 ROLLOUTS: Final = "ROLLOUTS"
@@ -88,8 +93,32 @@ BUCKETS: Final = {
 }
 """Key-value buckets by what they hold."""
 
+STREAM_TEXTS: Final = {
+    ROLLOUTS: "Lachesis: rollout groups as environments published them, never changed; queue and history",
+    EVENTS: "Lachesis: annotations of rollouts: scores, rewards, teacher pointers, dead letters, alerts",
+    REPLAY: "Lachesis: scores and rewards of history under other revisions",
+    TEACHER: "Lachesis: a teacher's logprobs of rollouts",
+    LEDGER: "Lachesis: batches, outcomes of rollouts, reports of trainers, state of stages",
+}
+"""What each stream holds, as the server's own tools show it."""
+
+BUCKET_TEXTS: Final = {
+    "runs": "Lachesis: the runs of this server",
+    "policy": "Lachesis: each run's newest policy and where its weights are",
+    "curriculum": "Lachesis: the newest weights of each environment's tasks",
+    "attempts": "Lachesis: rollouts whose handling has ended a process, and how often",
+    "inference": "Lachesis: where each role's inference server listens",
+    "retention": "Lachesis: what each run still needs of the streams",
+    "resume": "Lachesis: requests that an environment go on after a health check stopped it",
+    "gateway": "Lachesis: environments of other projects that registered at the gateway",
+}
+"""What each bucket holds, as the server's own tools show it."""
+
 RESERVATIONS: Final = "reservations="
 """Key of the bucket "retention" under which all runs of a server agree on its streams; no run can have that name."""
+
+ENVIRONMENT: Final = "environment"
+"""The service that generates rollouts; `environment-<name>` is the one of an environment."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -164,15 +193,28 @@ def health(run: str, service: str) -> str:
     return f"rl.health.{run}.{service}"
 
 
-def micro_name(service: str) -> str:
-    """Return the name of a service in the NATS micro protocol."""
-    return f"lachesis-{service}"
+def supervisor_lease(run: str) -> str:
+    """Key of the bucket "runs" under which it is stored who runs a run's services."""
+    return f"{run}.supervisor"
+
+
+def incident(run: str) -> str:
+    """Where a stage says that it has handled a rollout again, or in vain."""
+    return f"rl.incident.{run}"
+
+
+def service_name(service: str) -> str:
+    """Return the name of a service in the NATS micro protocol and in telemetry.
+
+    Environments share one, as runs do: names that grow with what is configured would fill every menu and metric.
+    """
+    return f"lachesis-{ENVIRONMENT if service.startswith(f'{ENVIRONMENT}-') else service}"
 
 
 def micro(run: str, service: str) -> tuple[str, ...]:
     """Return the subjects on which a service is asked by the NATS micro protocol (`nats micro ls|info|stats|ping`)."""
     # each verb by its name: nats-server lets whoever may subscribe to `$SRV.*` subscribe to `$SRV.>` as well
-    asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(micro_name(service))]
+    asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(service_name(service))]
     return (*asked, health(run, service))
 
 

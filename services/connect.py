@@ -19,7 +19,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
 
 __all__ = [
@@ -130,8 +130,8 @@ async def is_trained(bus: Bus, config: RunConfig) -> bool:
     try:
         report = await bus.last(subjects.LEDGER, subject)
         return report is not None and decode(TrainReport, report.data).step >= steps
-    except (NotFoundError, SchemaError):
-        return False  # no stream yet, or another build's report
+    except (NotFoundError, SchemaError, DamagedError):
+        return False  # no stream yet, another build's report, or one that cannot be read: it is not known to be
 
 
 async def _is_silent(bus: Bus, run: str) -> bool:

@@ -10,16 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from lachesis.pipeline.advantage.logic import GroupAdvantage, group_advantage
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
+from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
@@ -43,9 +47,14 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
+    env = load_environment(settings.kind, settings.params)
+    if not 0 <= index < len(env):
+        raise ConfigError(f"--task {index}: environment {name} has the tasks 0 to {len(env) - 1}")
+    if index in held_out_tasks(config, name, len(env)):
+        console.print(f"task {index} is held out for evaluation: a run does not train on it (evaluate.held_out)")
     torch.set_num_threads(config.training.threads)
     policy = load_model(config.model)
-    group = await _generate(config, settings, name, index, policy)
+    group = await _generate(config, name, env, env.task(index), policy)
     score = await EnvironmentScorer(settings.scoring or config.scoring, settings).score(group, seq=1)
     advantage = group_advantage(score.scores, config.advantage_of(name), score.lengths, score.ratings)
     _show(console, group, score, advantage)
@@ -63,7 +72,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
         advantages=list(advantage.advantages),
     )
     learner = Learner(policy.model, config.training.learner)
-    batch = pack(training_sequences(ref, group, None, tokenizer_hash=policy.tokenizer_hash))
+    batch = pack(training_sequences(ref, group, None, TrainerLimits(policy.tokenizer_hash)))
     step = learner.step(batch)
     console.print(
         f"optimizer step: loss {step.loss:.4g}, grad norm {step.grad_norm:.3g}, entropy {step.entropy:.3g}, "
@@ -72,12 +81,8 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
     return True
 
 
-async def _generate(
-    config: RunConfig, settings: EnvironmentConfig, name: str, index: int, policy: Policy
-) -> RolloutGroup:
-    env = load_environment(settings.kind, settings.params)
-    if not 0 <= index < len(env):
-        raise ConfigError(f"--task {index}: environment {name} has the tasks 0 to {len(env) - 1}")
+async def _generate(config: RunConfig, name: str, env: Environment, task: Task, policy: Policy) -> RolloutGroup:
+    settings = config.environments[name]
     version = policy_version(0, "dev", policy_tensors(policy.model))
     eos = policy.tokenizer.eos_token_id
     with Engine(policy.model, eos_token_id=eos, weight_version=str(version)) as engine:
@@ -92,7 +97,7 @@ async def _generate(
             )
             draft = await collect_group(
                 env,
-                env.task(index),
+                task,
                 client,
                 settings.samples,
                 sampling,

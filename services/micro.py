@@ -12,20 +12,25 @@ from lachesis import __version__
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
+from lachesis.services.single_writer import WriterPlace
 
 __all__ = ["join_micro"]
 
 
-async def join_micro(bus: NatsBus, service: Service, about: str) -> None:
-    """Answer for `service` from now on until the bus is closed. Health is JSON: its state, counters and metrics."""
+async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPlace) -> None:
+    """Answer for `service`, which runs at `place`, from now on until the bus is closed.
+
+    Health is JSON: its state, counters and metrics, and where it runs.
+    """
 
     async def health(request: Request) -> None:
         report = service.vitals.report()
         body = {"state": report.state, "note": report.note, "handled": report.handled, "lag": report.lag}
-        await request.respond(msgspec.json.encode({**body, "metrics": service.vitals.metrics}))
+        about_it = {"instance": service.instance, "revision": service.revision, **msgspec.structs.asdict(place)}
+        await request.respond(msgspec.json.encode({**body, **about_it, "metrics": service.vitals.metrics}))
 
-    metadata = {"run": service.run, "revision": service.revision, "instance": service.instance}
-    name = subjects.micro_name(service.name)
+    metadata = {"service": service.name, "run": service.run, "revision": service.revision, "instance": service.instance}
+    name = subjects.service_name(service.name)
     micro = MicroService(
         bus.client, ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     )

@@ -5,7 +5,7 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
-7 a disk was full where it could not wait for room.
+7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room.
 """
 
 import logging
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import anyio
 from anyio.abc import TaskStatus
 
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import is_disk_full
@@ -33,6 +34,7 @@ from lachesis.schemas.errors import (
     FencedError,
     LachesisError,
     LedgerError,
+    SettingsChangedError,
     StartupError,
     VersionError,
     leaves,
@@ -40,16 +42,28 @@ from lachesis.schemas.errors import (
 from lachesis.services.connect import connect_run
 from lachesis.services.micro import join_micro
 from lachesis.services.registry import Main, ServiceSpec, load_main
+from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.telemetry import follow_clock, open_tracing
 
-__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "NO_ROOM", "REFUSED", "STARTUP", "Role", "run_process"]
+__all__ = [
+    "DRAINED",
+    "DRAIN_TIMEOUT",
+    "FENCED",
+    "NO_ROOM",
+    "REFUSED",
+    "SETTINGS_CHANGED",
+    "STARTUP",
+    "Role",
+    "run_process",
+]
 
 STARTUP = 2
 FENCED = 3
 DRAIN_TIMEOUT = 4
 DRAINED = 5
 REFUSED = 6
-NO_ROOM = 7
+SETTINGS_CHANGED = 7
+NO_ROOM = 8
 
 log = logging.getLogger("lachesis")
 
@@ -90,7 +104,13 @@ def run_process(role: Role, config: RunConfig) -> int:
 def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
-    for kinds, code in (((FencedError,), FENCED), ((AccessError,), REFUSED), (_REFUSALS, STARTUP)):
+    ends = (
+        ((FencedError,), FENCED),
+        ((AccessError,), REFUSED),
+        ((SettingsChangedError,), SETTINGS_CHANGED),
+        (_REFUSALS, STARTUP),
+    )
+    for kinds, code in ends:
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
         if expected and len(expected) == len(ended_by):
             for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end
@@ -114,21 +134,30 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
         bus = await _connect(role, config, told)
         if bus is None:
             return DRAINED
-        async with (
-            bus,
-            open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(flush_output)
-            tasks.start_soon(join_micro, bus, service, role.spec.about)
-            tasks.start_soon(follow_clock, bus, tracing.clock)
-            late = anyio.Event()
-            tasks.start_soon(_drain_when, told, service)
-            drain_s = config.drain_s(role.spec.name)
-            tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
-            log.info("started, pid %s", service.instance.partition("-")[0])
-            await main(service, config, role.part)
-            tasks.cancel_scope.cancel()
+        async with bus:
+            if not await _is_alone(bus, role, config, told):
+                return DRAINED
+            return await _serve(bus, role, main, config, tracing=tracing, told=told)
+
+
+async def _serve(
+    bus: NatsBus, role: Role, main: Main, config: RunConfig, *, tracing: Tracing, told: anyio.Event
+) -> int:
+    place = WriterPlace.here(config.path, supervised=role.supervised)
+    async with (
+        open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(flush_output)
+        tasks.start_soon(join_micro, bus, service, role.spec.about, place)
+        tasks.start_soon(follow_clock, bus, tracing.clock)
+        late = anyio.Event()
+        tasks.start_soon(_drain_when, told, service)
+        drain_s = config.drain_s(role.spec.name)
+        tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
+        log.info("started, pid %s", service.instance.partition("-")[0])
+        await main(service, config, role.part)
+        tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
         return DRAIN_TIMEOUT
@@ -145,6 +174,20 @@ async def _connect(role: Role, config: RunConfig, told: anyio.Event) -> NatsBus 
         bus = await connect_run(config, f"{config.run}.{role.name}", role.spec.name)
         tasks.cancel_scope.cancel()
     return bus
+
+
+async def _is_alone(bus: NatsBus, role: Role, config: RunConfig, told: anyio.Event) -> bool:
+    """Return True once no other process writes what this one does, False if it was told to drain while it waited.
+
+    A supervisor has made sure of it before it starts any. Raises StartupError.
+    """
+    alone = role.supervised
+    if not alone:
+        async with background() as tasks:
+            tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+            await refuse_writers_beside(bus, config, [role.name])
+            alone = True
+    return alone
 
 
 @asynccontextmanager

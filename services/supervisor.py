@@ -3,20 +3,21 @@
 Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
 run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
 a pause; one that cannot run (`restarts`) ends the run with the end of its log; when the supervisor dies, however it
-dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run.
+dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run. One supervisor
+runs a run: it holds the lock of the run's folder and a lease on the server (`run_lease`).
 """
 
-import fcntl
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -24,10 +25,14 @@ import msgspec
 import tenacity
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
+from lachesis.pipeline.evaluation.plan import evaluated_environments
+from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
@@ -38,10 +43,15 @@ from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaErro
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.forking import Forked, ForkServers, open_supervised
 from lachesis.services.forkserver import Told
-from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED
+from lachesis.services.ledger_check import verify_ledger
+from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.run_lease import RunLease, lock_folder
+from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.store_watch import watch_store
+from lachesis.services.unfinished import trace_unfinished
+from lachesis.services.watch import Watch
 
 __all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
 
@@ -74,12 +84,13 @@ def plan(config: RunConfig) -> list[Planned]:
         rows += [("teacher", "", config.services.teachers, False)]
     if train:
         rows += [("trainer", "", 1, finite)]
-    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * bool(config.evaluation)
+    evaluated = bool(evaluated_environments(config))
+    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * evaluated
     rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
     own = [name for name, env in config.environments.items() if not env.is_foreign]
     rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
     rows += [("environment", env, config.services.environments, False) for env in own]
-    rows += [("evaluator", "", 1, finite)] * bool(config.evaluation)
+    rows += [("evaluator", "", 1, finite)] * evaluated
     planned = []
     for service, part, replicas, ends in rows:
         for replica in range(replicas):
@@ -124,9 +135,10 @@ class _Running:
 
 
 class Supervisor:
-    """Runs one run. `arguments` (--config, --set) are handed to every process as they are."""
+    """Runs one run. `arguments` (--config, --set) are handed to every process as they are; `watches` look on while it
+    runs."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str]) -> None:
+    def __init__(self, config: RunConfig, arguments: Sequence[str], watches: Sequence[Watch] = ()) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
@@ -134,6 +146,7 @@ class Supervisor:
         check_budgets(config)
         self.config = config
         self.arguments = list(arguments)
+        self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
@@ -142,6 +155,9 @@ class Supervisor:
         self._server_pid: int | None = None
         self._pids = LateFile(config.path / "pids.json")
         self._stopped: set[str] = set()
+        self._killed = False
+        self._ledger_broken = ""  # how, as the health service found it
+        self._evaluator_note: str | None = None
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
@@ -149,28 +165,64 @@ class Supervisor:
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
+        self._killed = True
         self._stop.set()
         for row in self.running:
             row.stop(signal.SIGKILL)
 
     async def run(self) -> None:
-        """Run until told to stop or until every finite service has finished. Raises `StartupError`."""
+        """Run until told to stop or until every finite service has finished.
+
+        Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
+        """
         try:
             await write_when_room(self.logs, partial(self.logs.mkdir, parents=True, exist_ok=True))
         except OSError as error:
             raise StartupError(
                 f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
             ) from error
-        with _only_one(self.config.path):
+        with lock_folder(self.config.path):
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(flush_output)
-                    tasks.start_soon(retry_until_room, self._pids)
-                    tasks.start_soon(self._tell_promoted, bus)
-                    tasks.start_soon(self._watch_heartbeats, bus)
-                    await self._up_and_down(tasks)
-                    tasks.cancel_scope.cancel()
+                lease = RunLease(bus, self.config.run, self.config.path, self.stop)
+                await self._unless_stopped(lease.acquire)
+                if not lease.is_held:
+                    return
+                async with lease.held():
+                    await self._unless_stopped(self._refuse_other_writers, bus)
+                    await self._run_services(bus)
+
+    async def _run_services(self, bus: NatsBus) -> None:
+        if self._stop.is_set():
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flush_output)
+            tasks.start_soon(retry_until_room, self._pids)
+            tasks.start_soon(self._tell_promoted, bus)
+            tasks.start_soon(self._watch_heartbeats, bus)
+            for watch in self.watches:
+                tasks.start_soon(watch.follow, bus)
+            try:
+                await self._up_and_down(tasks)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if not self._killed:
+                        await trace_unfinished(bus, self.config)
+            tasks.cancel_scope.cancel()
+        for watch in self.watches:
+            await watch.finish(bus)
+        if not self._killed:
+            await verify_ledger(bus, self.config, self._ledger_broken)
+
+    async def _unless_stopped(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+        """Await a call that may wait for long, until told to stop."""
+        async with background() as tasks:
+            tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
+            await call(*arguments)
+
+    async def _refuse_other_writers(self, bus: Bus) -> None:
+        ours = WriterPlace.here(self.config.path, supervised=True)
+        await refuse_writers_beside(bus, self.config, [row.planned.service for row in self.running], replaces=ours)
 
     async def _tell_promoted(self, bus: Bus) -> None:
         """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
@@ -219,7 +271,9 @@ class Supervisor:
         finite = [row for row in self.running if row.planned.finite]
         if not finite:
             await anyio.sleep_forever()
-        for row in finite:
+        for row in sorted(finite, key=lambda row: row.planned.service != "trainer"):
+            if row.planned.service == "evaluator" and not row.ended.is_set():
+                log.info("all %s steps are taken; the last policy is evaluated", self.config.training.steps)
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
@@ -243,6 +297,8 @@ class Supervisor:
             life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
             if code == REFUSED:  # it will be again
                 raise StartupError(f"{row.planned.name} was refused by the server:\n{self._last_lines(row)}")
+            if code == SETTINGS_CHANGED:  # it is the same settings that it would be started with again
+                raise StartupError(f"{row.planned.name} cannot go on:\n{self._last_lines(row)}")
             anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:
@@ -309,15 +365,26 @@ class Supervisor:
                         row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
+                if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
+                    self._tell_not_evaluated(beat.stage.note)
 
     def _tell_stopped(self, beat: Heartbeat) -> None:
         """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
+        if beat.metrics.get("ledger/broken") and not self._ledger_broken:
+            self._ledger_broken = beat.stage.note or "its log says how"
+            log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
         stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
         for name in sorted(stopped - self._stopped):
             _, env, how = name.split("/")
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _tell_not_evaluated(self, note: str | None) -> None:
+        """Say once what the evaluator could not evaluate."""
+        if note is not None and note != self._evaluator_note:
+            log.warning("%s", note)
+        self._evaluator_note = note
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:
@@ -360,16 +427,3 @@ def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) ->
 def _tail(file: Path, start: int) -> str:
     """Return the last lines of what was written to `file` after its first `start` bytes."""
     return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises `StartupError` when another supervisor does."""
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StartupError(
-                f"another supervisor runs in {folder}; stop it, or choose another --set folder="
-            ) from error
-        yield

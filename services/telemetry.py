@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError, StartupError
 
 __all__ = ["follow_clock", "open_tracing"]
@@ -27,7 +28,7 @@ _ASKED = 5
 
 @contextmanager
 def open_tracing(config: RunConfig, name: str, replica: int) -> Iterator[Tracing]:
-    """Yield what the service `name` knows of traces; what is left is exported at the end, for two seconds at most.
+    """Yield what the service `name` knows of traces; what is left is exported at the end, within `close_s` seconds.
 
     Raises `StartupError` where an export is asked for and its packages are missing, `ConfigError` as `open_otlp`.
     """
@@ -42,12 +43,15 @@ def open_tracing(config: RunConfig, name: str, replica: int) -> Iterator[Tracing
             "and OTEL_EXPORTER_OTLP_ENDPOINT"
         ) from error
     resource = {
-        "service.name": name,
+        "service.name": subjects.service_name(name),
         "service.namespace": "lachesis",
         "service.instance.id": f"{config.run}.{name}.{replica}",
         "host.name": socket.gethostname(),
         "rl.run": config.run,
     }
+    service, _, part = name.partition("-")
+    if service == subjects.ENVIRONMENT and part:
+        resource["rl.env.name"] = part
     if _MACHINE_ID.is_file():
         resource["host.id"] = _MACHINE_ID.read_text().strip()
     otlp = open_otlp(config.telemetry, resource)

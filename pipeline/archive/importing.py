@@ -32,9 +32,10 @@ from lachesis.pipeline.flow.budget import Budget, Room
 from lachesis.pipeline.flow.sharing import Share, share_of
 from lachesis.pipeline.replay.history import Found, selected
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import LeaseRequest
+from lachesis.schemas.control import LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -77,8 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, kw_only=True):
-    """What became of the groups: `stored` now, of them `untrainable` for want of logprobs, `known` from before, `bad`
-    left out."""
+    """What became of the groups: `stored` now, `known` from before, `bad` left out. Of those stored `untrainable` lack
+    logprobs or hold what the trainer cannot use."""
 
     stored: int = 0
     untrainable: int = 0
@@ -101,6 +102,7 @@ class Importer:
         self._bad = bad
         self._done = Imported()
         self._leases: dict[str, Leases] = {}
+        self._limits = TrainerLimits(text_only=config.trains_text_only)
         self._budget = Budget(config.flow)
         self._measured_s = float("-inf")
         self._scanned, self._scanned_s = 0, float("-inf")
@@ -116,6 +118,10 @@ class Importer:
             raise ConfigError("a governor runs, so groups need its leases: leave --unleased out")
         total = sum(path.stat().st_size for path, _ in request.files)
         before = 0
+        policy = await self._bus.value(BUCKETS["policy"], self._config.run)
+        if policy is not None:
+            vocabulary = decode(PolicyRecord, policy.value).vocabulary
+            self._limits = self._limits._replace(vocabulary=vocabulary)  # its tokenizer may be unknown in old files
         with Index.open(folder) as index:
             for path, kind in request.files:
                 size = path.stat().st_size
@@ -158,6 +164,8 @@ class Importer:
         index.select([Found(group.env, seq, group.id)])
 
     def _refusal(self, group: RolloutGroup) -> str | None:
+        if group.sequences.turn_rewards is not None:
+            return f"turn_rewards: {NO_TURN_REWARDS}"
         settings, n = self._config.environments, len(group.sequences)
         if group.env not in settings:
             return f"env: the run has no environment {group.env!r}; there are {', '.join(settings) or 'none'}"
@@ -245,7 +253,9 @@ class Importer:
             self._done.known += 1
         else:
             self._done.stored += 1
-            self._done.untrainable += group.sequences.logprobs is None
+            self._done.untrainable += (
+                group.sequences.logprobs is None or why_untrainable(group, self._limits) is not None
+            )
             self._done.sequences += len(group.sequences)
             self._done.bytes += len(data)
         return ack.seq

@@ -68,6 +68,7 @@ class Chain:
         outcomes: Sequence[Outcome],
         stamps: dict[str, list[Stamp]],
         written_ns: int,
+        stale: dict[str, list[int]] | None = None,
     ) -> LedgerEntry:
         """Return the next entry, and count it as written: whoever cannot store it must stop."""
         groups = batch.groups if batch else []
@@ -93,6 +94,7 @@ class Chain:
             totals=dict(self.totals),
             next_batch=self.next_batch,
             promoted=self.promoted or msgspec.UNSET,
+            stale=stale or msgspec.UNSET,
             term=self._term,
             written_ns=written_ns,
             stamps=stamps,

@@ -305,7 +305,20 @@ class Joiner:
 
     def next_deadline_ns(self) -> int | None:
         """Return the time, on the clock of `seen_ns`, at which `expire` has something to do."""
+        self._drop_met_deadlines()
         return self._deadlines[0][0] if self._deadlines else None
+
+    def _drop_met_deadlines(self) -> None:
+        """Forget the next deadlines as long as what they wait for has come: nobody has to wake up for them."""
+        while self._deadlines and not self._is_awaited(*self._deadlines[0][1:]):
+            heapq.heappop(self._deadlines)
+
+    def _is_awaited(self, seq: int, what: Wanted) -> bool:
+        """Return whether the rollout at `seq` can still use `what`."""
+        member = self._open.get(seq)
+        if member is None or member.outcome is not None or seq in self.ready:
+            return False
+        return member.teacher is None if what == "teacher" else member.reward is None
 
     def expire(self, now_ns: int) -> list[Member]:
         """Apply the deadlines passed: go on without the teacher, and return the rollouts to be given up unscored.
@@ -313,15 +326,13 @@ class Joiner:
         Those stay open: their dead letter has to be published, and ends them when it comes back by way of EVENTS.
         """
         unscored = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
+        while (due_ns := self.next_deadline_ns()) is not None and due_ns <= now_ns:
             _, seq, what = heapq.heappop(self._deadlines)
-            member = self._open.get(seq)
-            if member is None or member.outcome is not None:
-                continue
+            member = self._open[seq]
             if what == "teacher":
                 member.without_teacher = True
                 self._decide(member)
-            elif member.reward is None:
+            else:
                 unscored.append(member)
         return unscored
 

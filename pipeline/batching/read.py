@@ -1,6 +1,7 @@
 """The reading side of the ledger: verified entries in order, and the payloads of a batch."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Position
 from lachesis.pipeline.bus.api import Bus, Stored
@@ -8,7 +9,15 @@ from lachesis.pipeline.bus.newest import owned
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError, NotFoundError, SchemaError
+from lachesis.schemas.errors import (
+    DamagedError,
+    DataError,
+    HistoryLostError,
+    LedgerError,
+    NotFoundError,
+    SchemaError,
+    VersionError,
+)
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
@@ -17,6 +26,7 @@ __all__ = [
     "Payload",
     "check_rollouts",
     "fetch_batch",
+    "fetch_groups",
     "find_position",
     "follow_ledger",
     "newest_entry",
@@ -123,8 +133,19 @@ async def _last_below(
         if not previous.isdecimal():
             raise LedgerError(f"{subject}: entry {entry.index} has no header {PREVIOUS_HEADER}; who wrote it?")
         seq = int(previous)
-        entry = decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data) if seq else None
+        entry = await _entry_at(bus, subject, seq, entry.index) if seq else None
     return entry, seq
+
+
+async def _entry_at(bus: Bus, subject: str, seq: int, follower: int) -> LedgerEntry:
+    """Return the entry at `seq`, which entry `follower` names as the one before it. Raises `DamagedError`."""
+    try:
+        return decode(LedgerEntry, (await bus.get(subjects.LEDGER, seq)).data)
+    except NotFoundError as error:
+        raise DamagedError(
+            f"{subject}: the entry before entry {follower}, at sequence {seq} of {subjects.LEDGER}, is gone: it was "
+            "deleted, or the server's store is damaged; restore the store from a backup, or start a new run"
+        ) from error
 
 
 async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
@@ -156,25 +177,59 @@ async def fetch_batch(bus: Bus, batch: Batch) -> list[Payload]:
 
     Raises `DataError` naming the group when a payload is missing, cannot be read or is another group's.
     """
-    rollouts = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups])
-    teachers = await _fetch(bus, subjects.TEACHER, [ref.teacher for ref in batch.groups if ref.teacher is not None])
-    found: list[Payload] = []
-    for ref in batch.groups:
-        group = decode(RolloutGroup, rollouts[ref.seq].data)
-        if group.id != ref.group:
-            raise DataError(f"batch {batch.number}: sequence {ref.seq} holds group {group.id}, not {ref.group}")
-        teacher = None
-        if ref.teacher is not None:
-            teacher = decode(TeacherLogprobs, teachers[ref.teacher].data)
-            if teacher.group != ref.group or teacher.n_tokens != group.sequences.n_tokens:
-                raise DataError(f"batch {batch.number}: teacher logprobs at {ref.teacher} do not fit group {ref.group}")
-        found.append((ref, group, teacher))
+    found, failures = await fetch_groups(bus, batch)
+    if failures:
+        raise next(iter(failures.values()))
     return found
 
 
-async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> dict[int, Stored]:
-    """Return the messages by sequence, asked for in ascending order, which is several times faster."""
-    try:
-        return {message.seq: message async for message in bus.fetch(stream, sorted(set(seqs)))}
-    except NotFoundError as error:
-        raise DataError(f"a payload of the batch is gone from {stream}: {error}") from error
+async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int, DataError]]:
+    """Return the groups of the batch as `fetch_batch`, and those that it would raise for: by sequence in ROLLOUTS, why.
+
+    Raises `VersionError`, which says nothing about the group, and `InfrastructureError`.
+    """
+    rollouts, gone = await _fetch(bus, subjects.ROLLOUTS, [ref.seq for ref in batch.groups])
+    teachers = [ref.teacher for ref in batch.groups if ref.teacher is not None and ref.seq not in gone]
+    logprobs, gone_logprobs = await _fetch(bus, subjects.TEACHER, teachers)
+    found: list[Payload] = []
+    failures: dict[int, DataError] = {}
+    for ref in batch.groups:
+        error = gone.get(ref.seq) or (gone_logprobs.get(ref.teacher) if ref.teacher is not None else None)
+        try:
+            if error is not None:
+                raise error
+            found.append(_payload(batch.number, ref, rollouts, logprobs))
+        except VersionError:
+            raise
+        except DataError as failure:
+            failures[ref.seq] = failure
+    return found, failures
+
+
+def _payload(number: int, ref: GroupRef, rollouts: Mapping[int, Stored], logprobs: Mapping[int, Stored]) -> Payload:
+    group = decode(RolloutGroup, rollouts[ref.seq].data)
+    if group.id != ref.group:
+        raise DataError(f"batch {number}: sequence {ref.seq} holds group {group.id}, not {ref.group}")
+    if ref.teacher is None:
+        return ref, group, None
+    teacher = decode(TeacherLogprobs, logprobs[ref.teacher].data)
+    if teacher.group != ref.group or teacher.n_tokens != group.sequences.n_tokens:
+        raise DataError(f"batch {number}: teacher logprobs at {ref.teacher} do not fit group {ref.group}")
+    return ref, group, teacher
+
+
+async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, Stored], dict[int, DataError]]:
+    """Return the messages by sequence, and what is gone. It asks in ascending order, which is several times faster."""
+    found: dict[int, Stored] = {}
+    gone: dict[int, DataError] = {}
+    wanted = deque(sorted(set(seqs)))
+    while True:
+        try:
+            async for message in bus.fetch(stream, list(wanted)):
+                found[wanted.popleft()] = message
+        except NotFoundError as error:  # it names the one whose turn it was
+            failure = DataError(f"a payload of the batch is gone from {stream}: {error}")
+            failure.__cause__ = error
+            gone[wanted.popleft()] = failure
+        else:
+            return found, gone

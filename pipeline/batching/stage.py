@@ -20,7 +20,9 @@ from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
+from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
@@ -30,6 +32,7 @@ from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -73,6 +76,7 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
             tasks.start_soon(batcher.watch_deadlines)
             tasks.start_soon(batcher.watch_governor)
             tasks.start_soon(batcher.watch_promotions)
+            tasks.start_soon(follow_incidents, service)
             service.recovered()
             async for burst in bursts:
                 await batcher.take(burst)
@@ -116,6 +120,7 @@ class _Batcher:
         self.joiner = Joiner(config, entry)
         self.joiner.judge(self.chain.next_batch)
         self.standings = Standings()
+        self.lengths = RecentLengths()
         self.entry_seq = entry_seq
         self.seq = seq
         self.letters: anyio.abc.ObjectSendStream[DeadLetter]
@@ -123,6 +128,7 @@ class _Batcher:
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
         self._blocked: tuple[float, float] | None = None
+        self.ends_batched = False  # whether rollouts end, for their traces, once they are batched
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig) -> "_Batcher":
@@ -131,9 +137,11 @@ class _Batcher:
         async for attempt in service.retrying("read the ledger"):
             with attempt:
                 entry, entry_seq, seq = await newest_entry(service.bus, service.run, trainer)
+                await check_evidence(service.bus, config, is_empty=entry is None)
                 if entry is not None:
                     await check_rollouts(service.bus, entry)
         batcher = cls(service, config.batching, config.advantage, trainer, entry=entry, entry_seq=entry_seq, seq=seq)
+        batcher.ends_batched = config.mode == "observe"
         async for attempt in service.retrying("read the alerts"):
             with attempt:
                 await batcher.standings.read(service.bus, service.run, service.revision, config.environments)
@@ -367,16 +375,19 @@ class _Batcher:
             for member in (*batched, *settled)
             if member.plan
         }
+        stale = stale_lengths(settled)
+        self.lengths.add(batch.groups if batch else [], stale)
         entry = self.chain.extend(
             self.joiner.state(),
             batch=batch,
+            stale=stale,
             outcomes=[member.outcome for member in settled if member.outcome],
             stamps=stamps,
             written_ns=self.service.now_ns(),
         )
         stored = await self._store(entry)
         self.service.vitals.emitted += len(batched) + len(settled)
-        trace_entry(self.service, stored, [*batched, *settled], start_ns)
+        trace_entry(self.service, stored, [*batched, *settled], start_ns, ends_batched=self.ends_batched)
         if batch is not None:
             self.joiner.judge(self.chain.next_batch)
             self._measure_batch(batch.number, batch.groups)
@@ -421,6 +432,7 @@ class _Batcher:
         }
         self.service.vitals.lag = self.joiner.undecided
         self.service.vitals.metrics.update({name: value for name, value in figures.items() if value is not None})
+        self.service.vitals.metrics |= self.lengths.figures()
 
     def _measure_batch(self, number: int, groups: Sequence[GroupRef]) -> None:
         staleness = [number - ref.policy_step for ref in groups]

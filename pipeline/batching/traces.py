@@ -1,7 +1,7 @@
 """What the batcher tells of an entry in traces: its own work on each group, the batch, and rollouts that end here."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from lachesis.pipeline.batching.join import Member
 from lachesis.pipeline.stage.service import Service
@@ -13,6 +13,9 @@ from lachesis.schemas.ledger import LedgerEntry
 __all__ = ["StoredEntry", "trace_entry"]
 
 
+_ENDS: dict[str, Literal["batched", "dead_letter"]] = {"batched": "batched", "dead": "dead_letter"}
+
+
 class StoredEntry(NamedTuple):
     """An entry and how it was stored: its sequence in LEDGER, its bytes, and when that began and was done, Unix ns."""
 
@@ -22,8 +25,13 @@ class StoredEntry(NamedTuple):
     times: Times
 
 
-def trace_entry(service: Service, stored: StoredEntry, members: Sequence[Member], start_ns: int) -> None:
-    """Export the spans of a stored entry, begun at `start_ns`. `members` are those batched or settled in it."""
+def trace_entry(
+    service: Service, stored: StoredEntry, members: Sequence[Member], start_ns: int, *, ends_batched: bool = False
+) -> None:
+    """Export the spans of a stored entry, begun at `start_ns`. `members` are those batched or settled in it.
+
+    `ends_batched`: no trainer of the run will end the traces of what is batched.
+    """
     tracing, entry, run = service.tracing, stored.entry, stored.entry.run
     server, ledger = service.bus.server, subjects.ledger(run, entry.trainer)
     if not tracing.on:
@@ -41,7 +49,8 @@ def trace_entry(service: Service, stored: StoredEntry, members: Sequence[Member]
             )  # fmt: skip
             tracing.emit([*stage_spans(group, stamps[-1], subject, server=server), published])
         outcome = member.outcome
-        if outcome is None or outcome.kind in {"batched", "duplicate"}:  # a duplicate's trace is the first one's
+        kind = outcome.kind if outcome else "batched"
+        if kind == "duplicate" or (kind == "batched" and not ends_batched):  # a duplicate's trace is the first one's
             continue
         end = RolloutEnd(
             group=group,
@@ -52,9 +61,10 @@ def trace_entry(service: Service, stored: StoredEntry, members: Sequence[Member]
             policy_step=member.plan.policy_step,
             started_ns=member.plan.started_ns,
             ended_ns=service.now_ns(),
-            outcome="dead_letter" if outcome.kind == "dead" else "dropped",
+            outcome=_ENDS.get(kind, "dropped"),
+            cause=kind,
             revision=service.revision,
-            reason=": ".join(filter(None, (outcome.kind, outcome.reason))),
+            reason=": ".join(filter(None, (outcome.kind, outcome.reason))) if outcome else None,
         )
         tracing.end(end, stamps)
     if entry.batch is not None:
@@ -66,4 +76,6 @@ def trace_entry(service: Service, stored: StoredEntry, members: Sequence[Member]
             "rl.batch.sequences": entry.batch.sequences,
             "rl.batch.tokens": entry.batch.tokens,
         }
-        tracing.emit([batch_span(service.name, trace, groups, (start_ns, service.now_ns()), attributes)])
+        # of the others it is not known yet whether they are kept: the step links to those that were
+        kept = filter(tracing.sampled, groups)
+        tracing.emit([batch_span(service.name, trace, groups, (start_ns, service.now_ns()), attributes, kept=kept)])

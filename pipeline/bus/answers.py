@@ -30,6 +30,7 @@ __all__ = [
     "ConsumerInfo",
     "Deleted",
     "Purged",
+    "State",
     "StreamInfo",
     "decode_answer",
     "error_in",
@@ -107,17 +108,24 @@ class _GetAnswer(Answer, frozen=True):
     message: _Raw | None = None
 
 
-class _State(msgspec.Struct, frozen=True):
+class _LostData(msgspec.Struct, frozen=True):
+    bytes: int = 0
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a stream holds. `lost`: what the server could not read of its store when it started."""
+
     messages: int
     bytes: int
     first_seq: int
     last_seq: int
     subjects: dict[str, int] | None = None
+    lost: _LostData | None = None
 
 
 class StreamInfo(Answer, frozen=True):
     config: dict[str, Any] = {}
-    state: _State = _State(0, 0, 0, 0)
+    state: State = State(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
 

@@ -78,13 +78,17 @@ class ConsumerLag:
 
 @dataclass(frozen=True, slots=True)
 class StreamUsage:
-    """`last` is 0 and `first` 1 in a stream that never held a message; `max_bytes` is its byte budget."""
+    """`last` is 0 and `first` 1 in a stream that never held a message; `max_bytes` is its byte budget.
+
+    `lost_bytes` of the store could not be read when the server started: what they held is gone.
+    """
 
     first: int
     last: int
     messages: int
     bytes: int
     max_bytes: int
+    lost_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,10 @@ class Bus(Protocol):
         """Host and port of the server that the bus is connected to; None: it is not, or there is none."""
 
     @property
+    def reconnects(self) -> int:
+        """How often the connection was lost since it was made: what the server holds may be otherwise then."""
+
+    @property
     def stall(self) -> Stall | None:
         """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
 
@@ -160,7 +168,11 @@ class Bus(Protocol):
         """
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        """Return the subject's last message, read from the leader, or None."""
+        """Return the subject's last message, read from the leader.
+
+        None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when
+        there are some and the newest of them cannot be read.
+        """
 
     async def get(self, stream: str, seq: int) -> Stored:
         """Return one message by sequence. Raises `NotFoundError`."""
@@ -201,6 +213,8 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Reader]:
         """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up.
 
+        What the server cannot read of a damaged store is passed over: whoever needs all of it checks that it is there.
+
         Raises `HistoryLostError` when the stream ends before `start` - 1, or no longer holds what was read of it: the
         broker's store was rolled back, and what now comes under those sequences would be passed over.
         """
@@ -237,7 +251,8 @@ class Bus(Protocol):
         Raises `FencedError` when it is not.
         """
 
-    async def value(self, bucket: str, key: str) -> Entry | None: ...
+    async def value(self, bucket: str, key: str) -> Entry | None:
+        """Return a key's entry, None where it was never set or was removed. Raises `DamagedError` as `last`."""
 
     async def delete(self, bucket: str, key: str) -> None:
         """Remove a key, if it is there; it takes no room any more. Whoever watches it is not told."""

@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.answers import ConsumerInfo, Deleted, plain_headers
 from lachesis.pipeline.bus.api import Delivery, Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs, claimed_size
+from lachesis.pipeline.bus.consumer_names import durable_description
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
@@ -101,6 +102,7 @@ async def consume(
             "config": {
                 "durable_name": durable,
                 "name": durable,
+                "description": durable_description(durable),
                 "deliver_policy": "all",
                 "ack_policy": "explicit",
                 "ack_wait": int(ack_wait_s * _NS),

@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import StreamReader
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
-from lachesis.schemas.errors import FencedError
+from lachesis.schemas.errors import DamagedError, FencedError
 
 __all__ = ["Newest", "bucket_stream", "delete", "put", "value", "value_subject"]
 
@@ -44,7 +44,15 @@ async def put(publisher: Publisher, bucket: str, key: str, data: bytes, *, revis
 async def value(publisher: Publisher, bucket: str, key: str) -> Entry | None:
     """See `api.Bus.value`."""
     check_key(bucket, key)
-    message = await publisher.last(bucket_stream(bucket), value_subject(bucket, key))
+    try:
+        message = await publisher.last(bucket_stream(bucket), value_subject(bucket, key))
+    except DamagedError as error:
+        stream, subject = bucket_stream(bucket), value_subject(bucket, key)
+        raise DamagedError(
+            f"bucket {bucket}, key {key}: there is a value, and the server cannot read it: its store is damaged. "
+            "Restore it from a backup; in a cluster let another copy lead; or, to begin without what the key held, "
+            f"`nats stream purge {stream} --subject '{subject}'`"
+        ) from error
     return None if message is None else _entry(key, message)
 
 

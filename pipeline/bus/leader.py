@@ -2,35 +2,119 @@
 
 A leader cut off from the others may answer for some seconds what was true before. So whoever decides by one of these
 also commits with a fence: a commit needs most of the servers, and is refused where the answer was an old one.
+
+"Not found" is a question here, not an answer. A server whose store is damaged says 404 for a message that it cannot
+read, and takes its subject for empty when a commit expects that. So `last` returns None only where the server counts
+no message on the subject either; where it does, that is a `DamagedError`.
 """
 
+from collections.abc import Awaitable, Callable
+
+import anyio
 import msgspec
 
-from lachesis.pipeline.bus.answers import stored_message
+from lachesis.pipeline.bus.answers import State, StreamInfo, decode_answer, stored_message
 from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.bus.link import Link
-from lachesis.schemas.errors import NotFoundError
+from lachesis.pipeline.bus.link import Link, backoff_s
+from lachesis.schemas.errors import DamagedError, NotFoundError
 
-__all__ = ["by_sequence", "last"]
+__all__ = ["by_sequence", "last", "last_readable", "newest_that_reads", "state"]
+
+_CONVINCED_S = 1.0
+"""How long "404" and "there are some" must go on contradicting each other: the message may just have been stored."""
 
 
 async def last(link: Link, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
-    """Return the last message on `subject`, which may hold wildcards, or None. `patient`: wait without bound.
+    """Return the last message on `subject`, which may hold wildcards. `patient`: wait without bound.
 
-    Raises `NotFoundError` when there is no such stream.
+    None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when there
+    are some and the newest cannot be read, `NotFoundError` when there is no such stream.
     """
-    what = f"last message on {subject}"
+    convinced_at = anyio.current_time() + _CONVINCED_S
+    attempt = 0
+    while True:
+        found = await _last_or_none(link, stream, subject, patient=patient)
+        if found is not None:
+            return found
+        counted = await state(link, stream, subject, patient=patient)
+        messages = sum((counted.subjects or {}).values())
+        if not messages:
+            return None
+        if anyio.current_time() >= convinced_at:
+            readable = await last_readable(link, stream, subject)
+            raise DamagedError(damage(stream, subject, messages, readable.seq if readable else 0))
+        await anyio.sleep(backoff_s(attempt))
+        attempt += 1
+
+
+def damage(stream: str, subject: str, messages: int, readable: int) -> str:
+    """Return what to say of a subject whose newest of `messages` cannot be read; `readable`: the newest that can."""
+    upto = f"the newest that can be read is at sequence {readable}" if readable else "none of them can be read"
+    return (
+        f"stream {stream} is damaged: it counts {messages} messages on {subject}, but the server cannot read the "
+        f"newest ({upto}). Nothing was written. Stop the server and restore its store from a backup; in a cluster let "
+        f"another copy lead (`nats stream cluster step-down {stream}`) and have the damaged one made again; or start a "
+        "new run (a checkpoint's weights can be its `model`)"
+    )
+
+
+async def last_readable(link: Link, stream: str, subject: str) -> Stored | None:
+    """Return the newest message on `subject` that the server can read, None without any; for damaged streams."""
+    end = (await state(link, stream, subject)).last_seq
+    return await newest_that_reads(end, lambda seq: _next(link, stream, subject, seq))
+
+
+async def newest_that_reads(end: int, next_from: Callable[[int], Awaitable[Stored | None]]) -> Stored | None:
+    """Return the newest message up to sequence `end`. `next_from` finds the first at or after a sequence that reads.
+
+    By halves: about log2(`end`) questions.
+    """
+    found, low = None, 1
+    while low <= end:
+        middle = (low + end + 1) // 2 if found else low
+        message = await next_from(middle)
+        if message is None:
+            if found is None:
+                return None
+            end = middle - 1
+        else:
+            found, low = message, message.seq + 1
+    return found
+
+
+async def state(link: Link, stream: str, subject: str | None = None, *, patient: bool = False) -> State:
+    """Return how far a stream goes, as its leader has it, and how many messages are on each subject within `subject`.
+
+    Of very many subjects the first are named. Raises `NotFoundError` when there is no such stream.
+    """
+    what = f"state of stream {stream}"
+    body = msgspec.json.encode({"subjects_filter": subject}) if subject else b""
+    msg = await link.call_raw(f"$JS.API.STREAM.INFO.{stream}", body, what=what, patient=patient)
+    return decode_answer(StreamInfo, msg.data, what).state
+
+
+async def by_sequence(link: Link, stream: str, seq: int) -> Stored:
+    """Return the message at `seq`. Raises `NotFoundError`: it was deleted, or the server cannot read it."""
+    return await _get(link, stream, {"seq": seq}, f"sequence {seq} of {stream}")
+
+
+async def _last_or_none(link: Link, stream: str, subject: str, *, patient: bool) -> Stored | None:
+    request: dict[str, str | int] = {"last_by_subj": subject}
+    return await _found(_get(link, stream, request, f"last message on {subject}", patient=patient))
+
+
+async def _next(link: Link, stream: str, subject: str, seq: int) -> Stored | None:
+    request: dict[str, str | int] = {"seq": seq, "next_by_subj": subject}
+    return await _found(_get(link, stream, request, f"message on {subject} from sequence {seq} on"))
+
+
+async def _found(answer: Awaitable[Stored]) -> Stored | None:
     try:
-        return await _get(link, stream, {"last_by_subj": subject}, what, patient=patient)
+        return await answer
     except NotFoundError as error:
         if "stream not found" in str(error):
             raise
         return None
-
-
-async def by_sequence(link: Link, stream: str, seq: int) -> Stored:
-    """Return the message at `seq`. Raises `NotFoundError`."""
-    return await _get(link, stream, {"seq": seq}, f"sequence {seq} of {stream}")
 
 
 async def _get(link: Link, stream: str, request: dict[str, str | int], what: str, *, patient: bool = False) -> Stored:

@@ -16,7 +16,15 @@ from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubA
 from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
 from lachesis.pipeline.bus.memory_talk import Talk
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
-from lachesis.schemas.errors import BusClosedError, ConfigError, DataError, FencedError, HistoryLostError, NotFoundError
+from lachesis.schemas.errors import (
+    BusClosedError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    FencedError,
+    HistoryLostError,
+    NotFoundError,
+)
 from lachesis.schemas.subjects import STREAMS
 
 __all__ = ["MAX_MESSAGE_BYTES", "MemoryBus"]
@@ -147,6 +155,7 @@ class MemoryBus:
         }
         self._entries: dict[str, dict[str, Entry]] = {}
         self._revisions: dict[str, int] = {}
+        self._damaged: set[tuple[str, str]] = set()
         self._talk = Talk()
         self._change = anyio.Event()
         self._skipped = 0.0
@@ -161,6 +170,10 @@ class MemoryBus:
     @property
     def server(self) -> None:
         return None
+
+    @property
+    def reconnects(self) -> int:
+        return 0
 
     @property
     def stall(self) -> None:
@@ -180,6 +193,14 @@ class MemoryBus:
         """Move the bus's time on: what was lent for longer than its acknowledgement wait is delivered again."""
         self._skipped += seconds
         self.wake()
+
+    def damage(self, stream: str, seq: int) -> None:
+        """Make a stored message unreadable, for tests; see `Log.damage`."""
+        self._log(stream).damage(seq)
+
+    def damage_value(self, bucket: str, key: str) -> None:
+        """Make a key's value unreadable until it is set again, for tests."""
+        self._damaged.add((bucket, key))
 
     def wake(self) -> None:
         """Let everything that waits look again."""
@@ -312,17 +333,21 @@ class MemoryBus:
         self._check_open()
         await anyio.lowlevel.checkpoint()
         entries = self._entries.setdefault(bucket, {})
-        current = entries[key].revision if key in entries else 0
+        is_readable = key in entries and (bucket, key) not in self._damaged
+        current = entries[key].revision if is_readable else 0
         if revision is not None and revision != current:
             raise FencedError(f"bucket {bucket}, key {key}: revision is {current}, not {revision}")
         self._revisions[bucket] = self._revisions.get(bucket, 0) + 1
         entries[key] = Entry(key, bytes(value), self._revisions[bucket])
+        self._damaged.discard((bucket, key))
         self.wake()
         return entries[key].revision
 
     async def value(self, bucket: str, key: str) -> Entry | None:
         check_key(bucket, key)
         self._check_open()
+        if (bucket, key) in self._damaged:
+            raise DamagedError(f"bucket {bucket}, key {key}: the value is damaged")
         return self._entries.get(bucket, {}).get(key)
 
     async def delete(self, bucket: str, key: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lachesis.pipeline.bus.api import ConsumerLag, Extent, PubAck, Stored, StreamUsage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, matches
-from lachesis.schemas.errors import FencedError, NotFoundError, StreamFullError
+from lachesis.schemas.errors import DamagedError, FencedError, NotFoundError, StreamFullError
 
 __all__ = ["Consumer", "Log", "size_of"]
 
@@ -35,6 +35,7 @@ class Log:
         self._last_of: dict[str, int] = {}
         self._ids: dict[str, tuple[int, float]] = {}
         self._bytes = 0
+        self._damaged: set[int] = set()
 
     def append(
         self,
@@ -47,9 +48,13 @@ class Log:
         now: float,
         time_ns: int,
     ) -> PubAck:
-        """Store a message. Raises `FencedError` and `StreamFullError`."""
+        """Store a message. Raises `FencedError`, `DamagedError` where its subject is, and `StreamFullError`."""
         self._forget_ids(now)
         last = self._last_of.get(subject, 0)
+        if expected is not None and last in self._damaged:
+            if expected:
+                self.last(subject)  # raises
+            last = 0  # to the server it is not there
         if expected is not None and last != expected:
             if last and self._messages[last].headers.get(MSG_ID_HEADER) == msg_id:
                 return PubAck(self.name, last, duplicate=True)
@@ -75,17 +80,26 @@ class Log:
                 break
             del self._ids[msg_id]
 
+    def damage(self, seq: int) -> None:
+        """Make a message unreadable, as a server finds it whose disk has changed a byte: still counted, never given."""
+        self._damaged.add(seq)
+
     def get(self, seq: int) -> Stored:
-        message = self._messages.get(seq)
+        message = self.find(seq)
         if message is None:
             raise NotFoundError(f"stream {self.name} has no message at sequence {seq}")
         return message
 
     def find(self, seq: int) -> Stored | None:
-        return self._messages.get(seq)
+        return None if seq in self._damaged else self._messages.get(seq)
 
     def last(self, subject: str) -> Stored | None:
-        return self._messages.get(self._last_of.get(subject, 0))
+        """Return the last message on `subject`, None where there is none. Raises `DamagedError`."""
+        seq = max((last for other, last in self._last_of.items() if matches(subject, other)), default=0)
+        if seq in self._damaged:
+            count = self.extent(subject).messages
+            raise DamagedError(f"stream {self.name} counts {count} messages on {subject}, but its newest is damaged")
+        return self._messages.get(seq)
 
     def next_match(self, start: int, filters: Sequence[str]) -> Stored | None:
         """Return the first message at or after `start` that a filter covers (no filters: any)."""
@@ -93,7 +107,7 @@ class Log:
 
     def matching(self, start: int, filters: Sequence[str]) -> Iterator[Stored]:
         for seq in range(start, self.last_seq + 1):
-            message = self._messages.get(seq)
+            message = self.find(seq)
             if message is not None and (not filters or any(matches(f, message.subject) for f in filters)):
                 yield message
 
@@ -111,7 +125,7 @@ class Log:
         return StreamUsage(first, self.last_seq, len(self._messages), self._bytes, self.max_bytes)
 
     def extent(self, subject: str) -> Extent:
-        return Extent(self.last_seq, sum(1 for _ in self.matching(1, [subject])))
+        return Extent(self.last_seq, sum(matches(subject, message.subject) for message in self._messages.values()))
 
 
 @dataclass(slots=True)

@@ -1,14 +1,16 @@
 """Reading from a cursor: in stream order, nothing acknowledged, without a gap or a repeat whatever happens between.
 
 Each time the connection or the consumer is lost, or the consumer's own numbers show a gap, a new ephemeral consumer is
-made that starts behind the last message received. In a cluster it may read from a replica that lags behind: so how far
+made that starts behind the last message received. The server is told when one is no longer needed, and none is made
+where there is nothing to read. In a cluster it may read from a replica that lags behind: so how far
 the stream goes is the leader's word, never the consumer's.
 """
 
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +23,15 @@ from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.consumer_names import reader_description, reader_name
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.schemas.errors import HistoryLostError, NotFoundError
+from lachesis.schemas.errors import DamagedError, HistoryLostError, LachesisError, NotFoundError
 
 __all__ = ["ReadOptions", "StreamReader", "read"]
+
+log = logging.getLogger("lachesis")
 
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
@@ -34,7 +39,9 @@ _CREATE_S = 3.0  # then under another name: a server that died may have been cho
 _CONVINCED_S = 12.0  # longer than a leader without a majority stays one
 _ASK_AGAIN_S = 0.5
 _LOST = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
-_INACTIVE_S = 30  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
+_INACTIVE_S = 30.0  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
+_ABANDON_S = 1.0  # to hand that word to the client, which takes no time unless its buffer is full
+_ABANDONED_S = 0.001  # the same for one that is given up: no permission to delete is needed for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,7 @@ class StreamReader:
         self._handed_out = options.start - 1
         self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
+        self._config: dict[str, Any] | None = None  # of the newest consumer, which may exist without our knowing
         self._consumer_seq = 0
         self._queued: deque[Metadata] = deque()  # of what the pull has queued
         self.pull = Pull(
@@ -88,8 +96,36 @@ class StreamReader:
             await self._check_history()
 
     async def _last(self) -> int:
-        found = [await leader.last(self._link, self._stream, subject) for subject in self._filters or [">"]]
+        found = [await self._last_on(subject) for subject in self._filters or [">"]]
         return max(message.seq if message else 0 for message in found)
+
+    async def _last_on(self, subject: str) -> Stored | None:
+        try:
+            return await leader.last(self._link, self._stream, subject)
+        except DamagedError as error:
+            log.warning("what cannot be read is passed over: %s", error)
+            return await leader.last_readable(self._link, self._stream, subject)
+
+    async def close(self) -> None:
+        """Stop pulling, and have the server forget the consumer."""
+        await self.pull.stop()
+        await self._abandon()
+
+    async def _abandon(self) -> None:
+        """Have the server forget the newest consumer. Nothing waits for it: `_INACTIVE_S` does it else."""
+        config, self._config = self._config, None
+        if config is None or not self._link.is_up:
+            return
+        request = {"stream_name": self._stream, "config": config | _forgotten_after(_ABANDONED_S), "action": "update"}
+        with anyio.move_on_after(_ABANDON_S, shield=True), suppress(LachesisError):
+            await self._link.send(
+                f"$JS.API.CONSUMER.CREATE.{self._stream}.{config['name']}", msgspec.json.encode(request)
+            )
+
+    @property
+    def has_to_pull(self) -> bool:
+        """Whether anything can come: a read that does not follow may have been opened at the end."""
+        return self._follow or not self.caught_up
 
     @property
     def caught_up(self) -> bool:
@@ -150,24 +186,26 @@ class StreamReader:
             raise HistoryLostError(f"stream {self._stream}: sequence {seq} is not what was read there: {_LOST}")
 
     async def _end(self) -> int:
-        last = await leader.last(self._link, self._stream, ">")
-        return last.seq if last else 0
+        return (await leader.state(self._link, self._stream)).last_seq
 
     async def _create(self) -> str:
         if self._received_ns is not None:
             await self._check_history()
-        name = "read-" + secrets.token_hex(8)
-        config: dict[str, Any] = {
+        await self._abandon()
+        client = str(self._link.nc.options.get("name") or "")
+        name = reader_name(client, self._stream, self._filters, secrets.token_hex(8))
+        config = self._config = {
             "name": name,
+            "description": reader_description(client, self._filters, self._received + 1),
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._received + 1,
             "ack_policy": "none",
             "replay_policy": "instant",
             "filter_subjects": self._filters,
             "headers_only": self._headers_only,
-            "inactive_threshold": _INACTIVE_S * _NS,
             "mem_storage": True,
             "num_replicas": 1,
+            **_forgotten_after(_INACTIVE_S),
         }
         await self._link.call(
             ConsumerInfo,
@@ -194,14 +232,20 @@ class StreamReader:
         return True
 
 
+def _forgotten_after(seconds: float) -> dict[str, Any]:
+    """Return the part of a consumer's configuration that says how long the server keeps it without a request."""
+    return {"inactive_threshold": int(seconds * _NS)}
+
+
 @asynccontextmanager
 async def read(reader: StreamReader) -> AsyncIterator[StreamReader]:
     """Run `reader` while the context is open."""
     await reader.open()
     async with background() as tasks:
         try:
-            await reader.pull.open()
-            tasks.start_soon(reader.pull.run)
+            if reader.has_to_pull:
+                await reader.pull.open()
+                tasks.start_soon(reader.pull.run)
             yield reader
         finally:
-            await reader.pull.stop()
+            await reader.close()

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.link import Link
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
-from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.schemas.subjects import BUCKET_TEXTS, BUCKETS, STREAM_TEXTS, STREAMS
 
 __all__ = [
     "StreamDescription",
@@ -58,19 +58,27 @@ def definitions(config: StreamsConfig) -> list[dict[str, Any]]:
         "deny_delete": True,  # single messages stay; trimming purges by subject
     }
     streams = [
-        {**common, "name": name, "subjects": subjects, "max_bytes": config.budgets()[name], "max_msgs_per_subject": -1}
+        {
+            **common,
+            "name": name,
+            "description": STREAM_TEXTS[name],
+            "subjects": subjects,
+            "max_bytes": config.budgets()[name],
+            "max_msgs_per_subject": -1,
+        }
         for name, subjects in STREAMS.items()
     ]
     buckets = [
         {
             **common,
             "name": bucket_stream(bucket),
+            "description": BUCKET_TEXTS[kind],
             "subjects": [f"$KV.{bucket}.>"],
             "max_bytes": config.bucket_bytes,
             "max_msgs_per_subject": 1,
             "allow_rollup_hdrs": True,
         }
-        for bucket in BUCKETS.values()
+        for kind, bucket in BUCKETS.items()
     ]
     return streams + buckets
 
@@ -99,7 +107,12 @@ async def stored_subjects(link: Link, stream: str, filters: Sequence[str]) -> li
 def to_usage(info: StreamInfo) -> StreamUsage:
     state = info.state
     return StreamUsage(
-        max(state.first_seq, 1), state.last_seq, state.messages, state.bytes, int(info.config.get("max_bytes", -1))
+        max(state.first_seq, 1),
+        state.last_seq,
+        state.messages,
+        state.bytes,
+        int(info.config.get("max_bytes", -1)),
+        state.lost.bytes if state.lost else 0,
     )
 
 

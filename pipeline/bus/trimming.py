@@ -1,5 +1,6 @@
 """Trimming: deleting history by subject, without taking a subject's last message or a chunk that is still needed."""
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -12,10 +13,12 @@ from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
 from lachesis.pipeline.bus.streams import stored_subjects
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, DamagedError
 from lachesis.schemas.subjects import BLOB_KINDS, blob
 
 __all__ = ["erase", "sweep", "trim"]
+
+log = logging.getLogger("lachesis")
 
 
 async def trim(
@@ -24,7 +27,11 @@ async def trim(
     """See `api.Bus.trim`."""
     purged = 0
     for subject in await stored_subjects(link, stream, filters):
-        last = await publisher.last(stream, subject)
+        try:
+            last = await publisher.last(stream, subject)
+        except DamagedError as error:  # which message must stay is not known
+            log.warning("nothing is trimmed on %s: %s", subject, error)
+            continue
         limit = before if last is None else min(before, last.seq)
         if limit <= 1:
             continue  # nothing lies below; and the server takes a purge below sequence 0 or 1 for a purge of everything

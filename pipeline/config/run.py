@@ -81,6 +81,15 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Advantage estimator of this environment alone. Default None: the run's."""
     timeout_s: Seconds = 120.0
     """Seconds until one turn must be generated; a late one is an infrastructure failure. Default 120."""
+    lost_samples: Literal["refill", "drop", "abandon"] = "refill"
+    """What becomes of a group of which some samples are lost because their inference server went away: nobody listens,
+    the connection breaks, or it answers 429, 502, 503 or 504 to every attempt. refill: they are generated again, twice
+    at most. drop: the group goes on with those that are there, if they are `fewest_samples`; a smaller group fits into
+    fewer batches, so it waits longer. abandon: the whole group is given up, which is also what becomes of one that
+    neither helps. A failure that the model's answer may have caused (a time limit, a tool's error, a broken answer)
+    always gives up the whole group: to sort out such samples would favour other answers. Default refill."""
+    fewest_samples: PositiveInt = 2
+    """Samples that a group needs to go on without lost ones, with lost_samples "drop". Default 2."""
 
     @property
     def largest_bytes(self) -> int:
@@ -96,8 +105,13 @@ class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Evaluation of named policy versions on held-out tasks; results never enter the ledger."""
 
+    held_out: Annotated[float, Meta(ge=0, le=0.5)] = 0.1
+    """Share of each environment's tasks that are evaluated and never trained on, at most `items` of them; without
+    [evaluation] only. Which ones follows from the seed and the size of the pool. A pool of which fewer than 8 would be
+    held out is trained on whole. 0: no evaluation. Default 0.1."""
     every_steps: PositiveInt = 10
-    """Optimizer steps between evaluations; the first and the last policy are always evaluated. Default 10."""
+    """Optimizer steps between evaluations, which are due at its multiples; the first and the last policy are always
+    evaluated. With a multiple of training.checkpoint_every the best policy has a checkpoint of its own. Default 10."""
     items: PositiveInt = 200
     """Held-out tasks in an evaluation of the first and the last policy. Default 200."""
     items_between: PositiveInt = 50
@@ -160,7 +174,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     checkpoint_every: PositiveInt = 10
     """Optimizer steps between checkpoints. Default 10."""
     checkpoints_kept: PositiveInt = 3
-    """Newest checkpoints kept. Default 3."""
+    """Newest checkpoints kept; the one of the best held-out rate is kept beside them. Default 3."""
     drain_s: Seconds = 60.0
     """Seconds the trainer has after SIGTERM to finish its step and write a checkpoint. A step that takes longer is
     given up with those since the last checkpoint, and all of them are done again at the next start: nothing but their
@@ -223,10 +237,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Byte budgets and replication of the streams."""
     environments: dict[str, EnvironmentConfig] = {}
     """The environments by name: [environments.NAME] with kind, params, samples, max_new_tokens, temperature, top_p,
-    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage and
-    timeout_s. Only kind is required."""
+    concurrency, longest_tokens, success_rater, success_threshold, scoring, normalization, reward_config, advantage,
+    timeout_s, lost_samples and fewest_samples. Only kind is required."""
     evaluation: dict[str, EnvironmentConfig] = {}
-    """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`."""
+    """Held-out environments by name, with the settings of an environment; evaluated on the schedule of `evaluate`.
+    Default empty: a share of each environment's own tasks is (evaluate.held_out)."""
     evaluate: EvaluationConfig = EvaluationConfig()
     """The evaluation schedule."""
     scoring: ScoringConfig = ScoringConfig()
@@ -281,21 +296,30 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 raise ConfigError(f"evaluation.{name}.kind is gateway: held-out tasks must be asked by the run itself")
         for name, env in self.environments.items():
             self._check_shaping(name, env)
-            if env.is_foreign:
-                continue  # its client says how many samples, and of what length
-            if env.samples > self.batching.batch_size:
-                raise ConfigError(
-                    f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
-                    "sequences and groups are never split: no group could be admitted"
-                )
-            if env.max_new_tokens > env.longest_tokens:
-                raise ConfigError(
-                    f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
-                    f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
-                )
+            if not env.is_foreign:  # else its client says how many samples, and of what length
+                self._check_size(name, env)
         for role in self.inference:
             if role not in {"policy", "teacher", "eval"}:
                 raise ConfigError(f"inference.{role}: unknown role; use policy, teacher or eval")
+
+    def _check_size(self, name: str, env: EnvironmentConfig) -> None:
+        if env.samples < 2:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}: advantages compare the samples of a group, so a group "
+                "of one would never be trained on; give 2 or more"
+            )
+        if env.samples > self.batching.batch_size:
+            raise ConfigError(
+                f"environments.{name}.samples is {env.samples}, but a batch has {self.batching.batch_size} "
+                "sequences and groups are never split: no group could be admitted"
+            )
+        if env.lost_samples == "drop" and env.fewest_samples < 2:
+            raise ConfigError(f"environments.{name}.fewest_samples is {env.fewest_samples}; a group needs 2 or more")
+        if env.max_new_tokens > env.longest_tokens:
+            raise ConfigError(
+                f"environments.{name}.max_new_tokens is {env.max_new_tokens}, but room is kept for sequences of "
+                f"longest_tokens = {env.longest_tokens}: raise longest_tokens, and count the prompt in"
+            )
 
     def _check_shaping(self, name: str, env: EnvironmentConfig) -> None:
         shaping, estimator = self.reward_config_of(name), self.advantage_of(name).estimator
@@ -326,6 +350,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def store(self) -> Path | None:
         """Where the run's own server keeps the streams; None: it has another server."""
         return self.path / NATS_FOLDER if self.nats is None else None
+
+    @property
+    def trains_text_only(self) -> bool:
+        """Whether the run's own trainer trains it, which reads text tokens alone; another may read whole groups."""
+        return self.mode == "train"
 
     def advantage_of(self, env: str) -> AdvantageConfig:
         """Return how the rewards of an environment become advantages."""

@@ -11,7 +11,8 @@ class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
 
     strategy: str = "irt"
-    """uniform, easy_first, competence, pools, sec, irt, or "module:Class" of a strategy of your own."""
+    """uniform, easy_first, competence, pools, sec, irt, or "module:Class" or "path/to/file.py:Class" of a strategy
+    of your own."""
     max_age: int = 32
     """Policy steps after which feedback is ignored. Default 32."""
     age_half_life: float = 8.0

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -17,6 +18,7 @@ from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
@@ -26,7 +28,7 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEve
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError, InfrastructureError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, SettingsChangedError, VersionError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.values import shaped, unpack
 
@@ -48,8 +50,11 @@ async def run_curriculum(service: Service, config: RunConfig) -> None:
             tasks.start_soon(_run_env, service, config, env, settings)
 
 
-def items_of(env: Environment) -> Items:
-    """Return what the curriculum knows of an environment's tasks before anything was tried."""
+def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Items:
+    """Return what the curriculum knows of an environment's tasks before anything was tried.
+
+    `held_out`: those that are not drawn; None: all are.
+    """
     tasks = [env.task(index) for index in range(len(env))]
     skills = sorted({task.skill or "" for task in tasks})
     place = {skill: i for i, skill in enumerate(skills)}
@@ -57,11 +62,17 @@ def items_of(env: Environment) -> Items:
     if all(task.difficulty is not None for task in tasks):
         difficulty = np.array([task.difficulty for task in tasks], np.float64)
     skill = np.array([place[task.skill or ""] for task in tasks], np.int32)
-    return Items(len(tasks), difficulty=difficulty, skill=skill, skills=skills)
+    not_drawn = np.empty(0, np.int64) if held_out is None else held_out
+    return Items(len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn)
+
+
+def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> Items:
+    env = load_environment(settings.kind, settings.params)
+    return items_of(env, held_out_tasks(config, name, len(env)))
 
 
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
-    items = await anyio.to_thread.run_sync(lambda: items_of(load_environment(settings.kind, settings.params)))
+    items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
     writer = await _EnvWriter.open(service, config, env, items)
     source = Source(subjects.EVENTS, [subjects.event("reward", service.run, service.revision, env)], writer.next_event)
     async with open_bursts(service, [source]) as bursts, anyio.create_task_group() as tasks:
@@ -99,7 +110,10 @@ class _EnvWriter:
         )
         writer = cls(service, config, env, items=items, log=log)
         if restored.state is not None:
-            writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
+            try:
+                writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
+            except SettingsChangedError as error:
+                raise SettingsChangedError(f"environment {env}: {error}") from error
         for delta in restored.deltas:
             for feedback in shaped("curriculum delta", list[Feedback], unpack("curriculum delta", delta)):
                 writer.strategy.observe(feedback)

@@ -2,15 +2,17 @@
 
 In: an environment, a task and an inference server. Out: a `GroupDraft` (`collect_group`), then a checked `RolloutGroup`
 (`build_group`). This file alone guarantees that a group holds only samples whose inference and environment both
-worked: an infrastructure failure abandons the whole group, a bug of the environment leaves its sample out and on
-record, and neither is ever a reward.
+worked, and that no failure is ever a reward: a bug of the environment leaves its sample out and on record; a sample
+whose server went away is generated again or left out (`CollectConfig.lost_samples`), since nothing that the model said
+can have caused that; any other infrastructure failure may have been caused by it, and abandons the whole group, so that
+no kind of answer is sorted out.
 """
 
 import contextlib
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,21 @@ import msgspec
 
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment, Reward, settle
-from lachesis.pipeline.environments.inference import Inference, Requests
+from lachesis.pipeline.environments.inference import Inference, Requests, derive_seed
 from lachesis.pipeline.environments.session import Opening, SampleEnded, Session
 from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.schemas.columns import as_bytes, pack_mask
-from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, InfrastructureError, LachesisError, ToolError
+from lachesis.schemas.errors import (
+    ConfigError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    LachesisError,
+    ServerAwayError,
+    ToolError,
+)
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.rollout import Dispatch, RolloutGroup, Sequences, VersionSpan
 
@@ -33,6 +44,8 @@ __all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "
 ENVIRONMENT_REWARD = "environment"
 """Component under which a reward goes that the environment gave no name."""
 _LONGEST_TEXT = 2000
+_REFILLS = 2
+"""How often lost samples of a group are generated again."""
 
 
 class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +57,9 @@ class SampleFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """What was collected for one task. `rewards`: per surviving sample, by component."""
+    """What was collected for one task. `rewards`: per surviving sample, by component. `lost`: the samples whose server
+    went away; those that are not among the sessions were left out, the others generated again.
+    """
 
     id: str
     task: Task
@@ -53,6 +68,7 @@ class GroupDraft(msgspec.Struct, frozen=True, kw_only=True):
     failures: list[SampleFailure]
     sampling: SamplingParams
     started_ns: int
+    lost: list[int] = []
 
 
 async def collect_group(
@@ -74,47 +90,94 @@ async def collect_group(
     """
     if env.tool_timeout_s >= env.turn_timeout_s:
         raise ConfigError(f"{type(env).__name__}: tool_timeout_s must be below turn_timeout_s")
+    if hasattr(env, "turn_reward"):
+        raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
     started_ns = time.time_ns() if started_ns is None else started_ns
-    requests = Requests(inference, config or CollectConfig())
-    opening = Opening(requests, task.messages, n, sampling)
-    sessions = [
-        Session(task, sample, opening=opening, requests=requests, sampling=sampling, max_turns=env.max_turns)
-        for sample in range(n)
-    ]
-    outcomes: dict[int, dict[str, float | None] | Exception] = {}
-
-    async def one(session: Session) -> None:
-        outcomes[session.sample] = await _collect_sample(env, task, session)
-
-    try:
-        async with anyio.create_task_group() as samples:
-            for session in sessions:
-                samples.start_soon(one, session)
-    except ExceptionGroup as errors:
-        raise deciding_error(errors) from errors
-
-    bugs = {sample: outcome for sample, outcome in outcomes.items() if isinstance(outcome, Exception)}
-    rewards = {sample: outcome for sample, outcome in outcomes.items() if not isinstance(outcome, Exception)}
-    scored_by_turn = {bool(sessions[sample].turn_rewards) for sample in rewards}
-    failures = [
-        SampleFailure(sample=sample, error=_place(error), text=sessions[sample].text[-_LONGEST_TEXT:])
-        for sample, error in sorted(bugs.items())
-    ]
-    if len(rewards) < min(2, n):
+    config = config or CollectConfig()
+    collected = _Samples(env, task, Requests(inference, config), sampling)
+    await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
+    lost = sorted(collected.lost)
+    if config.lost_samples == "refill":
+        for _ in range(_REFILLS):
+            if collected.lost and collected.rewards:  # where nobody came through, the server is away
+                await collected.generate(sorted(collected.lost), keep_lost=True)
+    fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
+    if collected.lost and len(collected.rewards) < fewest:
+        raise next(iter(collected.lost.values()))
+    failures = collected.failures()
+    if len(collected.rewards) < min(2, n):
         raise EnvironmentCodeError(
             f"{type(env).__name__} failed on {len(failures)} of {n} samples of item {task.item!r}: {failures[0].error}"
-        ) from bugs[failures[0].sample]
-    if len(scored_by_turn) > 1:
-        raise EnvironmentCodeError(f"{type(env).__name__} rewarded the turns of some samples of {task.item!r} only")
+        ) from collected.bugs[failures[0].sample]
     return GroupDraft(
         id=group or new_group_id(),
         task=task,
-        sessions=[sessions[sample] for sample in sorted(rewards)],
-        rewards=[rewards[sample] for sample in sorted(rewards)],
+        sessions=[collected.sessions[sample] for sample in sorted(collected.rewards)],
+        rewards=[collected.rewards[sample] for sample in sorted(collected.rewards)],
         failures=failures,
         sampling=sampling,
         started_ns=started_ns,
+        lost=lost,
     )
+
+
+class _Samples:
+    """The samples of one group as they come: the rewards of those that stand, bugs, and those that were lost."""
+
+    def __init__(self, env: Environment, task: Task, requests: Requests, sampling: SamplingParams) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.rewards: dict[int, dict[str, float | None]] = {}
+        self.bugs: dict[int, Exception] = {}
+        self.lost: dict[int, ServerAwayError] = {}
+        self._env = env
+        self._task = task
+        self._requests = requests
+        self._sampling = sampling
+        self._rounds = 0
+
+    async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
+        """Let the model work on each of `samples` anew. Without `keep_lost` a lost one is raised as any other error."""
+        sampling = self._sampling
+        if self._rounds:  # a seeded group must not draw again what it has
+            sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
+        self._rounds += 1
+        opening = Opening(self._requests, self._task.messages, samples, sampling)
+
+        async def one(sample: int) -> None:
+            session = self.sessions[sample] = Session(
+                self._task,
+                sample,
+                opening=opening,
+                requests=self._requests,
+                sampling=sampling,
+                max_turns=self._env.max_turns,
+            )
+            self.lost.pop(sample, None)
+            try:
+                outcome = await _collect_sample(self._env, self._task, session)
+            except ServerAwayError as error:
+                if not keep_lost or session.failure is not error:
+                    raise  # raised by a tool, say, which the model called
+                self.lost[sample] = error
+            else:
+                if isinstance(outcome, Exception):
+                    self.bugs[sample] = outcome
+                else:
+                    self.rewards[sample] = outcome
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for sample in samples:
+                    tasks.start_soon(one, sample)
+        except ExceptionGroup as errors:
+            raise deciding_error(errors) from errors
+
+    def failures(self) -> list[SampleFailure]:
+        """Return the samples that bugs of the environment cost."""
+        return [
+            SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_LONGEST_TEXT:])
+            for sample, error in sorted(self.bugs.items())
+        ]
 
 
 async def _collect_sample(env: Environment, task: Task, session: Session) -> dict[str, float | None] | Exception:
@@ -124,7 +187,7 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
             with contextlib.suppress(SampleEnded):
                 await env.rollout(task, session)
             if session.failure is None:
-                return _checked(env, session, await settle(env.reward(task, session)))
+                return _checked(env, session, await _reward(env, task, session))
     except Exception as error:  # noqa: BLE001 - the boundary to other people's code; every branch accounts for it
         raised = deciding_error(error) if isinstance(error, ExceptionGroup) else error
         if session.failure is None:
@@ -136,17 +199,23 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
     raise InfrastructureError(f"{type(env).__name__}: a sample took longer than {env.rollout_timeout_s:g} s")
 
 
+async def _reward(env: Environment, task: Task, session: Session) -> Reward:
+    """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
+    try:
+        return await settle(env.reward(task, session))  # type: ignore[no-any-return]
+    except Exception as error:
+        if isinstance(error, LachesisError) or not is_outage(error):
+            raise
+        where = f"{type(env).__name__}.reward"
+        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_LONGEST_TEXT]) from error
+
+
 def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
     name = type(env).__name__
     if not session.replies:
         raise EnvironmentCodeError(f"{name}.rollout ended before the model said anything: await session.generate()")
-    if session.turn_rewards and len(session.turn_rewards) != len(session.replies):
-        raise EnvironmentCodeError(
-            f"{name} rewarded {len(session.turn_rewards)} of {len(session.replies)} turns; "
-            "reward each turn once, or none"
-        )
     components = dict(reward) if isinstance(reward, Mapping) else {ENVIRONMENT_REWARD: reward}
-    for key, value in [*components.items(), *(("of a turn", value) for value in session.turn_rewards)]:
+    for key, value in components.items():
         if value is not None and not (isinstance(value, int | float) and math.isfinite(value)):
             raise EnvironmentCodeError(f"{name}: reward {key} is {value!r}; a reward is a finite number or None")
     return {key: None if value is None else float(value) for key, value in components.items()}
@@ -167,8 +236,8 @@ def build_group(
 ) -> RolloutGroup:
     """Return the event of a draft, checked; `Plan.of` gives its header.
 
-    `metadata` gains `failed_samples` where a bug of the environment cost some. Raises SchemaError, for one when the
-    server's weight versions are not policy versions.
+    `metadata` gains `failed_samples` where a bug of the environment cost some, and `lost_samples` where the server went
+    away from some. Raises SchemaError, for one when the server's weight versions are not policy versions.
     """
     versions: list[str] = []
     spans = []
@@ -181,10 +250,15 @@ def build_group(
     for session in draft.sessions:
         offsets.append(offsets[-1] + len(session.tokens))
     names = dict.fromkeys(name for rewards in draft.rewards for name in rewards)
-    by_turn = any(session.turn_rewards for session in draft.sessions)
     notes = dict(metadata or {})
     if draft.failures:
         notes["failed_samples"] = msgspec.to_builtins(draft.failures)
+    if draft.lost:
+        kept = {session.sample for session in draft.sessions}
+        notes["lost_samples"] = {
+            "refilled": [sample for sample in draft.lost if sample in kept],
+            "left_out": [sample for sample in draft.lost if sample not in kept],
+        }
     group = RolloutGroup(
         id=draft.id,
         run=run,
@@ -202,7 +276,6 @@ def build_group(
             finish_reasons=[session.finish_reason for session in draft.sessions],
             version_spans=spans,
             rewards={name: [rewards.get(name) for rewards in draft.rewards] for name in names},
-            turn_rewards=[session.turn_rewards for session in draft.sessions] if by_turn else None,
         ),
         tokenizer_hash=tokenizer_hash,
         started_ns=draft.started_ns,

@@ -1,6 +1,6 @@
 """Configuration of rollout collection."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -19,6 +19,11 @@ class CollectConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Tries of a request, and continuations of an aborted sample, before the group is abandoned. Default 4."""
     backoff_s: Positive = 0.5
     """Seconds before the second try; doubled before each further one. Default 0.5."""
+    lost_samples: Literal["refill", "drop", "abandon"] = "refill"
+    """What becomes of a group of which some samples are lost because their inference server went away: see
+    environments.NAME.lost_samples. Default refill."""
+    fewest_samples: PositiveInt = 2
+    """Samples that a group needs to go on without lost ones. Default 2."""
     max_context: PositiveInt | None = None
     """Tokens prompt and completion of a sequence may have together. Default None: what the server accepts."""
     model: str = "policy"

@@ -56,9 +56,6 @@ class Environment:
         """Hold one conversation. Override it for a course of events that `respond` cannot express."""
         while True:
             reply = await session.generate()
-            value = await settle(self.turn_reward(task, session, reply))
-            if value is not None:
-                session.reward_turn(value)
             if reply.finish_reason != "stop":
                 return
             if session.turns_left <= 0:
@@ -76,10 +73,6 @@ class Environment:
         """Return the messages that answer a turn, none to end. Default: run the tools that were called."""
         tools = self.tools
         return run_tools(tools, ParsedCalls(reply.tool_calls, reply.tool_errors), self.tool_timeout_s) if tools else []
-
-    def turn_reward(self, task: Task, session: Session, reply: Reply) -> float | Awaitable[float | None] | None:
-        """Return the reward of the turn just taken, for every turn or for none (None). Default: none."""
-        return None
 
     def reward(self, task: Task, session: Session) -> Reward | Awaitable[Reward]:
         """Return the finished sample's reward, or several by name; None means "cannot tell". Default: raters judge."""

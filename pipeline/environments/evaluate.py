@@ -7,6 +7,8 @@ training run moves them all the time, and an average over several policies is no
   PolicyMovedError. Leaving such samples out instead would bias the result, since long samples straddle more often.
 - not pinned: every sample counts, and the result names each version with its number of samples; `policy_version` is
   None as soon as there are two.
+
+The error of the rate takes tasks as the unit of chance (`pipeline.evaluation.logic.rates`).
 """
 
 import math
@@ -21,13 +23,16 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.session import Session
 from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.evaluation.logic.rates import TaskResult, standard_error
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.schemas.errors import ConfigError, EnvironmentCodeError, PolicyMovedError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["EvalResult", "Score", "evaluate"]
+__all__ = ["EvalResult", "GroupScorer", "Score", "evaluate"]
 
 Score = Callable[[Task, Session], Awaitable[float | None]]
+GroupScorer = Callable[[GroupDraft], Awaitable[Sequence[float | None]]]
+"""Returns a score for each session of a draft, in order."""
 
 
 class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +45,10 @@ class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
     """A score from here on is a success."""
     avg_at_k: float | None
     """Mean success of the sampled answers that could be judged."""
+    error: float | None
+    """Standard error of `avg_at_k`, by tasks; None with fewer than two tasks that could be judged."""
+    tasks: dict[int, TaskResult]
+    """Of each task, by its index, the sampled answers that succeeded and those that could be judged."""
     pass_at_k: float | None
     """Fraction of items with a success among k samples, of the items where that is known."""
     greedy: float | None
@@ -65,8 +74,10 @@ async def evaluate(
     *,
     k: int = 4,
     temperature: float = 1.0,
+    top_p: float = 1.0,
     items: Sequence[int] | None = None,
     score: Score | None = None,
+    score_group: GroupScorer | None = None,
     threshold: float | None = None,
     greedy: bool = True,
     max_tokens: int | None = None,
@@ -77,38 +88,39 @@ async def evaluate(
 ) -> EvalResult:
     """Measure the policy behind `inference` on the tasks `items` (indices; default all) with k samples each.
 
-    `score` and `threshold` judge success; by default `env.score` and `env.success_threshold`. `concurrency`: items
-    under way at once. `seed` makes the draws repeatable. Raises PolicyMovedError (see the module), and what
-    `collect_group` raises, except that an item the environment's bugs cost counts as unjudged unless all do.
+    `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
+    and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. Raises
+    PolicyMovedError (see the module), and what `collect_group` raises, except that an item the environment's bugs cost
+    counts as unjudged unless all do.
     """
     if k < 1 or concurrency < 1:
         raise ConfigError("evaluate: k and concurrency must be at least 1")
+    if score is not None and score_group is not None:
+        raise ConfigError("evaluate: give score or score_group, not both")
     indices = range(len(env)) if items is None else items
     if not indices:
         raise ConfigError("evaluate: no items to evaluate")
-    tally = _Tally(policy_version)
-    judge = env.score if score is None else score
+    tally = _Tally(policy_version, indices)
+    scored = score_group or _one_by_one(env.score if score is None else score)
     places = anyio.CapacityLimiter(concurrency)
 
-    async def draw(task: Task, n: int, sampling: SamplingParams) -> list[float | None]:
+    async def draw(index: int, n: int, sampling: SamplingParams) -> list[float | None]:
         try:
-            draft = await collect_group(env, task, inference, n, sampling, config=config)
+            draft = await collect_group(env, _task(env, index), inference, n, sampling, config=config)
         except EnvironmentCodeError as error:
             tally.bugs.append(error)
             return [None] * n
         tally.count(draft)
-        return [await judge(task, session) for session in draft.sessions] + [None] * len(draft.failures)
+        return [*await scored(draft), *[None] * len(draft.failures)]
 
     async def one(place: int, index: int) -> None:
         async with places:
-            task = env.task(index)
-            drawn = SamplingParams(
-                temperature=temperature, max_tokens=max_tokens, seed=None if seed is None else seed + place
-            )
-            tally.sampled[place] = await draw(task, k, drawn)
+            own_seed = None if seed is None else seed + place
+            drawn = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=own_seed)
+            tally.sampled[place] = await draw(index, k, drawn)
             if greedy:
                 likeliest = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-                tally.greedy[place] = await draw(task, 1, likeliest)
+                tally.greedy[place] = await draw(index, 1, likeliest)
 
     try:
         async with anyio.create_task_group() as tasks:
@@ -119,10 +131,25 @@ async def evaluate(
     return tally.result(k, temperature, env.success_threshold if threshold is None else threshold)
 
 
-class _Tally:
-    """What the items of one evaluation came to: scores by place in the list of items."""
+def _one_by_one(score: Score) -> GroupScorer:
+    async def scored(draft: GroupDraft) -> list[float | None]:
+        return [await score(draft.task, session) for session in draft.sessions]
 
-    def __init__(self, policy_version: str | None) -> None:
+    return scored
+
+
+def _task(env: Environment, index: int) -> Task:
+    try:
+        return env.task(index)
+    except Exception as error:
+        raise EnvironmentCodeError(f"{type(env).__name__}.task({index}): {error}") from error
+
+
+class _Tally:
+    """What the items of one evaluation came to: scores by place in the list of items, `indices`."""
+
+    def __init__(self, policy_version: str | None, indices: Sequence[int]) -> None:
+        self.indices = indices
         self.sampled: dict[int, list[float | None]] = {}
         self.greedy: dict[int, list[float | None]] = {}
         self.bugs: list[EnvironmentCodeError] = []
@@ -149,12 +176,15 @@ class _Tally:
             raise self.bugs[0]
         known = [passed for values in self.sampled.values() if (passed := _passed(values, threshold)) is not None]
         greedy = [value for values in self.greedy.values() for value in values]
+        tasks = {self.indices[place]: _counted(values, threshold) for place, values in sorted(self.sampled.items())}
         return EvalResult(
             items=len(self.sampled),
             k=k,
             temperature=temperature,
             threshold=threshold,
             avg_at_k=_mean([value >= threshold for value in judged]),
+            error=standard_error(list(tasks.values())),
+            tasks=tasks,
             pass_at_k=_mean(known),
             greedy=_mean([value >= threshold for value in greedy if value is not None]),
             mean_score=_mean(judged),
@@ -162,6 +192,11 @@ class _Tally:
             unjudged=scores.count(None) + greedy.count(None),
             versions=dict(sorted(self._versions.items(), key=lambda entry: PolicyVersion.parse(entry[0]))),
         )
+
+
+def _counted(values: Sequence[float | None], bar: float) -> TaskResult:
+    judged = [value for value in values if value is not None]
+    return TaskResult(sum(value >= bar for value in judged), len(judged))
 
 
 def _passed(values: Sequence[float | None], bar: float) -> bool | None:

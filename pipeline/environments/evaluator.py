@@ -2,105 +2,197 @@
 
 In: policy records. Out: `EvalEvent`s. The version to be measured is loaded into the evaluation server, so training goes
 on meanwhile and no sample mixes two policies; nothing of it enters the ledger. After a restart what was measured
-already is not measured again.
+already is not measured again. By default the tasks are those that the run's own environments hold out of training; an
+environment that cannot be evaluated then is left out, and said so of, and never ends the run.
 """
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.evaluate import evaluate
+from lachesis.pipeline.environments.evaluate import GroupScorer, evaluate
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.schedule import Schedule
+from lachesis.pipeline.environments.success import success_scorer
+from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
+from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, holds_out
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DamagedError, DataError, EnvironmentCodeError, InfrastructureError
 
 __all__ = ["run_evaluator"]
 
 log = logging.getLogger("lachesis")
 
 
+@dataclass(frozen=True, slots=True)
+class _EvaluatedEnv:
+    """An environment, `tasks` to evaluate it on, in the order in which fewer of them are taken, its schedule, and the
+    `newest` evaluation of a life before."""
+
+    name: str
+    env: Environment
+    settings: EnvironmentConfig
+    tasks: Sequence[int]
+    score_group: GroupScorer
+    schedule: Schedule
+    newest: EvalEvent | None
+
+
 async def run_evaluator(service: Service, config: RunConfig) -> None:
     """Evaluate on the schedule until the service drains, or until the run's last policy is evaluated."""
-    envs = {name: load_environment(settings.kind, settings.params) for name, settings in config.evaluation.items()}
-    schedule = Schedule(config.evaluate, config.training.steps, await _newest_step(service, list(envs)))
     async with (
         service.until_drained(),  # an evaluation cut short leaves nothing behind
         open_role(
             service.bus, config.run, "eval", url=config.role("eval").url, requested=service.requested
         ) as directory,
     ):
-        evaluator = _Evaluator(service, config, envs, directory)
+        evaluator = _Evaluator(service, config, directory)
+        envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
         await directory.current()
         service.recovered()
+        for one in envs:
+            if doubt := _doubt(one):
+                evaluator.note(f"environment {one.name}", doubt)
         async with service.bus.watch(subjects.BUCKETS["policy"], config.run) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
                 step = record.policy_version.step
-                items = schedule.due(step)
-                if items is not None and await evaluator.evaluate(record, items):
-                    schedule.done = step
-                if schedule.is_last(step):
+                due = [(one, items) for one in envs if one.tasks and (items := one.schedule.due(step)) is not None]
+                try:
+                    for one, items in due:
+                        if await evaluator.evaluate(record, one, items):
+                            one.schedule.done = step
+                except _PolicyRefusedError as error:
+                    evaluator.note("policy", f"policy {record.version} was not evaluated: {error}")
+                if config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
 
 
-async def _newest_step(service: Service, envs: list[str]) -> int | None:
-    """Return the newest step that every environment was evaluated at, None if there is none."""
-    steps = []
-    for env in envs:
-        stored = await service.bus.last(subjects.EVENTS, subjects.event("eval", service.run, service.revision, env))
-        if stored is None:
-            return None
-        steps.append(decode(EvalEvent, stored.data).policy_step)
-    return min(steps, default=None)
+class _PolicyRefusedError(DataError):
+    """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
+
+
+def _doubt(one: _EvaluatedEnv) -> str | None:
+    """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
+    if not one.tasks:
+        return (
+            f"environment {one.name} is not evaluated: of its {len(one.env)} tasks fewer than {MIN_HELD_OUT_TASKS} "
+            f"would be held out; raise evaluate.held_out, or add [evaluation.{one.name}] with tasks of its own"
+        )
+    if one.newest is not None and any(then != now for then, now in zip(one.newest.tasks, one.tasks, strict=False)):
+        return (
+            f"environment {one.name} is evaluated on other tasks than up to step {one.newest.policy_step}, since seed, "
+            "tasks or evaluate.held_out changed: they may have been trained on"
+        )
+    return None
+
+
+def _failing(one: _EvaluatedEnv, event: EvalEvent) -> str | None:
+    """Say how to have raters judge, where an environment that judges itself finds nothing right; else None."""
+    if event.avg > 0 or one.settings.success_rater is not None:
+        return None
+    return (
+        f"no answer to {event.items} held-out tasks of {one.name} is right by the environment's own judgement; if a "
+        f"rater tells better, name it in environments.{one.name}.success_rater"
+    )
 
 
 class _Evaluator:
-    def __init__(self, service: Service, config: RunConfig, envs: dict[str, Environment], directory: Directory) -> None:
+    def __init__(self, service: Service, config: RunConfig, directory: Directory) -> None:
         self.service = service
         self.config = config
-        self.envs = envs
         self.directory = directory
+        self._notes: dict[str, str] = {}
 
-    async def evaluate(self, record: PolicyRecord, items: int) -> bool:
-        """Evaluate one policy on every environment; say whether it could be done."""
-        for name, env in self.envs.items():
-            try:
-                async for attempt in self.service.retrying(f"evaluate {record.version}"):
-                    with attempt:
-                        event = await self._one(record, name, env, min(items, len(env)))
-            except InfrastructureError:  # draining
-                return False
-            except DataError as error:
-                # Its weights are pruned already, or the server refuses them: a newer policy is on its way.
-                log.warning("policy %s was not evaluated: %s", record.version, error)
-                self.service.vitals.note = str(error)
-                return False
-            self.service.recovered()
-            await self._publish(event)
+    async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluatedEnv:
+        """Return an environment, scheduled after the newest evaluation of it that is stored."""
+        env, plan = load_environment(settings.kind, settings.params), self.config.evaluate
+        own = holds_out(self.config, name)
+        tasks = held_out_tasks(self.config, name, len(env)).tolist() if own else range(min(plan.items, len(env)))
+        subject = subjects.event("eval", self.service.run, self.service.revision, name)
+        read = self.service.retrying(f"read {subject}")
+        stored: Stored | None = None
+        try:
+            stored = await read(self.service.bus.last, subjects.EVENTS, subject)
+        except DamagedError as error:  # to evaluate once more costs time and nothing else
+            log.warning("the newest evaluation of %s cannot be read: %s", name, error)
+        newest = None if stored is None else decode(EvalEvent, stored.data)
+        if newest is not None:
+            self._show(newest)
+        return _EvaluatedEnv(
+            name=name,
+            env=env,
+            settings=settings,
+            tasks=tasks,
+            score_group=success_scorer(
+                env, name, settings, settings.scoring or self.config.scoring, run=self.service.run
+            ),
+            schedule=Schedule(plan, self.config.training.steps, newest.policy_step if newest else None),
+            newest=newest,
+        )
+
+    async def evaluate(self, record: PolicyRecord, one: _EvaluatedEnv, items: int) -> bool:
+        """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""
+        try:
+            async for attempt in self.service.retrying(f"evaluate {record.version}"):
+                with attempt:
+                    event = await self._measure(record, one, one.tasks[:items])
+        except InfrastructureError:  # draining
+            return False
+        except _PolicyRefusedError:
+            raise
+        except (DataError, EnvironmentCodeError, ConfigError) as error:
+            if not isinstance(error, DataError) and not holds_out(self.config, one.name):
+                raise  # where nobody asked for an evaluation, the run goes on without
+            self.note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
+            return False
+        self.service.recovered()
+        self.note("policy", None)
+        self.note(one.name, _failing(one, event))
+        await self._publish(event)
         return True
 
-    async def _one(self, record: PolicyRecord, name: str, env: Environment, items: int) -> EvalEvent:
-        settings: EnvironmentConfig = self.config.evaluation[name]
-        plan = self.config.evaluate
+    def note(self, about: str, text: str | None) -> None:
+        """Say what is not evaluated and why, in the log and, until it is over (None), in the heartbeat."""
+        self.service.recovered()
+        if text is not None:
+            log.warning("%s", text)
+            self._notes[about] = text
+        else:
+            self._notes.pop(about, None)
+        self.service.vitals.note = "; ".join(self._notes.values()) or None
+
+    async def _measure(self, record: PolicyRecord, one: _EvaluatedEnv, tasks: Sequence[int]) -> EvalEvent:
+        plan, settings = self.config.evaluate, one.settings
         started_ns = time.time_ns()
         client = await self.directory.current()
         if await client.weight_version() != record.version:
-            await client.update_weights(record.weights, record.version)
+            try:
+                with traced_update(self.service, self.config.training.name, record.policy_version):
+                    await client.update_weights(record.weights, record.version)
+            except DataError as error:
+                raise _PolicyRefusedError(str(error)) from error
         result = await evaluate(
-            env,
+            one.env,
             client,
             k=plan.samples,
             temperature=settings.temperature,
-            items=range(items),
-            greedy=items == min(plan.items, len(env)),
+            top_p=settings.top_p,
+            items=tasks,
+            score_group=one.score_group,
+            threshold=1.0,
+            greedy=len(tasks) == min(plan.items, len(one.tasks)),
             max_tokens=settings.max_new_tokens,
             seed=self.config.seed,
             policy_version=record.version,
@@ -108,10 +200,11 @@ class _Evaluator:
             config=CollectConfig(request_timeout_s=settings.timeout_s),
         )
         if result.avg_at_k is None or result.pass_at_k is None:
-            raise DataError(f"environment {name} judged none of {items} items")
+            raise DataError(f"environment {one.name} judged none of {len(tasks)} items")
+        carried = result.tasks if len(result.tasks) <= MAX_EVALUATED_TASKS else {}
         return EvalEvent(
             run=self.service.run,
-            env=name,
+            env=one.name,
             revision=self.service.revision,
             policy_version=record.version,
             policy_step=record.policy_version.step,
@@ -119,9 +212,13 @@ class _Evaluator:
             k=result.k,
             temperature=result.temperature,
             avg=result.avg_at_k,
+            error=result.error,
             pass_at_k=result.pass_at_k,
             greedy=result.greedy,
             unjudged=result.unjudged,
+            tasks=list(carried),
+            task_successes=[task.succeeded for task in carried.values()],
+            task_judged=[task.judged for task in carried.values()],
             started_ns=started_ns,
             ended_ns=time.time_ns(),
         )
@@ -136,10 +233,17 @@ class _Evaluator:
         vitals.handled += 1
         vitals.emitted += 1
         vitals.process.record((event.ended_ns - event.started_ns) / 1e9)
-        vitals.metrics |= {
-            f"eval/{event.env}/avg@{event.k}": event.avg,
-            f"eval/{event.env}/pass@{event.k}": event.pass_at_k,
-            f"eval/{event.env}/step": float(event.policy_step),
+        self._show(event)
+
+    def _show(self, event: EvalEvent) -> None:
+        """Put an environment's newest figures into the heartbeat."""
+        name = f"eval/{event.env}"
+        figures = {
+            f"{name}/avg@{event.k}": event.avg,
+            f"{name}/pass@{event.k}": event.pass_at_k,
+            f"{name}/error": event.error,
+            f"{name}/greedy": event.greedy,
+            f"{name}/step": float(event.policy_step),
         }
-        if event.greedy is not None:
-            vitals.metrics[f"eval/{event.env}/greedy"] = event.greedy
+        metrics = {key: value for key, value in self.service.vitals.metrics.items() if not key.startswith(f"{name}/")}
+        self.service.vitals.metrics = metrics | {key: value for key, value in figures.items() if value is not None}

@@ -19,6 +19,7 @@ import msgspec
 
 from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.environments.task import prompt_hash
+from lachesis.pipeline.user_code import IMPORT_LOCK
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["Split", "create_dataset", "draw", "import_reasoning_gym", "load_scorer", "score_answer", "split_of"]
@@ -68,9 +69,14 @@ def load_scorer(name: str, params: Mapping[str, Any] | None = None) -> None:
     _scorer(name, msgspec.json.encode(params or {}, order="sorted"))
 
 
-@functools.cache
 def import_reasoning_gym() -> ModuleType:
     """Return the module `reasoning_gym`. Raises StartupError naming what is not installed."""
+    with IMPORT_LOCK:  # of two threads, one would take the other's stand-in for the real thing, or take it away
+        return _import_reasoning_gym()
+
+
+@functools.cache
+def _import_reasoning_gym() -> ModuleType:
     missing = _import("pycosat") is None
     if missing:
         sys.modules["pycosat"] = _pycosat_stand_in()

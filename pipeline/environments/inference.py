@@ -2,8 +2,9 @@
 
 In: messages or token ids. Out: token ids, or `Turn`s: the tokens of one assistant turn with logprobs and the policy
 version of each. This file alone guarantees that a failed request is retried and then raised as InfrastructureError
-(never turned into text), that a sample aborted by a weight update is continued from its own token ids rather than
-judged half finished, and that a turn never passes `max_context`.
+(never turned into text; as ServerAwayError where no answer can have caused it at any attempt), that a sample aborted by
+a weight update is continued from its own token ids rather than judged half finished, and that a turn never passes
+`max_context`.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.inference.client import Generation
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
 
 __all__ = ["Inference", "Requests", "Turn", "as_chat", "derive_seed"]
@@ -150,15 +151,17 @@ class Requests:
 
     async def _retry(self, what: str, request: Callable[[], Awaitable[T]]) -> T:
         config = self._config
-        attempt = 1
+        attempt, away = 1, True
         while True:
             try:
                 with anyio.fail_after(config.request_timeout_s):
                     return await request()
             except (InfrastructureError, TimeoutError) as error:
+                away = away and isinstance(error, ServerAwayError)
                 if attempt == config.attempts:
                     reason = str(error) or f"no answer within {config.request_timeout_s:g} s"
-                    raise InfrastructureError(f"inference: {what} failed {attempt} times, last: {reason}") from error
+                    kind = ServerAwayError if away else InfrastructureError
+                    raise kind(f"inference: {what} failed {attempt} times, last: {reason}") from error
             await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
             attempt += 1
 

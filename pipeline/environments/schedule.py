@@ -1,4 +1,8 @@
-"""When to evaluate: the first policy, the last one, and one every so many steps between. Pure."""
+"""When to evaluate: the first policy, the last one, and one every so many steps between. Pure.
+
+Between, a policy is due at every multiple of `every_steps`, where the default checkpoints are, or as soon after one as
+the evaluation before it is done.
+"""
 
 from dataclasses import dataclass
 
@@ -21,7 +25,8 @@ class Schedule:
             return None
         if self.done is None or self.is_last(step):
             return self.config.items
-        return self.config.items_between if step - self.done >= self.config.every_steps else None
+        every = self.config.every_steps
+        return self.config.items_between if step // every > self.done // every else None
 
     def is_last(self, step: int) -> bool:
         """Whether the run ends with this step."""

@@ -1,13 +1,13 @@
 """A session: one sample's conversation, and the training sequence that it is.
 
-In: an environment's calls (`generate`, `add`, `reward_turn`). Out: tokens, loss mask, logprobs and version spans of the
+In: an environment's calls (`generate`, `add`). Out: tokens, loss mask, logprobs and version spans of the
 sequence so far. This file alone guarantees that the mask is true exactly on tokens the model generated (its stop
 tokens included), that generated text is never tokenised again, that a sequence ends with a generated token, and that a
 failed request is remembered, so that an environment which swallows the exception still yields no rollout.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,8 @@ from lachesis.pipeline.environments.template import render_turn
 from lachesis.pipeline.environments.tools import parse_tool_calls
 from lachesis.pipeline.inference.client import Generation
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.schemas.errors import DataError, LachesisError
+from lachesis.pipeline.trainability import NO_TURN_REWARDS
+from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall
 
 __all__ = ["Opening", "Reply", "SampleEnded", "Session"]
@@ -45,12 +46,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opening:
-    """The first turn of all samples of a group, asked for in one request, so that the prompt is read only once."""
+    """The first turn of some samples of a group, asked for in one request, so that the prompt is read only once."""
 
-    def __init__(self, requests: Requests, messages: Sequence[Message], n: int, sampling: SamplingParams) -> None:
+    def __init__(
+        self, requests: Requests, messages: Sequence[Message], samples: Sequence[int], sampling: SamplingParams
+    ) -> None:
         self.messages = list(messages)
         self._requests = requests
-        self._n = n
+        self._samples = list(samples)
         self._sampling = sampling
         self._lock = anyio.Lock()
         self._prompt_ids: list[int] = []
@@ -66,11 +69,13 @@ class Opening:
                 try:
                     self._prompt_ids = await self._requests.tokenize(self.messages)
                     check_prompt(self._prompt_ids, self._requests, self._sampling)
-                    self._generations = await self._requests.generate(self._prompt_ids, self._n, self._sampling)
+                    self._generations = await self._requests.generate(
+                        self._prompt_ids, len(self._samples), self._sampling
+                    )
                 except LachesisError as error:
                     self._failure = error
                     raise
-        return self._prompt_ids, self._generations[sample]
+        return self._prompt_ids, self._generations[self._samples.index(sample)]
 
 
 class Session:
@@ -83,7 +88,6 @@ class Session:
         self.sample = sample
         self.messages = task.messages
         self.replies: list[Reply] = []
-        self.turn_rewards: list[float] = []
         self.finish_reason: FinishReason = "stop"
         self.state: dict[str, Any] = {}
         self.failure: LachesisError | None = None
@@ -111,9 +115,9 @@ class Session:
         """Append messages to the conversation, for the model to answer; plain text is a user's message."""
         self.messages += [Message(role="user", content=m) if isinstance(m, str) else m for m in messages]
 
-    def reward_turn(self, value: float) -> None:
-        """Record the reward of the latest turn. Whoever rewards one turn rewards every turn, once."""
-        self.turn_rewards.append(float(value))
+    def reward_turn(self, value: float) -> NoReturn:
+        """Raise `EnvironmentCodeError`: nothing would be learned from the reward of a single turn."""
+        raise EnvironmentCodeError(f"reward_turn({value!r}): {NO_TURN_REWARDS}")
 
     async def generate(self) -> Reply:
         """Let the model answer the conversation; append and return its reply.

@@ -1,18 +1,21 @@
 """The environment as a service: lease, draw, generate, publish, over and over, several groups at once.
 
-Guarantees: no inference without a lease; a group is published once, under an id and a counter of its own, and its
-lease is settled by its being stored; a group that infrastructure failed is abandoned and its lease given back, and so
-is one that outgrew its lease: what is stored never weighs more than what was granted.
+Guarantees: no inference without a lease; a task that is held out for evaluation is never drawn, whatever the
+curriculum says; a group is published once, under an id and a counter of its own, and its lease is settled by its being
+stored; a group that infrastructure failed is abandoned and its lease given back, and so is one that outgrew its lease:
+what is stored never weighs more than what was granted.
 """
 
 import logging
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -23,12 +26,16 @@ from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.task import Task
+from lachesis.pipeline.environments.traces import traced_if_abandoned
+from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
+from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
-from lachesis.pipeline.telemetry.recorder import recording
+from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
+from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
@@ -64,7 +71,16 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
     async with open_role(
         service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s, requested=service.requested
     ) as directory:
-        producer = _Producer(service, name, env, settings, directory, seed=config.seed)
+        producer = _Producer(
+            service,
+            name,
+            env,
+            settings,
+            directory,
+            held_out=held_out_tasks(config, name, len(env)),
+            seed=config.seed,
+            text_only=config.trains_text_only,
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(producer.follow_curriculum)
             tasks.start_soon(producer.leases.renew)
@@ -86,23 +102,33 @@ class _Producer:
         settings: EnvironmentConfig,
         directory: Directory,
         *,
+        held_out: NDArray[np.int64],
         seed: int,
+        text_only: bool = False,
     ) -> None:
         self.service = service
         self.name = name
         self.env = env
+        self.held_out = held_out
         self.settings = settings
+        self.text_only = text_only
         self.inference = directory
         self.id = f"environment-{name}-{service.replica}"
         self.epoch = time.time_ns()
         self.counter = 0
         self.failures = 0
+        self.lost = 0
         self.largest = settings.largest_bytes
         self.leases = Leases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
-        self.sampler = Sampler.from_snapshot(np.ones(len(env), np.float32), "uniform")
+        self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
-        self.collect = CollectConfig(request_timeout_s=settings.timeout_s)
+        self.limits = TrainerLimits(text_only=False)
+        self.collect = CollectConfig(
+            request_timeout_s=settings.timeout_s,
+            lost_samples=settings.lost_samples,
+            fewest_samples=settings.fewest_samples,
+        )
         self.sampling = SamplingParams(
             temperature=settings.temperature, top_p=settings.top_p, max_tokens=settings.max_new_tokens
         )
@@ -119,11 +145,14 @@ class _Producer:
                     continue
                 weights = snapshot.values()
                 if len(weights) == len(self.env):
-                    self.sampler = Sampler.from_snapshot(weights, snapshot.id)
+                    self.sampler = self._sampler(weights, snapshot.id)
                 else:
                     log.warning(
                         "snapshot %s weighs %d items, %s has %d", snapshot.id, len(weights), self.name, len(self.env)
                     )
+
+    def _sampler(self, weights: NDArray[np.float32], snapshot_id: str) -> Sampler:
+        return Sampler.from_snapshot(mask_held_out(weights, self.held_out), snapshot_id)
 
     async def learn_limits(self) -> None:
         """Wait for the run's policy and its server; note the tokenizer and the longest context."""
@@ -135,7 +164,9 @@ class _Producer:
         )
         async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as entries:
             async for entry in entries:
-                self.tokenizer_hash = decode(PolicyRecord, entry.value).tokenizer_hash
+                policy = decode(PolicyRecord, entry.value)
+                self.tokenizer_hash = policy.tokenizer_hash
+                self.limits = TrainerLimits.of(policy, text_only=self.text_only)
                 return
 
     async def work(self) -> None:
@@ -159,7 +190,7 @@ class _Producer:
         name, started_ns = new_group_id(), self.service.now_ns()
         try:
             client = await self.inference.current()
-            with self._recording(name) as spans:
+            with self._recording(name, started_ns) as spans:
                 draft = await collect_group(
                     self.env,
                     self._task(draw.item),
@@ -170,18 +201,20 @@ class _Producer:
                     group=name,
                     started_ns=started_ns,
                 )
-            group = build_group(
-                draft,
-                run=self.service.run,
-                env=self.name,
-                producer=self.id,
-                epoch=self.epoch,
-                counter=self.counter,
-                tokenizer_hash=self.tokenizer_hash,
-                lease=lease,
-                dispatch=dispatch,
-            )
-            data = self._within_lease(group)
+                group = build_group(
+                    draft,
+                    run=self.service.run,
+                    env=self.name,
+                    producer=self.id,
+                    epoch=self.epoch,
+                    counter=self.counter,
+                    tokenizer_hash=self.tokenizer_hash,
+                    lease=lease,
+                    dispatch=dispatch,
+                )
+                data = self._within_lease(group)
+                self.lost += len(draft.lost)
+                vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
         except InfrastructureError as error:
             self.service.called(started_ns, 0, failed=True)
             self.service.waits("waiting", f"inference: {error}")
@@ -199,7 +232,11 @@ class _Producer:
         return group, data, spans
 
     def _within_lease(self, group: RolloutGroup) -> bytes:
-        """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it."""
+        """Return the group's encoding. Raises `DataError` when it weighs more than the room kept for it, or when the
+        run's trainer could not use it."""
+        reason = why_untrainable(group, self.limits)
+        if reason is not None:
+            raise DataError(f"a group of item {group.item}: {reason}")
         data = encode(group)
         samples = self.settings.samples
         if len(group.sequences) > samples or len(data) > self.largest:
@@ -209,11 +246,19 @@ class _Producer:
             )
         return data
 
-    def _recording(self, group: str) -> AbstractContextManager[list[Span]]:
+    @contextmanager
+    def _recording(self, group: str, started_ns: int) -> Iterator[list[Span]]:
+        """Record the requests for a sampled group. If it is abandoned, they are exported here."""
         tracing = self.service.tracing
         if not tracing.sampled(group):
-            return nullcontext([])
-        return recording(tracing.clock, self.service.name, group, generate_id(group))
+            with not_recording(group) if tracing.on else nullcontext():
+                yield []
+            return
+        with (
+            recording(tracing.clock, self.service.name, group, generate_id(group)) as spans,
+            traced_if_abandoned(self.service, group, self.name, started_ns, spans),
+        ):
+            yield spans
 
     def _task(self, index: int) -> Task:
         try:
@@ -229,9 +274,10 @@ class _Producer:
         headers = {PLAN_HEADER: Plan.of(group).pack(), TRACEPARENT_HEADER: traceparent(group.id, sampled=sampled)}
         made_ns = service.now_ns()
         try:
-            ack: PubAck = await service.retrying(f"publish {subject}")(
-                service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
-            )
+            with traced_if_abandoned(service, group.id, group.env, group.started_ns, chats):
+                ack: PubAck = await service.retrying(f"publish {subject}")(
+                    service.bus.publish_large, subject, data, msg_id=group.id, headers=headers
+                )
         except StreamFullError:
             return False
         except InfrastructureError:

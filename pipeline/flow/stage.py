@@ -23,7 +23,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
-from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -131,9 +131,13 @@ class _Follower:
         await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
         for env in self.standings.environments:
             self._heed(env)
-        policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
-        if policy is not None:
-            self._trained(policy.value)
+        try:
+            policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
+        except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
+            self.service.vitals.note = str(error)
+        else:
+            if policy is not None:
+                self._trained(policy.value)
         try:
             await self.measure.take()
         except SchemaError as error:

@@ -28,6 +28,7 @@ from lachesis.pipeline.gateway.store import Store
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.spans import Link, Span, generate_span, hold_span
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
@@ -148,6 +149,7 @@ class Intake:
             name=registered.name if registered else env,
             longest=self.envs[env].longest_tokens,
             most=self._config.batching.batch_size,
+            limits=TrainerLimits.of(policy, text_only=self._config.trains_text_only),
         )
         return origin, data.env_id if registered else None
 

@@ -40,6 +40,8 @@ class ScoredData(Struct, frozen=True, kw_only=True):
     env_id: int | None = None
     distill_token_ids: list[list[list[Token]]] | None = None
     distill_logprobs: list[list[list[Finite]]] | None = None
+    turn_rewards: Any = msgspec.UNSET
+    """No field of Atropos: known here to be refused by name, where other unknown keys are dropped."""
 
 
 class RegisterEnv(Struct, frozen=True, kw_only=True):

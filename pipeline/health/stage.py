@@ -1,13 +1,14 @@
 """The health service: what the event streams say in, alerts out, one fenced commit a window.
 
-One writer an environment. It reads scores, rewards, dead letters, ledger entries and the trainer's reports, and no
-payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what every check
-found in a window, what follows for the environment, and the whole state, so a restart reads the open windows again and
-judges them alike. A request to resume (key-value) becomes an event here too: whoever wants to know where an environment
-stands, reads its newest alert event and nothing else.
+One writer an environment. It reads scores, rewards, dead letters, evaluations, ledger entries and the trainer's
+reports, and no payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what
+every check found in a window, or what one found in an evaluation, what follows for the environment, and the whole
+state, so a restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event
+here too: whoever wants to know where an environment stands, reads its newest alert event and nothing else.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 import anyio
@@ -16,13 +17,18 @@ import msgspec
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.evaluation.plan import evaluated_environments
+from lachesis.pipeline.health.ledger import LedgerReader, rules_of
+from lachesis.pipeline.health.logic.check import RunSettings
+from lachesis.pipeline.health.logic.ledger import LedgerProblem
+from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
+from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
-from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent
+from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -32,18 +38,65 @@ __all__ = ["run_health"]
 
 log = logging.getLogger("lachesis")
 
+_LEDGER_S = 5.0
+"""Seconds between two looks at the ledger."""
+_PROBLEMS = 64
+"""Problems of the ledger that are remembered."""
+
 
 async def run_health(service: Service, config: RunConfig) -> None:
     """Judge every environment of the run until the service drains."""
-    async with anyio.create_task_group() as tasks:
-        for env in config.environments:
-            tasks.start_soon(_run_env, service, config, env)
+    writers = [await _EnvWriter.open(service, config, env) for env in config.environments]
+    async with background() as watching, anyio.create_task_group() as tasks:
+        if LEDGER_CHECK not in config.health.off:
+            watching.start_soon(_watch_ledger, service, config, writers)
+        for writer in writers:
+            tasks.start_soon(_run_env, service, writer)
 
 
-async def _run_env(service: Service, config: RunConfig, env: str) -> None:
-    writer = await _EnvWriter.open(service, config, env)
-    run, revision = service.run, service.revision
-    events = [subjects.event(kind, run, revision, env) for kind in writer.kinds]
+async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["_EnvWriter"]) -> None:
+    """Verify the ledger, and tell every environment when something is wrong with it. Runs until cancelled."""
+    reader = LedgerReader(service.bus, service.run, config.training.name, rules_of(config, service.now_ns()))
+    found: list[LedgerProblem] = []
+    while True:
+        try:
+            new = await reader.look()
+        except InfrastructureError as error:
+            service.vitals.note = f"the ledger is not verified: {error}"
+        else:
+            found = [*found, *(problem for problem in new if problem not in found)][-_PROBLEMS:]
+            _show_ledger(service, reader, found, new)
+            try:
+                for writer in writers if new else ():
+                    await writer.tell_ledger(new)
+            except InfrastructureError:
+                if not service.draining.is_set():
+                    raise
+                return  # the next start finds it again
+        await anyio.sleep(_LEDGER_S)
+
+
+def _show_ledger(
+    service: Service, reader: LedgerReader, found: Sequence[LedgerProblem], new: Sequence[LedgerProblem]
+) -> None:
+    figures = service.vitals.metrics
+    figures["ledger/verified_entries"] = reader.entries
+    figures["ledger/problems"] = len(found)
+    figures["ledger/broken"] = float(any(problem.breaks for problem in found))
+    if found:
+        service.vitals.note = _in_words(found)
+    for problem in new:
+        log.error("%s: %s", LEDGER_CHECK, problem.text)
+
+
+def _in_words(problems: Sequence[LedgerProblem]) -> str:
+    more = f"; and {len(problems) - 2} more" if len(problems) > 2 else ""
+    return "; ".join(problem.text for problem in problems[:2]) + more
+
+
+async def _run_env(service: Service, writer: "_EnvWriter") -> None:
+    run, revision, env = service.run, service.revision, writer.env
+    events = [*(subjects.event(kind, run, revision, env) for kind in writer.kinds), *writer.evaluations]
     sources = [
         Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
         Source(subjects.LEDGER, writer.ledger, writer.cursors[subjects.LEDGER]),
@@ -51,6 +104,14 @@ async def _run_env(service: Service, config: RunConfig, env: str) -> None:
     async with open_bursts(service, sources) as bursts, background() as tasks:
         tasks.start_soon(writer.watch_requests)
         await take_bursts(service, bursts, writer.take)
+
+
+def _evaluations_of(config: RunConfig, env: str) -> list[str]:
+    """Return the evaluations that are judged with an environment: that of its name, and with the run's first
+    environment those of no environment's name."""
+    first = next(iter(config.environments))
+    named = evaluated_environments(config)
+    return [name for name in named if name == env or (env == first and name not in config.environments)]
 
 
 class _EnvWriter:
@@ -65,7 +126,10 @@ class _EnvWriter:
         self.service = service
         self.env = env
         self.log = log
-        self.monitor = Monitor(config.health)
+        self.monitor = Monitor(config.health, _settings(config, env))
+        self.evaluations = [
+            subjects.event("eval", service.run, service.revision, name) for name in _evaluations_of(config, env)
+        ]
         trainer = config.training.name
         self.ledger = [
             subjects.ledger(service.run, trainer),
@@ -74,6 +138,7 @@ class _EnvWriter:
         self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
         self._next = dict(self.cursors)
         self._lock = anyio.Lock()
+        self._news = AlertNews()
 
     @classmethod
     async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
@@ -93,7 +158,21 @@ class _EnvWriter:
             writer.monitor.load_state_dict(unpack("health state", state))
         writer.cursors.update(restored.cursors)
         writer._next = dict(writer.cursors)
+        await service.retrying("read evaluations")(writer._remember_evaluations)
         return writer
+
+    async def _remember_evaluations(self) -> None:
+        """Take in the evaluations that were judged before. All are there still, but for those that somebody deleted."""
+        if not self.evaluations:
+            return
+        async with self.service.bus.read(subjects.EVENTS, self.evaluations, follow=False) as messages:
+            async for message in messages:
+                if message.seq >= self.cursors[subjects.EVENTS]:
+                    return  # it comes again
+                try:
+                    self.monitor.remember(decode(EvalEvent, message.data))
+                except SchemaError as error:
+                    self.service.vitals.note = f"left out: {error}"
 
     async def take(self, burst: list[Stored]) -> None:
         """Feed a burst of input, and commit each window that it completes."""
@@ -101,25 +180,32 @@ class _EnvWriter:
             for message in burst:
                 self._next[message.stream] = message.seq + 1
                 try:
-                    self._feed(message)
+                    found = self._feed(message)
                 except VersionError:
                     raise  # the run's own services wrote it: wait for the upgrade, with the message unread
                 except DataError as error:  # its dead letter is written by the stage that needs it
                     self.service.vitals.note = f"left out: {error}"
+                    continue
+                if found:  # the open window stays open: the cursor does not move
+                    await self._commit("groups", found)
                 if self.monitor.window_full:
                     await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
                 if self.monitor.batches_full:
                     await self._commit("batches", self.monitor.judge_batches(), subjects.LEDGER)
 
-    def _feed(self, message: Stored) -> None:
+    def _feed(self, message: Stored) -> list[Alert]:
+        """Take in a message, and return what it brings at once: the result of an evaluation."""
         if message.subject.startswith("rl.state."):
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
-            return
+            return []
         if message.stream == subjects.LEDGER:
-            batch = decode(LedgerEntry, message.data).batch
+            entry = decode(LedgerEntry, message.data)
+            batch = entry.batch
+            if entry.stale:
+                self.monitor.stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
-            return
+            return []
         match message.subject.split(".")[1]:
             case "score":
                 scored = decode(ScoreEvent, message.data)
@@ -132,8 +218,11 @@ class _EnvWriter:
                 event = decode(RewardEvent, message.data)
                 for reward in event.groups:
                     self.monitor.reward(reward, event.advantage)
+            case "eval":
+                return self.monitor.judge_evaluation(decode(EvalEvent, message.data))
             case _:
                 self.monitor.dead(decode(DeadLetter, message.data))
+        return []
 
     async def watch_requests(self) -> None:
         """Apply each request to resume, once. Runs until cancelled."""
@@ -157,6 +246,20 @@ class _EnvWriter:
                         if not self.service.draining.is_set():
                             raise
                         return  # the next start reads the request again
+
+    async def tell_ledger(self, problems: Sequence[LedgerProblem]) -> None:
+        """Store what is wrong with the ledger as an alert."""
+        breaks = sum(problem.breaks for problem in problems)
+        alert = Alert(
+            check=LEDGER_CHECK,
+            severity="warn",
+            value=float(breaks),
+            threshold=0.0,
+            reason=_in_words(problems),
+            windows=1,
+        )
+        async with self._lock:
+            await self._commit("batches", [alert])
 
     async def _commit(
         self, source: Literal["groups", "batches", "resume"], results: list[Alert], stream: str | None = None
@@ -194,8 +297,20 @@ class _EnvWriter:
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
-        for alert in event.alerts:
-            figures[f"health/{self.env}/alerts"] = figures.get(f"health/{self.env}/alerts", 0.0) + 1
-            log.warning(
-                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples)
-            )
+        if event.alerts:
+            counted = f"health/{self.env}/alerts"
+            figures[counted] = figures.get(counted, 0.0) + len(event.alerts)
+        for alert in self._news.pick(event.results):
+            log.log(
+                logging.INFO if alert.severity == "inform" else logging.WARNING,
+                "%s %s: %s: %s (%s)", alert.severity, self.env, alert.check, alert.reason, ", ".join(alert.examples),
+            )  # fmt: skip
+
+
+def _settings(config: RunConfig, env: str) -> RunSettings:
+    settings = config.environments[env]
+    return RunSettings(
+        max_staleness=config.batching.max_staleness,
+        sampling_temperature=None if settings.is_foreign else settings.temperature,
+        trainer_temperature=config.training.learner.temperature,
+    )

@@ -137,6 +137,8 @@ class _Server:
         request.state.items = body.sampling_params.n
         future = self._engine.submit(body.token_ids, body.sampling_params)
         result = await unless_disconnected(request, future)
+        request.state.generation = result
+        request.state.input_tokens = len(body.token_ids)
         return GenerateResponse(
             request_id=body.request_id or uuid.uuid4().hex,
             choices=[self._choice(index, sample, body) for index, sample in enumerate(result.samples)],

@@ -33,13 +33,16 @@ from lachesis.pipeline.inference.protocol import (
     WeightVersionSpan,
 )
 from lachesis.pipeline.telemetry.performance import Call
-from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, StartupError
+from lachesis.pipeline.telemetry.recorder import current_traceparent
+from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, ServerAwayError, StartupError
 from lachesis.schemas.values import from_json
 
 __all__ = ["Capabilities", "Generation", "InferenceClient"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
+_BUSY = frozenset({429, 502, 503, 504})
+"""Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,14 +279,21 @@ class InferenceClient:
         return from_json(f"{self._where} answered {path} with something else than expected", kind, response.content)
 
     async def _request(self, method: str, path: str, **arguments: Any) -> httpx.Response:
-        headers = {"Content-Type": "application/json"} if "content" in arguments else None
+        headers = {"Content-Type": "application/json"} if "content" in arguments else {}
+        if (parent := current_traceparent()) is not None:
+            headers["traceparent"] = parent
         try:
             response = await self._http.request(method, path, headers=headers, **arguments)
         except httpx.TransportError as error:
-            raise InfrastructureError(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
+            # a longer answer takes longer: that the time ran out may be due to it, unless nothing was sent yet
+            slow = isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout)
+            kind = InfrastructureError if slow else ServerAwayError
+            raise kind(f"{self._where}, {path}: {type(error).__name__} {error}".rstrip()) from error
         if response.is_success:
             return response
         text = f"{self._where} answered {path} with {response.status_code}: {response.text[:MAX_QUOTED]}"
-        if response.status_code >= 500 or response.status_code in {408, 429}:
+        if response.status_code in _BUSY:
+            raise ServerAwayError(text)
+        if response.status_code >= 500 or response.status_code == httpx.codes.REQUEST_TIMEOUT:
             raise InfrastructureError(text)
         raise DataError(text)

@@ -19,7 +19,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.telemetry.performance import Call
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, DamagedError
 
 __all__ = ["Directory", "open_role", "register", "stay_registered"]
 
@@ -46,7 +46,10 @@ async def stay_registered(bus: Bus, run: str, role: str, url: str) -> None:
         async for entry in entries:
             if entry.value != url.encode():
                 await _until_gone(entry.value)
-                newest = await bus.value(_BUCKET, _key(run, role))
+                try:
+                    newest = await bus.value(_BUCKET, _key(run, role))
+                except DamagedError:
+                    newest = None
                 if newest is None or newest.value == entry.value:
                     await register(bus, run, role, url)
 

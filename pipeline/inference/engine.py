@@ -12,6 +12,7 @@ In: `submit` (prompt token ids, sampling parameters), from any thread. Out: a fu
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -204,6 +205,9 @@ class Engine:
                 joining.append(self._waiting.popleft())
         if not joining:
             return
+        joined_ns = time.perf_counter_ns()
+        for request in joining:
+            request.joined_ns = joined_ns
         scored = [request for request in joining if request.params.prompt_logprobs is not None]
         top_k = [request.params.prompt_logprobs or 0 for request in scored]
         for request, scores in zip(scored, score_prompts(self._model, [r.prompt for r in scored], top_k), strict=True):

@@ -7,6 +7,7 @@ future once. No model and no thread here.
 from __future__ import annotations
 
 import random
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -30,10 +31,16 @@ class SampleResult:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """The samples of one request, and its prompt's logprobs if they were asked for."""
+    """The samples of one request, and its prompt's logprobs if they were asked for.
+
+    When it was queued, joined the batch (None: never) and ended, by `time.perf_counter_ns`.
+    """
 
     samples: list[SampleResult]
     prompt_logprobs: PromptLogprobs | None
+    queued_ns: int
+    joined_ns: int | None
+    ended_ns: int
 
 
 class Request:
@@ -48,13 +55,19 @@ class Request:
         self.limit = limit
         self.future: Future[GenerationResult] = Future()
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.queued_ns = time.perf_counter_ns()
+        self.joined_ns: int | None = None
         seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
         self.rows = [Row(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
 
     def finish(self) -> None:
         """Settle the future, unless it was cancelled. A row that has not ended by itself is reported as aborted."""
         if self.future.set_running_or_notify_cancel():
-            self.future.set_result(GenerationResult([row.result() for row in self.rows], self.prompt_logprobs))
+            samples = [row.result() for row in self.rows]
+            ended_ns = time.perf_counter_ns()
+            self.future.set_result(
+                GenerationResult(samples, self.prompt_logprobs, self.queued_ns, self.joined_ns, ended_ns)
+            )
 
 
 class Row:

@@ -16,6 +16,7 @@ from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.stage.http import Counted, HttpServer
 from lachesis.pipeline.stage.service import Service
@@ -49,7 +50,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         await own.use(server.url)
         async with background() as tasks:
             tasks.start_soon(server.watch)
-            await _announce(service, role, own, settings.advertise or server.url)
+            await _announce(service, config, role, own, settings.advertise or server.url)
 
 
 async def _serve_reference(
@@ -68,23 +69,25 @@ async def _serve_reference(
         ) as engine,
     ):
         url = f"http://{settings.near}:{listener.getsockname()[1]}"
+        generates = {"/inference/v1/generate"}
         app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
-        counted = Counted(app, service.answered, {"/inference/v1/generate"})
+        traced = TracedRequests(app, service, role, generates) if service.tracing.on else app
+        counted = Counted(traced, service.answered, generates)
         server = HttpServer(uvicorn.Config(counted, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
         async with Directory(timeout_s=120.0) as own, background() as tasks:
             await own.use(url)
             tasks.start_soon(server.stop_on_drain, service)
             tasks.start_soon(_count, service, engine)
-            tasks.start_soon(_announce, service, role, own, settings.advertise or url)
+            tasks.start_soon(_announce, service, config, role, own, settings.advertise or url)
             await server.serve_until_cancelled([listener])
 
 
-async def _announce(service: Service, role: str, own: Directory, url: str) -> None:
+async def _announce(service: Service, config: RunConfig, role: str, own: Directory, url: str) -> None:
     """Register the server, the policy's once it holds a published version; then keep both as they should be."""
     async with service.until_drained(), anyio.create_task_group() as tasks:
         if role == "policy":
             loaded = anyio.Event()
-            tasks.start_soon(follow_policy, service, own, loaded)
+            tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
         service.recovered()

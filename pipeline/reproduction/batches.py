@@ -61,6 +61,14 @@ class Facts:
         """The batches that could not be trained."""
         return {void.batch for report in self.reports for void in report.voids}
 
+    @property
+    def drops(self) -> dict[int, set[int]]:
+        """By batch, the groups (by sequence in ROLLOUTS) that its trainer left out of the step."""
+        found: dict[int, set[int]] = {}
+        for drops in (drops for report in self.reports for drops in report.drops):
+            found.setdefault(drops.batch, set()).update(drops.seqs)
+        return found
+
 
 class _Rewarded(NamedTuple):
     """A reward, which counts for copies of its group from sequence `first` on: another revision judges those below."""

@@ -23,6 +23,8 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.reproduction.batches import Facts, Progress
 from lachesis.pipeline.reproduction.logic import numerics_after, unlike
+from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.feed import FedBatch
@@ -31,7 +33,7 @@ from lachesis.pipeline.training.model import Policy, load_model
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.verification.checks import Finding, Verdict
-from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
+from lachesis.pipeline.weights.tensors import policy_tensors, vocabulary_of, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
@@ -76,6 +78,7 @@ async def retrain(
             "for the next checkpoint"
         )
     torch.use_deterministic_algorithms(mode=True)
+    drops = facts.drops
     compares = _Compared(facts, config, sampled=sampled)
     again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, facts, compares))
     await anyio.to_thread.run_sync(again.compare)
@@ -91,8 +94,9 @@ async def retrain(
             if entry.batch.number in facts.voids:
                 again.learner.steps = entry.batch.number + 1
             else:
-                fed = FedBatch(entry, entry.batch, groups, None, 0)
-                await anyio.to_thread.run_sync(again.step, fed)
+                dropped = drops.get(entry.batch.number, set())
+                trained = [payload for payload in groups if payload[0].seq not in dropped]
+                await anyio.to_thread.run_sync(again.step, FedBatch(entry, entry.batch, trained, 0))
             await anyio.to_thread.run_sync(again.compare)
             progress(again.learner.steps - first, last - first)
     if again.learner.steps < last:
@@ -171,8 +175,8 @@ class _Again:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
-            packed = fed.pack(policy.tokenizer_hash, pad_id=policy.tokenizer.pad_token_id or 0, shuffle_seed=seed)
-            self.learner.step(packed)
+            selected = fed.select(TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model)), shuffle_seed=seed)
+            self.learner.step(pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0))
         except DataError as error:
             self.compares.fail(number + 1, f"batch {number} cannot be trained: {error}")
             self.learner.steps = number + 1

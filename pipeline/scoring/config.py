@@ -18,7 +18,7 @@ class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """One rater of an ensemble."""
 
     rater: str
-    """A built-in rater's name ("exact_match"), or "module:name" of a rater of your own."""
+    """A built-in rater's name ("exact_match"), or "module:name" or "path/to/file.py:name" of a rater of your own."""
     name: str = ""
     """What ratings, metrics and errors call it, unique in the scoring. Default: the rater's own name."""
     params: dict[str, Any] = {}

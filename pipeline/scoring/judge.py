@@ -30,6 +30,8 @@ log = logging.getLogger("lachesis")
 
 _MOST_REASONS = 64
 """Different reasons for missing ratings that one scorer logs."""
+_MAX_DETAIL = 200
+"""Characters of a rater's failure that a score carries."""
 _OWN_REWARDS = "environment"
 """Ensemble id of groups that their environment scored."""
 
@@ -41,14 +43,21 @@ class _Judges:
 
 
 class EnvironmentScorer:
-    """Scores the groups of one environment. `settings` None: success is read from the score itself.
+    """Scores the groups of one environment. `settings` None: success is read from the score itself. `explains`: scores
+    say why ratings are missing.
 
     `digest` names all that scores and bonuses depend on.
     """
 
     def __init__(
-        self, scoring: ScoringConfig, settings: EnvironmentConfig | None, shaping: RewardConfig | None = None
+        self,
+        scoring: ScoringConfig,
+        settings: EnvironmentConfig | None,
+        shaping: RewardConfig | None = None,
+        *,
+        explains: bool = False,
     ) -> None:
+        self._explains = explains
         members = load_members(scoring.raters)
         self._judges = None
         if members:
@@ -75,12 +84,15 @@ class EnvironmentScorer:
         Raises `DataError` when nothing can score it, `InfrastructureError` while a rater that it needs is away.
         """
         samples: list[Sample] | None = None
+        failures: dict[str, str] = {}
         if self._judges is not None:
             samples = samples_of(group)
             ratings = await self._judges.runner.rate_group(samples)
             scores = self._judges.ensemble.score(ratings)
             self._tell_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
+            if self._explains:
+                failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
         else:
             scores = _own_rewards(group)
         return GroupScore(
@@ -96,6 +108,7 @@ class EnvironmentScorer:
             statuses=scores.statuses,
             disagreement=scores.disagreement,
             success=self._success(scores),
+            failures={name: text for name, text in failures.items() if text},
             shaping=self._shape(group, scores, samples),
         )
 
@@ -151,6 +164,12 @@ class EnvironmentScorer:
         """Return the share of samples that succeeded, among those of which it is known; None without any."""
         values = [value for value in self._succeeded(scores) if value is not None]
         return sum(values) / len(values) if values else None
+
+
+def _first_failure(column: Sequence[Rating]) -> str:
+    """Return in words why the first rating that should be there is not, empty where all are."""
+    failed = (rating for rating in column if rating.status not in {"ok", "abstain"})
+    return next((rating.detail[:_MAX_DETAIL] or rating.status for rating in failed), "")
 
 
 def samples_of(group: RolloutGroup) -> list[Sample]:

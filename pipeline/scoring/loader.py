@@ -1,10 +1,9 @@
-"""From configuration to raters: built-in names and "module:name" references.
+"""From configuration to raters: built-in names, "module:name" and "path/to/file.py:name" references.
 
 In: RaterConfig. Out: a `Member`: the rater with its parameters bound, under its name, with its bounds known. Raises
 ConfigError that says what to change; nothing is rated before all members of an ensemble have loaded.
 """
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scoring.rater import FunctionRater, Rater, check_bounds
 from lachesis.pipeline.scoring.raters import BUILTIN
+from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Member", "load_member", "load_members"]
@@ -70,20 +70,17 @@ def load_member(config: RaterConfig) -> Member:
     return Member(name, rater, (float(bounds[0]), float(bounds[1])), config)
 
 
-_MEND = "Install the module, or put its folder on PYTHONPATH."
-
-
 def _find(reference: str) -> object:
-    path = BUILTIN.get(reference, reference)
-    module_name, colon, name = path.partition(":")
+    place, colon, name = BUILTIN.get(reference, reference).rpartition(":")
     if not colon:
-        raise ConfigError(f"unknown rater {reference!r}; give module:name, or one of {', '.join(sorted(BUILTIN))}.")
+        known = ", ".join(sorted(BUILTIN))
+        raise ConfigError(f"unknown rater {reference!r}; give module:name, path/to/file.py:name, or one of {known}.")
     try:
-        module = importlib.import_module(module_name)
+        module = load_module(place, "rater")
     except ImportError as error:
-        raise ConfigError(f"rater {reference!r}: cannot import {module_name!r}: {error}. {_MEND}") from error
+        raise ConfigError(f"rater {reference!r}: cannot import {place!r}: {error}") from error
     if not hasattr(module, name):
-        raise ConfigError(f"rater {reference!r}: module {module_name!r} has no {name!r}.")
+        raise ConfigError(f"rater {reference!r}: {place!r} has no {name!r}.")
     found: object = getattr(module, name)
     return found
 

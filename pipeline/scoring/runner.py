@@ -2,7 +2,8 @@
 
 In: the group's samples. Out: per rater one `Rating` a sample, always: a rater that hangs, raises or answers nonsense
 costs its own ratings and nobody else's. Infrastructure failures are retried with exponential backoff; then, as after a
-timeout, the rating is missing and its status says why.
+timeout, the rating is missing and its status says why. The rater says so itself (`RaterUnavailable`), or its exception
+tells (`is_outage`); the latter is not believed of a single argument that fails over and over while others are answered.
 
 A sync rater runs in a worker thread. A thread cannot be killed: after a timeout it is abandoned and goes on by itself.
 While as many abandoned calls of a rater still run as its concurrency allows, further calls count as timed out at once,
@@ -13,18 +14,23 @@ its own.
 import inspect
 import threading
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from lachesis.pipeline.scoring.breaker import Breaker
+from lachesis.pipeline.outages import is_outage
+from lachesis.pipeline.scoring.breaker import Breaker, Suspects
 from lachesis.pipeline.scoring.loader import Member
-from lachesis.pipeline.scoring.rater import FunctionRater, Rating, RatingStatus, Sample, rating_within
+from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["EnsembleRunner"]
+
+_MAX_DETAIL = 440
+"""Characters kept of what a rater raised."""
 
 
 class EnsembleRunner:
@@ -58,6 +64,16 @@ class _HungError(Exception):
     """Raised when no more threads are spent on a rater because its earlier calls hang."""
 
 
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
+
+
+def _key(argument: Any) -> int:
+    """Return what a sample, or a list of them, is recognised by when it comes again."""
+    samples = argument if isinstance(argument, list) else [argument]
+    return hash(tuple((sample.env, sample.item, sample.prompt, sample.completion) for sample in samples))
+
+
 class _MemberCalls:
     """Calls of one rater: its concurrency limit, timeout, retries and abandoned threads."""
 
@@ -72,6 +88,9 @@ class _MemberCalls:
         self.at_once = rater.inline and not inspect.iscoroutinefunction(declared)
         """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
         self._judge = rating_within(member.bounds)
+        self._suspects = Suspects()
+        self._away_since: datetime | None = None
+        """When it failed first without having answered since."""
         self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
@@ -121,33 +140,58 @@ class _MemberCalls:
 
     async def _rate_patiently(self, argument: Any, judge: Callable[[Any], Rating]) -> Rating:
         """Call within a slot and the time limit, and again where infrastructure failed."""
-        config = self.member.config
-        failure = ""
         async with self._slots:
             if not self._breaker.admits(anyio.current_time()):
                 return Rating(None, "unavailable", "not asked: its last calls all failed")
-            with anyio.move_on_after(config.timeout_s):
-                for attempt in range(config.retries + 1):
-                    if attempt:
-                        await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
-                    try:
-                        answer = await self._call(argument)
-                        self._breaker.succeeded()
-                        return judge(answer)
-                    except InfrastructureError as error:
-                        failure = f"{type(error).__name__}: {error}"
-                    except _HungError as error:
-                        return Rating(None, "timeout", str(error))
-                    # The rater is foreign code: whatever it raises is its own failure, on this sample alone.
-                    except (Exception, SystemExit) as error:  # noqa: BLE001
-                        self._breaker.succeeded()
-                        return Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
-                self._breaker.failed(anyio.current_time())
-                return Rating(None, "unavailable", f"{failure} (gave up after {config.retries + 1} attempts)"[:500])
-            if failure:  # a rater that is slow on one answer is not down
-                self._breaker.failed(anyio.current_time())
-            status: RatingStatus = "unavailable" if failure else "timeout"
-            return Rating(None, status, f"no rating within {config.timeout_s} s. {failure}".strip()[:500])
+            failures: list[BaseException] = []
+            with anyio.move_on_after(self.member.config.timeout_s):
+                rating = await self._attempt(argument, judge, failures)
+                return rating or self._given_up(argument, failures[-1], f"after {len(failures)} attempts")
+            seconds = f"{self.member.config.timeout_s:g} s"
+            if not failures:  # a rater that is slow on one answer is not down
+                return Rating(None, "timeout", f"no rating within {seconds}")
+            return self._given_up(argument, failures[-1], f"after {len(failures)} attempts in {seconds}")
+
+    async def _attempt(
+        self, argument: Any, judge: Callable[[Any], Rating], failures: list[BaseException]
+    ) -> Rating | None:
+        """Return the rating, None if the rater was away at every attempt: `failures` gets why, each time."""
+        config = self.member.config
+        for attempt in range(config.retries + 1):
+            if attempt:
+                await anyio.sleep(config.backoff_s * 2 ** (attempt - 1))
+            try:
+                answer = await self._call(argument)
+                self._suspects.answered(_key(argument))
+                self._answered()
+                return judge(answer)
+            except _HungError as error:
+                return Rating(None, "timeout", str(error))
+            # The rater is foreign code: whatever it raises is its own failure, on this sample alone, unless it says
+            # that something is away.
+            except (Exception, SystemExit) as error:  # noqa: BLE001
+                if not is_outage(error):
+                    self._answered()
+                    return Rating(None, "error", _told(error))
+                failures.append(error)
+        return None
+
+    @property
+    def _since(self) -> str:
+        return f"; away since {self._away_since:%Y-%m-%d %H:%M:%S} UTC" if self._away_since else ""
+
+    def _answered(self) -> None:
+        self._breaker.succeeded()
+        self._away_since = None
+
+    def _given_up(self, argument: Any, failure: BaseException, tried: str) -> Rating:
+        self._breaker.failed(anyio.current_time())
+        self._away_since = self._away_since or datetime.now(UTC)
+        tried += self._since
+        alone = self._suspects.failed(_key(argument))
+        if alone and not isinstance(failure, InfrastructureError):
+            return Rating(None, "error", f"{_told(failure)} (each time, while others were answered)")
+        return Rating(None, "unavailable", f"{_told(failure)} (gave up {tried})")
 
     def _rate_at_once(
         self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating], first: int
@@ -166,13 +210,14 @@ class _MemberCalls:
                         answer.close()
                     break
                 column[done] = judge(answer)
-            except InfrastructureError:
-                break
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-                column[done] = Rating(None, "error", f"{type(error).__name__}: {error}"[:500])
+                if is_outage(error):
+                    break
+                column[done] = Rating(None, "error", _told(error))
             done += 1
         if done > first:
-            self._breaker.succeeded()
+            self._answered()
+            self._suspects.others_answered(done - first)
         return done
 
     async def _call(self, argument: Any) -> Any:

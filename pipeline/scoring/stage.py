@@ -5,9 +5,11 @@ whose environment is judged by none is scored by the rewards the environment its
 letter, for nobody could ever score it.
 """
 
+import logging
 from collections import defaultdict
 from typing import NamedTuple
 
+import anyio
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
@@ -17,12 +19,19 @@ from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
-from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, SchemaError
 from lachesis.schemas.promotion import Promotion
 
 __all__ = ["run_scorer"]
 
+log = logging.getLogger("lachesis")
+
+_POLICY_EVERY_S = 1.0
 _TOLD = 8
 """Groups from one look at how far raters agree to the next."""
 
@@ -38,7 +47,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
-    shared = EnvironmentScorer(config.scoring, None)
+    shared = EnvironmentScorer(config.scoring, None, explains=True)
     scorers = {env: _scorer(config, env) for env in config.environments}
 
     for env, scorer in scorers.items():
@@ -49,6 +58,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 f"{', '.join(scorer.versions)}"
             )
 
+    limits = _Limits(service, text_only=config.trains_text_only)
     agreement: defaultdict[tuple[str, int | None], Agreement] = defaultdict(Agreement)
     in_force = InForce(service.bus, service.run, service.revision)
     promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
@@ -74,7 +84,11 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
                 raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
-        score = msgspec.structs.replace(score, signals=signals_of(rollout.group.sequences))
+        signals = msgspec.structs.replace(
+            signals_of(rollout.group.sequences, rollout.group.generation),
+            untrainable=why_untrainable(rollout.group, await limits.of_now()),
+        )
+        score = msgspec.structs.replace(score, signals=signals)
         scored = _Scored(score, scorer, promotion.first if promotion else None)
         agreement[env, scored.promoted].add(scored.score)
         if service.vitals.handled % _TOLD == 0:
@@ -110,6 +124,32 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     )
 
 
+class _Limits:
+    """What the run's trainer can read, by the policy that it published; looked for once a second until there is one."""
+
+    def __init__(self, service: Service, *, text_only: bool) -> None:
+        self._service = service
+        self._text_only = text_only
+        self._limits = TrainerLimits(text_only=text_only)
+        self._known = False
+        self._next_s = float("-inf")
+
+    async def of_now(self) -> TrainerLimits:
+        """Return the limits. Raises `InfrastructureError` while they cannot be read."""
+        if self._known or anyio.current_time() < self._next_s:
+            return self._limits
+        entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
+        self._next_s = anyio.current_time() + _POLICY_EVERY_S
+        if entry is not None:
+            try:
+                policy = decode(PolicyRecord, entry.value)
+            except SchemaError as error:  # no group is to blame: what it does not tell is not checked here
+                log.warning("the policy record cannot be read: %s", error)
+            else:
+                self._limits, self._known = TrainerLimits.of(policy, text_only=self._text_only), True
+        return self._limits
+
+
 def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentScorer | None:
     """Return what judges `env` under a promotion. Raises `InfrastructureError`: where its raters cannot be loaded,
     groups wait until they can."""
@@ -122,4 +162,5 @@ def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentS
 
 
 def _scorer(config: RunConfig, env: str) -> EnvironmentScorer:
-    return EnvironmentScorer(config.scoring_of(env), config.environments[env], config.reward_config_of(env))
+    shaping = config.reward_config_of(env)
+    return EnvironmentScorer(config.scoring_of(env), config.environments[env], shaping, explains=True)

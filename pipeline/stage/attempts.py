@@ -6,6 +6,7 @@ redelivered message notes a death before it starts and takes the note back when 
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.schemas import subjects
+from lachesis.schemas.errors import DamagedError
 
 __all__ = ["Attempts"]
 
@@ -24,9 +25,12 @@ class Attempts:
 
     async def deaths(self, seq: int) -> int:
         """Return how many handlings of the message at `seq` were noted and never came to an end."""
-        entry = await self._bus.value(_BUCKET, self._key(seq))
+        try:
+            entry = await self._bus.value(_BUCKET, self._key(seq))
+        except DamagedError:
+            entry = None
         count = entry.value if entry else b""
-        # what is no count was not written here; without it, a poisonous message kills a few times more
+        # what is no count was not written here, or is damaged; without it, a poisonous message kills a few times more
         return int(count) if count.isdigit() and len(count) <= 9 else 0
 
     async def note(self, seq: int, deaths: int) -> None:

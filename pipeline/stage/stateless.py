@@ -16,7 +16,7 @@ each carrying every group that was ready when it left (no lingering when only on
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -28,13 +28,14 @@ from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.stage.attempts import Attempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.incidents import announce_incident
 from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.messages import delivered, process_id, publish_span, stage_spans
-from lachesis.pipeline.telemetry.recorder import recording
-from lachesis.pipeline.telemetry.spans import Span, Times
+from lachesis.pipeline.stage.traces import StageTraces
+from lachesis.pipeline.telemetry.spans import Span
+from lachesis.pipeline.telemetry.tracing import Incident
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import DeadKind, DeadLetter, Stamp
+from lachesis.schemas.annotations import DeadKind, Stamp
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 
@@ -86,6 +87,7 @@ class _Ready(Generic[Item]):
     item: Item
     delivery: Delivery
     group: str
+    stamp: Stamp
     spans: list[Span] = field(default_factory=list)
     """What is exported of the group's trace; empty where the group is not sampled."""
 
@@ -114,6 +116,7 @@ class _Replica(Generic[Item]):
         self.attempts = Attempts(service.bus, durable)
         self.deaths: dict[int, int] = {}  # before this life, of what was begun and is noted
         self.one_suspect = anyio.Lock()
+        self.traces = StageTraces(service, durable)
 
     async def work_until_drained(self) -> None:
         """Deliveries -> workers -> emitter; a drain ends the first, and each ends the next once it has finished."""
@@ -192,12 +195,7 @@ class _Replica(Generic[Item]):
                 self.deaths[message.seq] = deaths
             rollout = read_rollout(message)
             group = rollout.group.id
-            sampled = self.service.tracing.sampled(group)
-            children: list[Span] = []
-            if sampled:
-                name = self.service.name
-                parent = process_id(group, name, delivery.attempt)
-                children = turn.enter_context(recording(self.service.tracing.clock, name, group, parent))
+            children = turn.enter_context(self.traces.recording(delivery, group, start_ns))
             patience_s = stage.patience(delivery.attempt)
             async for attempt in self.service.retrying(f"group {group}", patience_s=patience_s):
                 with attempt:
@@ -208,13 +206,10 @@ class _Replica(Generic[Item]):
                         raise
         self.service.recovered()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
-        self.service.vitals.done(stamp, traced=group if sampled else None)
+        self.service.vitals.done(stamp, traced=group if self.service.tracing.sampled(group) else None)
         self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
-        spans = []
-        if sampled:
-            taken = delivered(message.seq, self.durable)
-            spans = stage_spans(group, stamp, message.subject, taken, server=self.service.bus.server, children=children)
-        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, spans)
+        spans = self.traces.work_spans(delivery, group, stamp, children)
+        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, stamp, spans)
 
     async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
         async with items:
@@ -247,10 +242,11 @@ class _Replica(Generic[Item]):
             )
         except InfrastructureError:  # draining: the groups are handled again by another replica
             for ready in batch:
+                service.tracing.emit(ready.spans)
                 await self._give_back(ready.delivery)
         except DataError as error:  # too large for one message, or a result that no reader would take
             if len(batch) == 1:
-                await self._bury(batch[0].delivery, "data", error, start_ns)
+                await self._bury(batch[0].delivery, "data", error, start_ns, worked=batch[0].spans)
                 return
             half = len(batch) // 2
             await self._publish(env, batch[:half])
@@ -261,21 +257,22 @@ class _Replica(Generic[Item]):
             times = start_ns, service.now_ns()
             for ready in batch:
                 if ready.spans:
-                    self._trace(ready, subject, times, ack, len(data))
+                    self.traces.export_work(
+                        ready.group, ready.stamp.attempt, ready.spans, ack, subject=subject, times=times, size=len(data)
+                    )
+                elif ready.stamp.attempt > 1:
+                    await announce_incident(service, ready.group, Incident(ready.stamp))
                 await self._settle(ready.delivery)
 
-    def _trace(self, ready: _Ready[Item], subject: str, times: Times, ack: PubAck, size: int) -> None:
-        """Export a sampled group's spans, now that its annotation is stored."""
-        service = self.service
-        parent = process_id(ready.group, service.name, ready.delivery.attempt)
-        published = publish_span(
-            service.name, ready.group, parent, subject, times,
-            server=service.bus.server, message=f"{ack.stream}:{ack.seq}", size=size,
-        )  # fmt: skip
-        service.tracing.emit([*ready.spans, published])
-
     async def _bury(
-        self, delivery: Delivery, kind: DeadKind, error: DataError, start_ns: int, *, attempts: int = 1
+        self,
+        delivery: Delivery,
+        kind: DeadKind,
+        error: DataError,
+        start_ns: int,
+        *,
+        attempts: int = 1,
+        worked: Sequence[Span] = (),
     ) -> None:
         letter = dead_letter(self.service, delivery.message, kind, error, attempts=attempts)
         try:
@@ -283,19 +280,9 @@ class _Replica(Generic[Item]):
         except InfrastructureError:
             await self._give_back(delivery)
             return
-        self._trace_failure(delivery, letter, error, start_ns)
+        await self.traces.report_dead_letter(delivery, letter, error, start_ns, worked=worked)
         self.service.vitals.dead += 1
         await self._settle(delivery)
-
-    def _trace_failure(self, delivery: Delivery, letter: DeadLetter, error: DataError, start_ns: int) -> None:
-        """Export the work that ended in a dead letter: no stamp tells of it, and traces of the dead are always kept."""
-        service, message = self.service, delivery.message
-        tracing = service.tracing
-        if letter.group is None or not (tracing.sampled(letter.group) or (tracing.on and letter.ends_rollout)):
-            return
-        stamp = Stamp(service.name, message.time_ns, start_ns, service.now_ns(), delivery.attempt)
-        taken = delivered(message.seq, self.durable)
-        tracing.emit(stage_spans(letter.group, stamp, message.subject, taken, server=service.bus.server, error=error))
 
     async def _settle(self, delivery: Delivery) -> None:
         await self._clear(delivery, 0)
@@ -347,6 +334,7 @@ class _Replica(Generic[Item]):
         self.service.vitals.in_flight = len(self.held)
 
     def _let_go(self, delivery: Delivery) -> None:
+        self.traces.forget(delivery.message.seq)
         self.held.pop(delivery.message.seq, None)
         self.service.vitals.in_flight = len(self.held)
 

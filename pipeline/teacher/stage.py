@@ -15,7 +15,7 @@ from lachesis.pipeline.inference.directory import Directory, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
-from lachesis.pipeline.telemetry.messages import publish_attributes
+from lachesis.pipeline.telemetry.messages import message_name, publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Stamp, TeacherEvent, TeacherLogprobs, TeacherPointer
@@ -89,7 +89,9 @@ class _Teacher:
         msg_id = f"logprobs.{self.service.revision}.{rollout.seq}"
         headers = {ROLLOUT_HEADER: str(rollout.seq)}
         data, bus = encode(arrays), self.service.bus
-        with traced(f"publish {subject}", "client", publish_attributes(subject, bus.server, len(data))) as found:
+        with traced(
+            f"publish {message_name(subject)}", "client", publish_attributes(subject, bus.server, len(data))
+        ) as found:
             ack = await bus.publish_large(subject, data, msg_id=msg_id, headers=headers)
             found["messaging.message.id"] = f"{ack.stream}:{ack.seq}"
         return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)

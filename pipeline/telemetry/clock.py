@@ -20,6 +20,10 @@ class Clock:
         """Return the server's time, ns."""
         return time.perf_counter_ns() + self._epoch_ns
 
+    def at_ns(self, perf_counter_ns: int) -> int:
+        """Return what the server's time was when `time.perf_counter_ns` read `perf_counter_ns`."""
+        return perf_counter_ns + self._epoch_ns
+
     @property
     def offset_ns(self) -> int:
         """How far the server's clock is ahead of this machine's, ns."""

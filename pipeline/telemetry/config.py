@@ -22,9 +22,13 @@ class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     protocol: Literal["grpc", "http/protobuf"] = "grpc"
     """How the receiver is spoken to. Default grpc."""
     ratio: Annotated[float, Meta(ge=0, le=1)] = 0.01
-    """Share of rollouts traced in full. Slow, failed, redelivered and dead ones are traced besides. Default 0.01."""
+    """Share of rollouts traced in full. Slow, failed, stale, late and redelivered ones are traced as well. Default
+    0.01."""
     slow_s: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the run's own p99."""
+    """Seconds from environment to optimizer step beyond which a rollout is slow. Default None: the p99 of the last 500
+    to 1,000 rollouts."""
+    close_s: Annotated[float, Meta(ge=0)] = 2.0
+    """Seconds that a process waits at its end for its last spans and figures to be delivered. Default 2."""
     perf_window: Annotated[int, Meta(ge=2)] = 200
     """Newest calls of a service that its `api_perf/*` figures are over. Default 200."""
     perf_slow_ms: Annotated[float, Meta(gt=0)] = 5000.0

@@ -8,6 +8,8 @@ group is the durable consumer.
 from collections.abc import Iterable
 from functools import lru_cache
 
+import msgspec
+
 from lachesis.pipeline.telemetry.spans import (
     GAP_NS,
     Attributes,
@@ -28,13 +30,18 @@ from lachesis.schemas.catalog import channel_of
 __all__ = [
     "consume_spans",
     "delivered",
+    "message_name",
     "process_id",
     "publish_attributes",
     "publish_span",
     "rebuilt",
     "stage_spans",
     "stage_subject",
+    "stamp_spans",
 ]
+
+_NAMED = {"{run}": "rl.run", "{env}": "rl.env.name"}
+"""What a name in a subject is as an attribute."""
 
 
 def stage_spans(
@@ -45,24 +52,17 @@ def stage_spans(
     *,
     server: Server | None = None,
     children: Iterable[Span] = (),
-    error: Exception | None = None,
+    error: BaseException | None = None,
 ) -> list[Span]:
     """Return the wait and the work of one stage on one group, with the work's own children; `error` ended the work."""
     wait_s = max(0, stamp.start_ns - stamp.stored_ns) / 1e9
-    waited = Span(
-        service=stamp.stage,
-        name=f"queue.wait {subject}",
-        trace=group,
-        id=span_id(group, "wait", stamp.stage, stamp.attempt),
-        parent=root_id(group),
-        kind="internal",
-        start_ns=min(stamp.stored_ns, stamp.start_ns - GAP_NS),
-        end_ns=stamp.start_ns - GAP_NS,
-        attributes=_message(subject),
-    )
+    waited = _wait_spans(
+        stamp.stage, group, span_id(group, "wait", stamp.stage, stamp.attempt), subject,
+        (stamp.stored_ns, stamp.start_ns),
+    )  # fmt: skip
     worked = Span(
         service=stamp.stage,
-        name=f"process {subject}",
+        name=f"process {message_name(subject)}",
         trace=group,
         id=process_id(group, stamp.stage, stamp.attempt),
         parent=root_id(group),
@@ -81,7 +81,31 @@ def stage_spans(
         },
         error=None if error is None else str(error),
     )
-    return [waited, worked, *children]
+    return [*waited, worked, *children]
+
+
+def _wait_spans(service: str, group: str, id_: str, subject: str, times: Times) -> list[Span]:
+    """Return the wait from being stored to being taken up; none where there was no time for one.
+
+    A span without a duration would not do: Jaeger calls it negative.
+    """
+    stored_ns, taken_ns = times
+    end_ns = taken_ns - GAP_NS
+    if end_ns <= stored_ns:
+        return []
+    return [
+        Span(
+            service=service,
+            name=f"queue.wait {message_name(subject)}",
+            trace=group,
+            id=id_,
+            parent=root_id(group),
+            kind="internal",
+            start_ns=stored_ns,
+            end_ns=end_ns,
+            attributes=_message(subject),
+        )
+    ]
 
 
 def process_id(group: str, stage: str, attempt: int) -> str:
@@ -118,7 +142,7 @@ def publish_span(
     """Return the span of storing a message of `size` bytes as `message`, `{stream}:{sequence}`."""
     return Span(
         service=service,
-        name=f"publish {subject}",
+        name=f"publish {message_name(subject)}",
         trace=trace,
         id=span_id(trace, "publish", parent),
         parent=parent,
@@ -154,17 +178,7 @@ def consume_spans(
     `times`: batched, step begun, step done, Unix ns. `subject`: the ledger's.
     """
     batched_ns, start_ns, end_ns = times
-    waited = Span(
-        service=service,
-        name=f"queue.wait {subject}",
-        trace=group,
-        id=span_id(group, "wait", "train.consume"),
-        parent=root_id(group),
-        kind="internal",
-        start_ns=min(batched_ns, start_ns - GAP_NS),
-        end_ns=start_ns - GAP_NS,
-        attributes=_message(subject),
-    )
+    waited = _wait_spans(service, group, span_id(group, "wait", "train.consume"), subject, (batched_ns, start_ns))
     consumed = Span(
         service=service,
         name="train.consume",
@@ -185,7 +199,7 @@ def consume_spans(
         },
         links=[Link(trace, span_id(trace, "train.step"))],
     )
-    return [waited, consumed]
+    return [*waited, consumed]
 
 
 def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
@@ -194,27 +208,52 @@ def rebuilt(end: RolloutEnd, stamps: Iterable[Stamp]) -> list[Span]:
     stored = [stamp.stored_ns for stamp in stamps]
     spans = [generate_span(end.group, end.env, (end.started_ns, min(stored)))] if stored else []
     for stamp in stamps:
-        subject = stage_subject(stamp.stage, end.run, end.env, end.revision)
-        taken = None
-        if subject == subjects.rollout(end.run, end.env):
-            taken = delivered(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
-        spans += stage_spans(end.group, stamp, subject, taken)
+        spans += stamp_spans(end, stamp)
     return [*spans, root_span(end)]
+
+
+def stamp_spans(end: RolloutEnd, stamp: Stamp, failure: tuple[str, str] | None = None) -> list[Span]:
+    """Return a stage's spans in the trace of a rollout that ended, as far as the stamp tells.
+
+    `failure` is the type and the text of the error that ended the work.
+    """
+    subject = stage_subject(stamp.stage, end.run, end.env, end.revision)
+    taken = None
+    if subject == subjects.rollout(end.run, end.env) and end.seq is not None:
+        taken = delivered(end.seq, subjects.durable(stamp.stage, end.run, end.revision))
+    spans = stage_spans(end.group, stamp, subject, taken)
+    if failure is not None:
+        kind, text = failure
+        attributes = {**spans[-1].attributes, "error.type": kind}
+        spans[-1] = msgspec.structs.replace(spans[-1], attributes=attributes, error=text)
+    return spans
+
+
+def message_name(subject: str) -> str:
+    """Return what a span's name says of a subject: its template, which is the same for all runs and environments."""
+    return _template(subject)[0]
 
 
 def _message(subject: str, server: Server | None = None) -> dict[str, str | int | float]:
     """Return what every span of a message on `subject` says; `server`: which one it was stored on or taken from."""
     found: dict[str, str | int | float] = {"messaging.system": "nats", "messaging.destination.name": subject}
-    template = _template(subject)
-    if template is not None:
+    template, about = _template(subject)
+    if template != subject:
         found["messaging.destination.template"] = template
+    found |= about
     if server is not None:
         found["server.address"], found["server.port"] = server
     return found
 
 
 @lru_cache(maxsize=256)
-def _template(subject: str) -> str | None:
-    """Return the subject without the names in it, `rl.rollout.{run}.{env}` say, which is the same for all runs."""
+def _template(subject: str) -> tuple[str, dict[str, str]]:
+    """Return the template of a subject, `rl.rollout.{run}.{env}` say, and the attributes that its names make.
+
+    A subject that is none of ours is its own template: there are no such spans.
+    """
     channel = channel_of(subject)
-    return None if channel is None else channel.address
+    if channel is None:
+        return subject, {}
+    names = dict(zip(channel.address.split("."), subject.split("."), strict=True))
+    return channel.address, {attribute: names[part] for part, attribute in _NAMED.items() if part in names}

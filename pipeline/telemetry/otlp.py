@@ -1,7 +1,8 @@
 """Spans and metrics to an OTLP receiver, over gRPC or HTTP, by OpenTelemetry's own exporters.
 
 Everything that can block runs in one daemon thread. Guarantees: handing something over never waits; spans that find no
-room, or cannot be delivered, are counted and forgotten; closing takes two seconds at most, whatever the receiver does.
+room, or cannot be delivered, are counted and forgotten; closing takes `close_s` seconds at most, whatever the receiver
+does.
 """
 
 import logging
@@ -24,16 +25,21 @@ from lachesis.pipeline.telemetry.figures import Figures
 from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import service_name
 
 __all__ = ["Otlp", "open_otlp"]
 
 log = logging.getLogger("lachesis")
 
 SCOPE = InstrumentationScope("lachesis")
-_CLOSE_S = 2.0
-_KINDS = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT, "consumer": SpanKind.CONSUMER}
+_KINDS = {
+    "internal": SpanKind.INTERNAL,
+    "server": SpanKind.SERVER,
+    "client": SpanKind.CLIENT,
+    "consumer": SpanKind.CONSUMER,
+}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_OF_THE_PROCESS = {"service.instance.id", "host.name", "host.id"}
+_OF_THE_PROCESS = {"service.instance.id", "host.name", "host.id", "rl.env.name"}
 """What does not hold of another service whose spans are rebuilt here."""
 
 
@@ -45,6 +51,7 @@ class Otlp:
         resource: Mapping[str, str],
         spans: SpanExporter | None,
         metrics: MetricExporter | None,
+        close_s: float = 2.0,
     ) -> None:
         self._attributes = dict(resource)
         self._resources: dict[str, Resource] = {}
@@ -55,6 +62,7 @@ class Otlp:
         self._room = _number("OTEL_BSP_MAX_QUEUE_SIZE", 16384)
         self._batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
         self._delay_s = _number("OTEL_BSP_SCHEDULE_DELAY", 1000) / 1e3
+        self._close_s = close_s
         self._interval_s = _number("OTEL_METRIC_EXPORT_INTERVAL", 10_000) / 1e3
         self._due = threading.Event()
         self._closing = False
@@ -88,10 +96,10 @@ class Otlp:
         self._figures = figures
 
     def close(self) -> None:
-        """Deliver what is left, for two seconds at most. What is left then is dropped, and said so."""
+        """Deliver what is left, for `close_s` seconds at most. What is left then is dropped, and the log says so."""
         self._closing = True
         self._due.set()
-        self._thread.join(_CLOSE_S)
+        self._thread.join(self._close_s)
         self.dropped += len(self._queue)  # the thread may still be held up by the receiver; it ends with the process
         if self.dropped:
             log.warning(
@@ -142,13 +150,13 @@ class Otlp:
             name=span.name,
             context=_context(span.trace, span.id),
             parent=_context(span.trace, span.parent) if span.parent else None,
-            resource=self._resource(span.service),
+            resource=self._resource(service_name(span.service)),
             attributes=dict(span.attributes),
             links=[OTelLink(_context(link.trace, link.span)) for link in span.links],
             kind=_KINDS[span.kind],
             status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
             start_time=span.start_ns,
-            end_time=span.end_ns,
+            end_time=max(span.end_ns, span.start_ns + 1),  # Jaeger calls a duration of 0 negative
             instrumentation_scope=SCOPE,
         )
 
@@ -169,7 +177,7 @@ def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> Otlp | No
         spans = _span_exporter(_protocol("TRACES", config), config)
     if _wanted("METRICS", config):
         metrics = _metric_exporter(_protocol("METRICS", config), config)
-    return Otlp(resource, spans, metrics) if spans or metrics else None
+    return Otlp(resource, spans, metrics, config.close_s) if spans or metrics else None
 
 
 def _wanted(signal: str, config: TelemetryConfig) -> bool:

@@ -9,7 +9,7 @@ the way.
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -29,16 +29,18 @@ __all__ = [
     "batch_trace",
     "generate_id",
     "generate_span",
+    "group_links",
     "hold_span",
     "parent_span",
     "root_id",
     "root_span",
+    "sampled_parent",
     "span_id",
     "step_span",
 ]
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
-SpanKind = Literal["internal", "client", "consumer"]
+SpanKind = Literal["internal", "server", "client", "consumer"]
 Times = tuple[int, int]
 """Start and end, Unix ns."""
 Server = tuple[str, int]
@@ -57,7 +59,11 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished span. `trace` is 32 hex digits, `id` and `parent` 16; times are Unix ns of the server's clock."""
+    """A finished span. `trace` is 32 hex digits, `id` and `parent` 16; times are Unix ns of the server's clock.
+
+    `name` is one of few: what grows with runs and environments is an attribute. `service` is the project's own name,
+    which is exported as `subjects.service_name` has it.
+    """
 
     service: str
     name: str
@@ -73,22 +79,27 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How one rollout ended, as its root span tells it. Times are Unix ns; `kept` says why the trace is kept.
+    """How one rollout ended, as its root span says it. Times are Unix ns; `kept` says why the trace is kept.
 
-    `policy_version` is None where whoever ends it has the planning fields alone, which hold the step.
+    `cause` is the outcome in the ledger's own words (stale, zero_variance, dead, ...), "void" for a batch that could
+    not be trained, None for one that was. `late` says that a batch did not wait for its teacher any longer.
+    `policy_version` is None where the planning fields alone are known, which hold the step; `seq` and `policy_step` are
+    None of a group that was never stored.
     """
 
     group: str
     run: str
     env: str
-    seq: int
+    seq: int | None
     sequences: int
-    policy_step: int
+    policy_step: int | None
     started_ns: int
     ended_ns: int
-    outcome: Literal["trained", "dropped", "dead_letter"]
+    outcome: Literal["trained", "batched", "dropped", "dead_letter", "unfinished"]
     revision: str = subjects.LIVE
     kept: str = ""
+    cause: str | None = None
+    late: bool = False
     reason: str | None = None
     step: int | None = None
     staleness: int | None = None
@@ -101,6 +112,13 @@ def parent_span(traceparent: str) -> Link | None:
     if found is None or not (int(found[1], 16) and int(found[2], 16)):
         return None
     return Link(found[1], found[2])
+
+
+def sampled_parent(traceparent: str) -> Link | None:
+    """Return the span that a W3C `traceparent` header names as one that is exported, None for any other header."""
+    parent = parent_span(traceparent)
+    flags = traceparent.strip().split("-")[3] if parent is not None else "00"
+    return parent if int(flags, 16) & 1 else None
 
 
 def root_id(group: str) -> str:
@@ -118,8 +136,10 @@ def batch_trace(run: str, trainer: str, number: int) -> str:
     return hashlib.blake2b(f"{run} {trainer} {number}".encode(), digest_size=16).hexdigest()
 
 
-def batch_span(service: str, trace: str, groups: Sequence[str], times: Times, attributes: Attributes) -> Span:
-    """Return the root of a batch's trace, with a link to each of its groups' traces."""
+def batch_span(
+    service: str, trace: str, groups: Sequence[str], times: Times, attributes: Attributes, *, kept: Iterable[str]
+) -> Span:
+    """Return the root of a batch's trace. It names all groups and links to the `kept` ones: others have no trace."""
     return Span(
         service=service,
         name="assemble batch",
@@ -130,8 +150,13 @@ def batch_span(service: str, trace: str, groups: Sequence[str], times: Times, at
         start_ns=times[0],
         end_ns=times[1],
         attributes={**attributes, "rl.group.ids": list(groups)},
-        links=[Link(group, root_id(group)) for group in groups],
+        links=group_links(kept),
     )
+
+
+def group_links(groups: Iterable[str]) -> list[Link]:
+    """Return links to the roots of groups whose traces are kept."""
+    return [Link(group, root_id(group)) for group in groups]
 
 
 def step_span(
@@ -142,6 +167,7 @@ def step_span(
     attributes: Attributes,
     *,
     parent: str | None = None,
+    links: Sequence[Link] = (),
     error: str | None = None,
 ) -> Span:
     """Return a span of the trainer's work on a batch: a child of its root, or of the step `parent` names."""
@@ -155,6 +181,7 @@ def step_span(
         start_ns=times[0],
         end_ns=times[1],
         attributes=attributes,
+        links=links,
         error=error,
     )
 
@@ -166,12 +193,14 @@ def root_span(end: RolloutEnd) -> Span:
         "rl.group.size": end.sequences,
         "rl.run": end.run,
         "rl.env.name": end.env,
-        "rl.policy.step": end.policy_step,
         "rl.outcome": end.outcome,
         "rl.e2e_s": (end.ended_ns - end.started_ns) / 1e9,
         "rl.sampling.reason": end.kept,
-        "messaging.message.id": f"{subjects.ROLLOUTS}:{end.seq}",
     }
+    if end.seq is not None:
+        attributes["messaging.message.id"] = f"{subjects.ROLLOUTS}:{end.seq}"
+    if end.policy_step is not None:
+        attributes["rl.policy.step"] = end.policy_step
     if end.step is not None:
         attributes["rl.train.step"] = end.step
     if end.staleness is not None:
@@ -181,8 +210,8 @@ def root_span(end: RolloutEnd) -> Span:
     if end.reason is not None:
         attributes["rl.outcome.reason"] = end.reason
     return Span(
-        service=f"environment-{end.env}",
-        name=f"rollout {end.env}",
+        service=subjects.ENVIRONMENT,
+        name="rollout",
         trace=end.group,
         id=root_id(end.group),
         parent=None,
@@ -202,15 +231,15 @@ def generate_id(group: str) -> str:
 def generate_span(group: str, env: str, times: Times, attributes: Attributes | None = None) -> Span:
     """Return the environment's own work on a group."""
     return Span(
-        service=f"environment-{env}",
-        name=f"generate {env}",
+        service=subjects.ENVIRONMENT,
+        name="generate",
         trace=group,
         id=generate_id(group),
         parent=root_id(group),
         kind="internal",
         start_ns=times[0],
         end_ns=max(times),
-        attributes=attributes or {},
+        attributes={"rl.env.name": env, **(attributes or {})},
     )
 
 
@@ -218,11 +247,12 @@ def hold_span(group: str, env: str, times: Times) -> Span:
     """Return a gateway's wait with a group that arrived: for a lease, or for the rest of its group."""
     return Span(
         service="gateway",
-        name=f"hold {env}",
+        name="hold",
         trace=group,
         id=span_id(group, "hold"),
         parent=root_id(group),
         kind="internal",
         start_ns=times[0],
         end_ns=max(times),
+        attributes={"rl.env.name": env},
     )

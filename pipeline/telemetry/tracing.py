@@ -1,22 +1,77 @@
 """What a service knows of its telemetry: which groups to trace, on which clock, what its calls cost, and where finished
 spans and figures go."""
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import Protocol
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import msgspec
 
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.figures import Figures
-from lachesis.pipeline.telemetry.messages import rebuilt
+from lachesis.pipeline.telemetry.messages import rebuilt, stamp_spans
 from lachesis.pipeline.telemetry.performance import Performance
-from lachesis.pipeline.telemetry.sampling import Keeper, is_sampled
+from lachesis.pipeline.telemetry.sampling import Keeper, SamplingReason, is_sampled
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, root_span
 from lachesis.schemas.annotations import Stamp
 
-__all__ = ["Sink", "Tracing"]
+__all__ = ["Incident", "Sink", "Tracing"]
+
+_MAX_REMEMBERED = 4096
+"""Rollouts that ended here, and rollouts with incidents, that are remembered: a few KiB each."""
+_MAX_INCIDENTS = 16
+"""Incidents that are remembered of one rollout, the newest."""
+_MAX_ERROR = 500
+"""Characters of an error."""
+
+T = TypeVar("T")
+
+
+def _nothing() -> Sequence[Span]:
+    return ()
+
+
+class Incident(NamedTuple):
+    """That a stage has handled a rollout again, or has given it up because of an error."""
+
+    stamp: Stamp
+    error_type: str | None = None
+    error: str | None = None
+
+    @classmethod
+    def of(cls, stamp: Stamp, error: BaseException) -> Self:
+        """Return that `error` ended the work of `stamp`."""
+        return cls(stamp, type(error).__name__, str(error)[:_MAX_ERROR])
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """The type and the text of the error, None where there was none."""
+        return None if self.error_type is None else (self.error_type, self.error or "")
+
+
+@dataclass(slots=True)
+class _EndedRollout:
+    """A rollout that ended here and is not sampled: what its trace can be rebuilt from, and whether it was."""
+
+    end: RolloutEnd
+    stamps: Sequence[Stamp]
+    incidents: list[Incident]
+    more: Callable[[], Sequence[Span]]
+    kept: bool
+
+    def lacks(self, incident: Incident) -> bool:
+        """Return whether the trace does not hold the incident yet."""
+        return incident not in self.incidents and incident.stamp not in self.stamps
+
+    def spans(self, reason: SamplingReason) -> list[Span]:
+        """Return the whole trace."""
+        end = msgspec.structs.replace(self.end, kept=reason)
+        again = [one.stamp for one in self.incidents if one.failure is None and one.stamp not in self.stamps]
+        failed = [span for one in self.incidents if one.failure is not None
+                  for span in stamp_spans(end, one.stamp, one.failure)]  # fmt: skip
+        return [*rebuilt(end, [*self.stamps, *again]), *failed, *self.more()]
 
 
 class Sink(Protocol):
@@ -44,6 +99,8 @@ class Tracing:
         self.on = sink is not None and sink.traces
         self._ratio = config.ratio if self.on else 0.0
         self.keeper = Keeper(self._ratio, config.slow_s)
+        self._ended: OrderedDict[str, _EndedRollout] = OrderedDict()
+        self._incidents: OrderedDict[str, list[Incident]] = OrderedDict()
 
     def sampled(self, group: str) -> bool:
         """Return whether the stages export spans of this group on the way."""
@@ -65,18 +122,51 @@ class Tracing:
                 found["trace/kept_ratio"] = self.keeper.kept_ratio
         return found
 
-    def end(self, end: RolloutEnd, stamps: Sequence[Stamp], more: Sequence[Span] = ()) -> bool:
+    def end(
+        self, end: RolloutEnd, stamps: Sequence[Stamp], more: Callable[[], Sequence[Span]] = _nothing
+    ) -> SamplingReason | None:
         """End a rollout: export its root, if its trace is kept, and what its stamps tell if nobody exported that.
 
-        Returns whether its trace is kept. `more` are spans of the caller's own that belong to the trace. `end.kept` is
-        filled in here.
+        Returns why its trace is kept, None if it is not. `more` makes spans of the caller's own that belong to the
+        trace. `end.kept` is filled in here.
         """
         if not self.on:
-            return False
-        e2e_s = (end.ended_ns - end.started_ns) / 1e9
-        reason = self.keeper.reason(end.group, stamps, e2e_s, failed=end.outcome == "dead_letter")
-        if reason is None:
-            return False
-        end = msgspec.structs.replace(end, kept=reason)
-        self.emit([*([root_span(end)] if reason == "ratio" else rebuilt(end, stamps)), *more])
-        return True
+            return None
+        ended = _EndedRollout(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
+        failed = any(one.failure is not None for one in ended.incidents)
+        reason = self.keeper.reason(
+            end.group,
+            [*stamps, *(one.stamp for one in ended.incidents)],
+            (end.ended_ns - end.started_ns) / 1e9,
+            cause="dead" if failed else end.cause,
+            late=end.late,
+        )
+        if self.sampled(end.group):
+            self.emit([root_span(msgspec.structs.replace(end, kept=reason or "ratio")), *more()])
+            return reason
+        if reason is not None:
+            ended.kept = True
+            self.emit(ended.spans(reason))
+        self._remember(self._ended, end.group, ended)
+        return reason
+
+    def record_incident(self, group: str, incident: Incident) -> None:
+        """Take in what a stage says of a rollout. Its trace is kept: when it ends here, or now if it has."""
+        if not self.on or self.sampled(group):
+            return  # the stage exports its spans itself
+        ended = self._ended.get(group)
+        if ended is None:
+            self._remember(self._incidents, group, [*self._incidents.get(group, []), incident][-_MAX_INCIDENTS:])
+        elif ended.lacks(incident):
+            ended.incidents = [*ended.incidents, incident][-_MAX_INCIDENTS:]
+            if ended.kept:
+                self.emit(stamp_spans(ended.end, incident.stamp, incident.failure))
+            else:
+                ended.kept = True
+                self.keeper.kept += 1
+                self.emit(ended.spans("redelivered" if incident.failure is None else "failed"))
+
+    def _remember(self, memory: OrderedDict[str, T], group: str, what: T) -> None:
+        memory[group] = what
+        if len(memory) > _MAX_REMEMBERED:
+            memory.popitem(last=False)

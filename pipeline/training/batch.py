@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
 
-__all__ = ["PackedBatch", "TrainingSequence", "pack"]
+__all__ = ["PackedBatch", "TrainingSequence", "pack", "sequence_fault"]
 
 LOGPROB_SLACK = 1e-4
 """How far above 0 rounding may lift a log-probability (nats)."""
@@ -92,6 +92,11 @@ class PackedBatch:
         if start < len(lengths):
             yield self._rows(start, len(lengths))
 
+    def of_group(self, group: str) -> PackedBatch:
+        """Return the rows of one group, which follow one another, trimmed to the longest of them."""
+        start = self.group_ids.index(group)
+        return self._rows(start, start + self.group_ids.count(group))
+
     def _rows(self, start: int, stop: int) -> PackedBatch:
         width = int(self.lengths_B[start:stop].max())
         return replace(
@@ -118,7 +123,7 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
     if not sequences:
         raise DataError("a batch needs at least one sequence.")
     for index, sequence in enumerate(sequences):
-        problem = _problem(sequence)
+        problem = sequence_fault(sequence)
         if problem:
             raise DataError(f"sequence {index} of the batch (group {sequence.group_id!r}) {problem}.")
     rows, width = len(sequences), max(len(sequence.tokens) for sequence in sequences)
@@ -148,8 +153,8 @@ def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBat
     )
 
 
-def _problem(sequence: TrainingSequence) -> str | None:
-    """Say what is wrong with a sequence, or None."""
+def sequence_fault(sequence: TrainingSequence) -> str | None:
+    """Return what is wrong with a sequence, so that it cannot be packed; None if nothing is."""
     length, mask_T = len(sequence.tokens), sequence.loss_mask
     if length == 0:
         return "has no tokens"
@@ -173,6 +178,8 @@ def _bad_values(name: str, values_T: NDArray[Any] | float | None, mask_T: NDArra
     if values_T is None:
         return None
     under_mask = values_T[mask_T] if isinstance(values_T, np.ndarray) else np.array([values_T])
+    with np.errstate(over="ignore"):  # what is too large for the tensors is as bad as infinite
+        under_mask = under_mask.astype(np.float32)
     if not np.isfinite(under_mask).all():
         return f"has {name} that are not finite"
     if name.endswith("logprobs") and under_mask.size and under_mask.max() > LOGPROB_SLACK:

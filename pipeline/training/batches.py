@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator
 from functools import cached_property
 from pathlib import Path
@@ -31,16 +33,20 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.disk import write_when_room
-from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
 from lachesis.pipeline.weights.files import weights_path, write_weights
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import TrainReport, Void
+from lachesis.schemas.ledger import GroupDrops, TrainReport, Void
 
 __all__ = ["Batch", "Batches", "Position", "batches"]
+
+log = logging.getLogger("lachesis")
 
 
 def batches(
@@ -85,6 +91,7 @@ class Batches:
         self._feed: BatchFeed | None = None
         self._open = contextlib.AsyncExitStack()
         self._voids: list[Void] = []
+        self._drops: list[GroupDrops] = []
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as stack:
@@ -137,7 +144,7 @@ class Batches:
             lambda: write_weights(tensors, Path(folder).absolute(), version),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
-        await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer))
+        await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer), vocabulary_of(model))
         return str(version)
 
     async def commit(self, batch: FedBatch, *, step: int, policy_version: str, checkpoint: str) -> None:
@@ -153,12 +160,29 @@ class Batches:
             lineage=PolicyVersion.parse(policy_version).lineage,
             checkpoint=checkpoint,
             voids=[void for void in self._voids if void.batch <= batch.batch.number],
+            drops=[drops for drops in self._drops if drops.batch <= batch.batch.number],
         )
         self._voids = [void for void in self._voids if void.batch > batch.batch.number]
+        self._drops = [drops for drops in self._drops if drops.batch > batch.batch.number]
 
     def void(self, batch: FedBatch, reason: str) -> None:
         """See `Batch.void`."""
         self._voids.append(Void(batch.batch.number, reason))
+        self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
+
+    def limits(self, batch: FedBatch) -> TrainerLimits:
+        """Return what the packed tensors can hold: by the run's policy, else what most of the batch's groups hold."""
+        if self.feed.policy is not None:
+            return TrainerLimits.of(self.feed.policy, text_only=True)
+        hashes = Counter(group.tokenizer_hash for _, group, _ in batch.groups)
+        return TrainerLimits(hashes.most_common(1)[0][0] if hashes else None)
+
+    def drop(self, batch: FedBatch, selected: TrainableBatch) -> None:
+        """Record what `Batch.packed` leaves out, for the commit that covers the batch."""
+        drops = selected.drops(batch.batch.number)
+        for drop in drops:
+            log.warning("batch %d lacks %d of its groups: %s", drop.batch, len(drop.seqs), drop.reason)
+        self._drops += drops
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         return self._iterate()
@@ -205,10 +229,22 @@ class Batch:
 
     @cached_property
     def packed(self) -> PackedBatch:
-        """The tensors, one row a sequence. Raises `DataError` when the batch cannot be trained: then `void` it."""
-        if self.fed.failure is not None:
-            raise self.fed.failure
-        return self.fed.pack(self.fed.groups[0][1].tokenizer_hash, pad_id=self._owner.pad_id)
+        """The tensors, one row a sequence, of the groups that can be used: `dropped` names the others, and the commit
+        records them. Raises `DataError` when none can be: then `void` the batch.
+        """
+        self._owner.drop(self.fed, self._selected)
+        return pack(self._selected.sequences, pad_id=self._owner.pad_id)
+
+    @property
+    def dropped(self) -> dict[str, str]:
+        """By group id, why the group is not in `packed`: a token id that the model does not know, an image, a per-token
+        column, a payload that is gone. Raises `DataError` as `packed`."""
+        names = {ref.seq: ref.group for ref in self.fed.batch.groups}
+        return {names[seq]: reason for seq, reason in self._selected.dropped.items()}
+
+    @cached_property
+    def _selected(self) -> TrainableBatch:
+        return self.fed.select(self._owner.limits(self.fed))
 
     async def publish(self, model: Any, tokenizer: Any, folder: str | Path) -> str:
         """Write the model's weights into `folder`, make them the run's policy and return the version's name.

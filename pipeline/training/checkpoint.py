@@ -5,6 +5,7 @@
                  trainer.json          `TrainerState`
                  SHA256SUMS            of all of them, as `sha256sum -c` reads it
     <folder>/latest                    the name of the newest complete checkpoint
+    <folder>/best                      the name of the one with the best held-out rate, if that is known
 
 Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
 replaced); `load_checkpoint` parses nothing in a folder that is not, byte for byte, what was written, and refuses
@@ -28,16 +29,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.disk import is_disk_full
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model, save_policy
-from lachesis.pipeline.training.state import POINTER, STATE, TrainerState
+from lachesis.pipeline.training.state import PARTIAL, POINTER, STATE, TrainerState, best_checkpoint, write_pointer
 from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import CheckpointError, ConfigError, FencedError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Numerics, Void
+from lachesis.schemas.ledger import GroupDrops, Numerics, Void
 from lachesis.schemas.values import from_json
 
 __all__ = [
@@ -48,7 +49,6 @@ __all__ = [
     "save_checkpoint",
 ]
 
-PARTIAL = ".partial-"
 RANDOM_STATE = "random_state"
 
 
@@ -102,20 +102,21 @@ def save_checkpoint(
     chain_hash: str,
     unreported: list[int],
     voids: Sequence[Void] = (),
+    drops: Sequence[GroupDrops] = (),
     numerics: Numerics | None = None,
     keep: int = 3,
 ) -> TrainerState:
     """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
 
-    The newest `keep` checkpoints stay, older ones and leftovers of crashed writers are removed. A save that fails (on
-    a full disk, say) leaves nothing behind.
+    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
+    that fails (on a full disk, say) leaves nothing behind.
     """
     if learner.model is not policy.model:
         raise ValueError("the learner trains another model than the policy's.")
     if keep < 1:
         raise ConfigError(f"keep is {keep}; at least the newest checkpoint must stay.")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     version = policy_version(learner.steps, lineage, policy_tensors(policy.model))
     state = TrainerState(
         step=learner.steps,
@@ -125,6 +126,7 @@ def save_checkpoint(
         chain_hash=chain_hash,
         unreported=unreported,
         voids=list(voids),
+        drops=list(drops),
         numerics=numerics,
     )
     name = _free_name(folder, learner.steps)
@@ -135,11 +137,10 @@ def save_checkpoint(
         save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
         (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_sums(partial)
-        for path in [*partial.rglob("*"), partial]:
-            fsync(path)
+        sync_tree(partial)
         partial.rename(folder / name)
         fsync(folder)
-        _point(folder, name)
+        write_pointer(folder, POINTER, name)
     except BaseException:
         _discard(folder, name)
         raise
@@ -221,19 +222,11 @@ def _free_name(folder: Path, step: int) -> str:
     return next(name for name in names if not (folder / name).exists())
 
 
-def _point(folder: Path, name: str) -> None:
-    pointer = folder / f"{PARTIAL}{POINTER}"
-    pointer.write_text(name + "\n")
-    fsync(pointer)
-    pointer.replace(folder / POINTER)
-    fsync(folder)
-
-
 def _prune(folder: Path, keep: int, newest: str) -> None:
     _remove(folder.glob(f"{PARTIAL}*"))
     complete = sorted((path for path in folder.glob("step-*") if path.is_dir()), key=lambda p: p.stat().st_mtime_ns)
-    older = [path for path in complete if path.name != newest]
-    for path in older[: max(0, len(older) - (keep - 1))]:
+    older, best = [path for path in complete if path.name != newest], best_checkpoint(folder)
+    for path in [path for path in older[: max(0, len(older) - (keep - 1))] if path != best]:
         path.rename(folder / f"{PARTIAL}{path.name}")  # what is half deleted must not pass for a checkpoint
     _remove(folder.glob(f"{PARTIAL}*"))
 

@@ -7,10 +7,11 @@ trainers under one name the later one wins and the other is told (`FencedError`)
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -18,28 +19,39 @@ import anyio
 import tenacity
 
 from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.read import Payload, fetch_batch, find_position, follow_ledger
+from lachesis.pipeline.batching.evidence import way_back
+from lachesis.pipeline.batching.read import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
-from lachesis.pipeline.training.batch import PackedBatch, pack
-from lachesis.pipeline.training.sequences import shuffled, training_sequences
+from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
 from lachesis.schemas import subjects
-from lachesis.schemas.annotations import Stamp, TeacherLogprobs
+from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import (
     BusClosedError,
+    DamagedError,
     DataError,
     FencedError,
     InfrastructureError,
     SchemaError,
-    VersionError,
 )
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Mismatch, Numerics, StepTimes, TrainReport, Void
-from lachesis.schemas.rollout import RolloutGroup
+from lachesis.schemas.ledger import (
+    Batch,
+    GroupDrops,
+    LedgerEntry,
+    Mismatch,
+    Numerics,
+    StepTimes,
+    TrainReport,
+    Void,
+)
 
 __all__ = ["BatchFeed", "FedBatch"]
+
+log = logging.getLogger("lachesis")
 
 _PATIENTLY = tenacity.AsyncRetrying(
     retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(BusClosedError),
@@ -51,28 +63,30 @@ _PATIENTLY = tenacity.AsyncRetrying(
 
 @dataclass(frozen=True, slots=True)
 class FedBatch:
-    """One batch with its payloads; `failure` says why they could not be fetched, in which case it cannot be trained."""
+    """One batch with its payloads. `unfetched`: by sequence in ROLLOUTS, why a group's payload could not be had."""
 
     entry: LedgerEntry
     batch: Batch
-    groups: list[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]]
-    failure: DataError | None
+    groups: list[Payload]
     fetched_ns: int
+    unfetched: dict[int, DataError] = field(default_factory=dict)
 
     @property
     def started_ns(self) -> dict[str, int]:
         """When the environment took each group up, Unix ns."""
         return {ref.group: group.started_ns for ref, group, _ in self.groups}
 
-    def pack(self, tokenizer_hash: str, *, pad_id: int = 0, shuffle_seed: int | None = None) -> PackedBatch:
-        """Return the tensors. Raises `DataError` when a group cannot be used. `shuffle_seed`: see `shuffled`."""
-        if self.failure is not None:
-            raise self.failure
-        sequences = []
-        for ref, group, teacher in self.groups:
-            used = ref if shuffle_seed is None else shuffled(ref, shuffle_seed)
-            sequences += training_sequences(used, group, teacher, tokenizer_hash=tokenizer_hash)
-        return pack(sequences, pad_id=pad_id)
+    def select(self, limits: TrainerLimits, *, shuffle_seed: int | None = None) -> TrainableBatch:
+        """Return what a trainer with these limits can use of the batch. Raises `DataError`, saying why, if nothing.
+
+        `shuffle_seed`: see `shuffled`.
+        """
+        unfetched = {seq: str(error) for seq, error in self.unfetched.items()}
+        selected = select_trainable(self.groups, limits, unfetched=unfetched, shuffle_seed=shuffle_seed)
+        if not selected.sequences:
+            first = next((selected.dropped[ref.seq] for ref in self.batch.groups if ref.seq in selected.dropped), "")
+            raise DataError(f"none of the batch's {len(self.batch.groups)} groups can be trained; the first: {first}")
+        return selected
 
     def stamps(self, start_ns: int, end_ns: int) -> Mapping[str, list[Stamp]]:
         """Return each group's stage stamps, the trainer's own included."""
@@ -92,6 +106,8 @@ class BatchFeed:
         self._report_seq = 0
         self._policy_revision = 0
         self.report: TrainReport | None = None
+        self.policy: PolicyRecord | None = None
+        """The newest policy that is known to be the run's."""
         self.position = Position()
 
     @classmethod
@@ -103,13 +119,22 @@ class BatchFeed:
         )
         if feed.report is not None:
             feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
-        policy = await bus.value(subjects.BUCKETS["policy"], run)
+        try:
+            policy = await bus.value(subjects.BUCKETS["policy"], run)
+        except DamagedError as error:  # the checkpoint is the truth; what is published next replaces the record
+            log.warning("the published policy cannot be read, and is published anew: %s", error)
+            policy = None
         feed._policy_revision = policy.revision if policy else 0
+        feed.policy = _policy(policy.value) if policy else None
         return feed
 
     async def knows(self, position: Position) -> None:
         """Make sure that the ledger goes as far as `position` and is the one it is of. Raises `LedgerError`."""
         await find_position(self._bus, self._run, self._trainer, position)
+
+    async def way_back(self, folder: Path) -> str:
+        """Say which checkpoint in `folder` the ledger still knows."""
+        return await way_back(self._bus, self._run, self._trainer, folder, self.report)
 
     def advance(self, fed: FedBatch) -> None:
         """Say that the batch is in the weights (or void)."""
@@ -125,15 +150,11 @@ class BatchFeed:
             async for entry in entries:
                 if entry.batch is None:
                     continue
-                failure: DataError | None = None
-                groups: list[Payload] = []
-                try:
-                    groups = await _PATIENTLY(fetch_batch, self._bus, entry.batch)
-                except VersionError:
-                    raise  # the batch is good, this build too old: it must not become void
-                except DataError as error:
-                    failure = error
-                yield FedBatch(entry, entry.batch, groups, failure, time.time_ns())
+                groups: list[Payload]
+                unfetched: dict[int, DataError]
+                # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
+                groups, unfetched = await _PATIENTLY(fetch_groups, self._bus, entry.batch)
+                yield FedBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
@@ -143,13 +164,19 @@ class BatchFeed:
         except FencedError:
             # An earlier attempt of ours may have been stored without our hearing of it: no two lives share a version.
             entry = await self._bus.value(bucket, self._run)
-            if entry is None or _version(entry.value) != record.version:
+            known = _policy(entry.value) if entry else None
+            if entry is None or known is None or known.version != record.version:
                 raise
             revision = entry.revision
-        self._policy_revision = revision
+        self._policy_revision, self.policy = revision, record
 
-    async def publish_weights(self, version: PolicyVersion, path: Path, tokenizer_hash: str) -> None:
-        """Make the weights file at `path` the run's policy. Raises `FencedError`, as `publish_policy`."""
+    async def publish_weights(
+        self, version: PolicyVersion, path: Path, tokenizer_hash: str, vocabulary: int | None
+    ) -> None:
+        """Make the weights file at `path` the run's policy. Raises `FencedError`, as `publish_policy`.
+
+        `vocabulary` is the number of token ids that the model knows: rollouts with others are refused.
+        """
         await self.publish_policy(
             PolicyRecord(
                 run=self._run,
@@ -157,6 +184,7 @@ class BatchFeed:
                 weights=str(path),
                 tokenizer_hash=tokenizer_hash,
                 written_ns=time.time_ns(),
+                vocabulary=vocabulary,
             )
         )
 
@@ -168,6 +196,7 @@ class BatchFeed:
         lineage: str,
         checkpoint: str,
         voids: list[Void],
+        drops: Sequence[GroupDrops] = (),
         next_batch: int | None = None,
         steps: Sequence[StepTimes] = (),
         mismatches: Sequence[Mismatch] = (),
@@ -176,7 +205,8 @@ class BatchFeed:
         """Report everything up to the position as trained and durable. Raises `FencedError`.
 
         `step` is the optimizer step, `next_batch` (default: the same) the number of the first batch not in the weights;
-        `steps` says when the steps since the last report were taken, `mismatches` what they found, `numerics` how.
+        `steps` says when the steps since the last report were taken, `mismatches` what they found, `numerics` how;
+        `drops` are the groups that were left out of batches since.
         """
         self.report = TrainReport(
             run=self._run,
@@ -190,6 +220,7 @@ class BatchFeed:
             policy_version=policy_version,
             checkpoint=checkpoint,
             voids=voids,
+            drops=list(drops),
             written_ns=time.time_ns(),
             steps=list(steps),
             mismatches=list(mismatches),
@@ -203,8 +234,8 @@ class BatchFeed:
         )
 
 
-def _version(record: bytes) -> str | None:
+def _policy(record: bytes) -> PolicyRecord | None:
     try:
-        return decode(PolicyRecord, record).version
+        return decode(PolicyRecord, record)
     except SchemaError:
         return None

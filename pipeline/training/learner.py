@@ -7,20 +7,27 @@ micro-batch size beyond rounding; on CPU with one thread the same weights and ba
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from lachesis.pipeline.telemetry.recorder import traced
-from lachesis.pipeline.training.batch import PackedBatch
+from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
+from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
+from lachesis.pipeline.weights.tensors import vocabulary_of
 from lachesis.schemas.errors import DataError
 
-__all__ = ["Learner", "StepMetrics", "token_logprobs"]
+__all__ = ["Learner", "NonFiniteError", "StepMetrics", "token_logprobs", "train_soundly"]
+
+
+class NonFiniteError(DataError):
+    """Raised when a batch's loss or gradient is not finite; `Learner.unsound_groups` says whose fault it is."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +61,19 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of the step."""
 
 
+class _Gradient(NamedTuple):
+    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on."""
+
+    loss: float
+    norm: float
+    sums: LossSums
+    probe: StepProbe | None
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
 class Learner:
     """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run."""
 
@@ -79,45 +99,31 @@ class Learner:
     def step(self, batch: PackedBatch) -> StepMetrics:
         """Train on `batch` once.
 
-        Raises DataError, with weights and optimizer untouched, when no token is trainable, a token id lies outside
-        the vocabulary, the gradient is not finite, or the step is too large and such steps are refused.
+        Raises DataError, with weights, optimizer and torch's random state untouched, when no token is trainable, a
+        token id lies outside the vocabulary, or the step is too large and such steps are refused, and `NonFiniteError`
+        when loss or gradient are not finite.
         """
         started = time.perf_counter()
         self._check(batch)
         rate = self.learning_rate
+        random_state = torch.get_rng_state()
         try:
-            loss, sums, probe = self._backward(batch)
-            grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
-            if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
-                raise DataError(
+            with traced("forward_backward"):
+                gradient = self._gradient(batch, loss_denominator(batch, self.config.loss))
+            loss, grad_norm = gradient.loss, gradient.norm
+            if not gradient.is_finite:
+                torch.set_rng_state(random_state)
+                raise NonFiniteError(
                     f"loss {loss} and gradient norm {grad_norm} of a batch of {batch.sequences} sequences are not "
                     "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
             with traced("optimizer.step"):
-                size = self._move(rate, probe)
+                size = self._move(rate, gradient.probe)
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         seconds = time.perf_counter() - started
-        return self._metrics(batch, sums, size, loss=loss, grad_norm=grad_norm, rate=rate, seconds=seconds)
-
-    def _backward(self, batch: PackedBatch) -> tuple[float, LossSums, StepProbe | None]:
-        """Accumulate the gradient of the whole batch; return the loss, its statistics, and what the step is measured
-        on."""
-        loss_config = self.config.loss
-        denominator = loss_denominator(batch, loss_config)
-        loss, sums, probe = 0.0, None, None
-        with traced("forward_backward"):
-            for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
-                logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
-                if probe is None and self.config.max_step_kl is not None:
-                    probe = StepProbe.of(micro, logprobs_BT)
-                output = grpo_loss(logprobs_BT, entropy_BT, micro, loss_config, denominator=denominator)
-                output.loss.backward()  # type: ignore[no-untyped-call]
-                loss += output.loss.item()
-                sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
-        assert sums is not None  # noqa: S101 - a batch with trainable tokens has at least one micro-batch
-        return loss, sums, probe
+        return self._metrics(batch, gradient.sums, size, loss=loss, grad_norm=grad_norm, rate=rate, seconds=seconds)
 
     def _move(self, rate: float, probe: StepProbe | None) -> StepSize | None:
         """Take the optimizer step, as far as it may go. Returns how large it was, None where that is not measured."""
@@ -143,11 +149,43 @@ class Learner:
     def _logprobs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
         return token_logprobs(self.model, tokens_BT, self.config.temperature)[0]
 
+    def unsound_groups(self, batch: PackedBatch) -> list[str]:
+        """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
+
+        One forward and backward pass for each; weights, optimizer and torch's random state stay as they are.
+        """
+        found, denominator = [], loss_denominator(batch, self.config.loss)
+        random_state = torch.get_rng_state()
+        for group in dict.fromkeys(batch.group_ids):
+            try:
+                gradient = self._gradient(batch.of_group(group), denominator)
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+                torch.set_rng_state(random_state)
+            if not gradient.is_finite:
+                found.append(group)
+        return found
+
+    def _gradient(self, batch: PackedBatch, denominator: int) -> _Gradient:
+        """Add the gradient of `batch` to the model's parameters, clipped."""
+        loss, sums, probe = 0.0, None, None
+        for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
+            logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
+            if probe is None and self.config.max_step_kl is not None:
+                probe = StepProbe.of(micro, logprobs_BT)
+            output = grpo_loss(logprobs_BT, entropy_BT, micro, self.config.loss, denominator=denominator)
+            output.loss.backward()  # type: ignore[no-untyped-call]
+            loss += output.loss.item()
+            sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
+        assert sums is not None  # noqa: S101 - a batch has at least one micro-batch
+        return _Gradient(loss, grad_norm, sums, probe)
+
     def _check(self, batch: PackedBatch) -> None:
         if not batch.trainable_tokens:
             raise DataError(f"a batch of {batch.sequences} sequences has no trainable token.")
-        vocabulary = self.model.config.vocab_size
-        if int(batch.tokens_BT.max()) >= vocabulary:
+        vocabulary = vocabulary_of(self.model)
+        if vocabulary is not None and int(batch.tokens_BT.max()) >= vocabulary:
             raise DataError(
                 f"the batch holds token id {int(batch.tokens_BT.max())}, the model knows {vocabulary}; "
                 "rollouts and trainer must use the same tokenizer."
@@ -179,6 +217,25 @@ class Learner:
             seconds=seconds,
             **metrics,
         )
+
+
+def train_soundly(
+    learner: Learner, selected: TrainableBatch, pad_id: int
+) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
+    """Take the optimizer step on what was selected, without groups whose own gradient is not finite.
+
+    Return what was trained, the step's metrics and the tensors. Raises `DataError` where nothing can be trained.
+    """
+    packed = pack(selected.sequences, pad_id=pad_id)
+    try:
+        return selected, learner.step(packed), packed
+    except NonFiniteError:
+        unsound = learner.unsound_groups(packed)
+        if not unsound or len(unsound) == len(set(packed.group_ids)):
+            raise
+    selected = selected.without(dict.fromkeys(unsound, "its loss or gradient by itself is not finite"))
+    packed = pack(selected.sequences, pad_id=pad_id)
+    return selected, learner.step(packed), packed
 
 
 def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

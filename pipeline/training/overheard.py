@@ -12,7 +12,16 @@ from lachesis.schemas.errors import SchemaError
 
 __all__ = ["Overheard"]
 
-_WANTED = ("curriculum/", "health/", "reliability/", "reward/", "reward_norm/", "reward_shaping/")
+_WANTED = (
+    "batching/tokens_per_sequence/",
+    "curriculum/",
+    "eval/",
+    "health/",
+    "reliability/",
+    "reward/",
+    "reward_norm/",
+    "reward_shaping/",
+)
 _SILENT_NS = 5_000_000_000
 """After so long a service that is silent is gone, and what it said of its queue with it."""
 
@@ -42,9 +51,9 @@ class Overheard:
                 del instances[instance]
 
     def figures(self) -> dict[str, float]:
-        """Return `curriculum/*`, `health/*`, `reliability/*`, `reward/*`, `reward_norm/*` and `reward_shaping/*` as the
-        services said them, and `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their
-        redeliveries together.
+        """Return `batching/tokens_per_sequence/*`, `curriculum/*`, `eval/*`, `health/*`, `reliability/*`,
+        `reward/*`, `reward_norm/*` and `reward_shaping/*` as the services said them, and
+        `queue/{service}/{lag,redelivered}`: the largest lag that an instance told, and their redeliveries together.
         """
         found: dict[str, float] = {}
         for service, instances in self._newest.items():

@@ -15,7 +15,7 @@ from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
-from lachesis.pipeline.training.state import CHECKPOINTS, POINTER, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
 __all__ = ["resume"]
@@ -67,19 +67,5 @@ async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
     except LedgerError as error:
         raise LedgerError(
             f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
-            f"{await _way_back(feed, folder)}; its weights can be kept as `model` of a new run"
+            f"{await feed.way_back(folder)}; its weights can be kept as `model` of a new run"
         ) from error
-
-
-async def _way_back(feed: BatchFeed, folder: Path) -> str:
-    """Say which checkpoint the ledger still knows: the steps after it are lost, and nothing else."""
-    for path, state in known_checkpoints(folder):
-        try:
-            await feed.knows(state.position)
-        except LedgerError:
-            continue
-        if feed.report is None or feed.report.step <= state.step:
-            return (
-                f"to go back to step {state.step}, which this ledger knows, write {path.name!r} into {folder / POINTER}"
-            )
-    return f"no checkpoint in {folder} is one that this ledger knows"

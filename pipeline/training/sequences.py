@@ -1,41 +1,92 @@
 """From a batch's groups to training sequences: which tokens, which advantage, which teacher logprobs.
 
-Pure. A sample whose advantage is None is left out. Guarantees that what this trainer cannot use is refused
-(`UnsupportedError`), never dropped in silence.
+Pure. A sample whose advantage is None is left out. Guarantees that a group which this trainer cannot use is left out
+with a reason, never in silence, and costs no other group of its batch; that the same groups give the same choice; and
+that the advantages of the others stay as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.training.batch import TrainingSequence
+from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.training.batch import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.errors import DataError, UnsupportedError
-from lachesis.schemas.ledger import GroupRef
+from lachesis.schemas.ledger import LONGEST_DROP_REASON, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["shuffled", "training_sequences"]
+__all__ = ["TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
+
+
+class TrainableBatch(NamedTuple):
+    """What is trained of a batch. `dropped`: by sequence in ROLLOUTS why a group cannot be used."""
+
+    refs: list[GroupRef]
+    sequences: list[TrainingSequence]
+    dropped: dict[int, str]
+
+    def without(self, groups: Mapping[str, str]) -> TrainableBatch:
+        """Return it without the groups of these ids, each given with the reason."""
+        return TrainableBatch(
+            [ref for ref in self.refs if ref.group not in groups],
+            [sequence for sequence in self.sequences if sequence.group_id not in groups],
+            self.dropped | {ref.seq: groups[ref.group] for ref in self.refs if ref.group in groups},
+        )
+
+    def drops(self, batch: int) -> list[GroupDrops]:
+        """Return the record of what was dropped of batch number `batch`, groups with the same reason together."""
+        by_reason: dict[str, list[int]] = {}
+        for seq, reason in sorted(self.dropped.items()):
+            by_reason.setdefault(reason[:LONGEST_DROP_REASON], []).append(seq)
+        return [GroupDrops(batch, seqs, reason) for reason, seqs in by_reason.items()]
+
+
+def select_trainable(
+    payloads: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
+    limits: TrainerLimits,
+    *,
+    unfetched: Mapping[int, str] | None = None,
+    shuffle_seed: int | None = None,
+) -> TrainableBatch:
+    """Return the sequences of the groups that can be used, in the order given, and why the others cannot.
+
+    `unfetched` are groups of the batch that could not even be read. `shuffle_seed`: see `shuffled`.
+    """
+    dropped = dict(unfetched or {})
+    refs, sequences = [], []
+    for ref, group, teacher in payloads:
+        used = ref if shuffle_seed is None else shuffled(ref, shuffle_seed)
+        try:
+            found = training_sequences(used, group, teacher, limits)
+        except DataError as error:
+            dropped[ref.seq] = str(error)
+        else:
+            refs.append(ref)
+            sequences += found
+    return TrainableBatch(refs, sequences, dropped)
 
 
 def training_sequences(
-    ref: GroupRef, group: RolloutGroup, teacher: TeacherLogprobs | None, *, tokenizer_hash: str
+    ref: GroupRef, group: RolloutGroup, teacher: TeacherLogprobs | None, limits: TrainerLimits
 ) -> list[TrainingSequence]:
-    """Return the sequences of one group.
+    """Return the sequences of one group, each fit to be packed.
 
-    Raises `DataError` when the group was made with another tokenizer or does not fit its advantages or its teacher
-    arrays, `UnsupportedError` when it holds attachments or per-token columns, which a text policy has no use for, or
-    no logprobs.
+    Raises `DataError` when the group does not fit its advantages or its teacher arrays, holds a value that no loss can
+    take, or nothing to train on; `UnsupportedError` when this trainer cannot use it (see `why_untrainable`), or when it
+    has no logprobs.
     """
-    if group.tokenizer_hash != tokenizer_hash:
-        raise DataError(f"group {group.id}: tokenizer {group.tokenizer_hash[:12]} is not ours, {tokenizer_hash[:12]}")
-    if group.attachments or group.sequences.columns:
-        held = ["attachments"] * bool(group.attachments) + sorted(group.sequences.columns)
-        raise UnsupportedError(f"group {group.id} holds {', '.join(held)}; this trainer reads text tokens alone")
+    reason = why_untrainable(group, limits)
+    if reason is not None:
+        raise UnsupportedError(reason)
     if len(ref.advantages) != group.sequences.n_samples:
-        raise DataError(f"group {group.id}: {len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
+        raise DataError(f"{len(ref.advantages)} advantages for {group.sequences.n_samples} samples")
     if teacher is not None and teacher.n_tokens != group.sequences.n_tokens:
-        raise DataError(f"group {group.id}: {teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
+        raise DataError(f"{teacher.n_tokens} teacher logprobs for {group.sequences.n_tokens} tokens")
     teacher_values = None if teacher is None else teacher.values()
     cuts = group.sequences.cuts()
     samples = group.sequences.sample_index or range(len(group.sequences))
@@ -45,23 +96,25 @@ def training_sequences(
         if advantage is None or not sequence.loss_mask.any():
             continue
         if sequence.logprobs is None:
-            raise UnsupportedError(
-                f"group {group.id} has no logprobs, which tell the policy that made it from this one"
-            )
+            raise UnsupportedError("it has no logprobs, which tell the policy that made it from this one")
         has_teacher = teacher is not None and i not in teacher.missing
-        found.append(
-            TrainingSequence(
-                tokens=sequence.tokens,
-                loss_mask=sequence.loss_mask,
-                logprobs=sequence.logprobs,
-                advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
-                teacher_logprobs=teacher_values[cuts[i] : cuts[i + 1]]
-                if has_teacher and teacher_values is not None
-                else None,
-                group_id=group.id,
-                policy_step=ref.policy_step,
-            )
+        training = TrainingSequence(
+            tokens=sequence.tokens,
+            loss_mask=sequence.loss_mask,
+            logprobs=sequence.logprobs,
+            advantage=advantage if sequence.token_advantages is None else sequence.token_advantages,
+            teacher_logprobs=teacher_values[cuts[i] : cuts[i + 1]]
+            if has_teacher and teacher_values is not None
+            else None,
+            group_id=group.id,
+            policy_step=ref.policy_step,
         )
+        fault = sequence_fault(training)
+        if fault is not None:
+            raise DataError(f"sequence {i} {fault}")
+        found.append(training)
+    if not found:
+        raise DataError("no sample has both an advantage and a token to train on")
     return found
 
 

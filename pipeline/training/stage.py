@@ -3,17 +3,20 @@
 Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the
 checkpoint holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint
 that contains it is on disk; a trainer that starts again goes on from its newest checkpoint under a new lineage, so two
-different weights never share a policy version. A batch that cannot be trained is reported void and its step counted.
+different weights never share a policy version. A group that cannot be used is dropped, with its reason in checkpoint
+and report, and the others of its batch are trained: the same ones after a crash. A batch of which nothing can be used
+is reported void and its step counted.
 """
 
 import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -24,36 +27,45 @@ from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role
+from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
+from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
-from lachesis.pipeline.training.learner import Learner, StepMetrics
+from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.overheard import Overheard
 from lachesis.pipeline.training.resume import resume
 from lachesis.pipeline.training.rolling import Rolling, Trained
-from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint
+from lachesis.pipeline.training.sequences import TrainableBatch
+from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
 from lachesis.pipeline.weights.files import prune_weights, weights_path, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
-from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.errors import CheckpointError, DataError, InfrastructureError
-from lachesis.schemas.ledger import LedgerEntry, Mismatch, StepTimes, Void
+from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
+from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, Void
 
 __all__ = ["OnPast", "run_trainer"]
 
 log = logging.getLogger("lachesis")
 
 _IDLE_S = 10.0
+_EVALUATIONS_S = 5.0
+"""Seconds that a checkpoint may wait for what evaluations there are."""
 _SLOW_STEPS = 20
 _SLOW_SHOWN = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
+_MAX_DROPS_PER_REPORT = 4096
+"""Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                         tasks.start_soon(_push_weights, service, config, policy_url)
                     await trainer.publish_policy()
                     tasks.start_soon(trainer.overheard.listen, service)
+                    tasks.start_soon(follow_incidents, service)
                 service.recovered()
                 await trainer.train()
     except InfrastructureError:
@@ -104,7 +117,15 @@ async def _tell_drain(service: Service, config: RunConfig) -> None:
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
     """Keep an inference server that is not ours (vLLM, say) on the newest weights."""
     async with open_role(service.bus, config.run, "policy", url=url) as directory:
-        await follow_policy(service, directory, anyio.Event())
+        await follow_policy(service, directory, anyio.Event(), config.training.name)
+
+
+class _Learned(NamedTuple):
+    """The figures of a batch's step; by sequence in ROLLOUTS, why groups were dropped; why the batch is void."""
+
+    figures: dict[str, float]
+    dropped: dict[int, str]
+    void: str | None
 
 
 class _Trainer:
@@ -123,9 +144,12 @@ class _Trainer:
         self.config = config
         self.policy = policy
         self.learner = learner
+        self.limits = TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model))
         self.feed = feed
         self.lineage = os.urandom(3).hex()
         self.voids: list[Void] = []
+        self.drops: list[GroupDrops] = []
+        self.dropped = 0  # groups, in this life
         self.times: list[StepTimes] = []  # of the steps since the last report
         self.mismatches: list[Mismatch] = []
         self.large_step: str | None = None  # what was said of the last step, if it was too large
@@ -134,6 +158,7 @@ class _Trainer:
         self.on_past = on_past
         self.numerics = numerics_of(config)
         self.overheard = Overheard()
+        self.evaluations = EvaluationReader(service.bus, config)
         self.checkpointed = learner.steps
         self.rolling = Rolling()
         self.newest: FedBatch | None = None
@@ -151,7 +176,7 @@ class _Trainer:
         await tracking.resume(learner.steps)
         trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking, on_past=on_past)
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
-            trainer.voids = list(checkpoint.state.voids)
+            trainer.voids, trainer.drops = list(checkpoint.state.voids), list(checkpoint.state.drops)
             await trainer.report(checkpoint.state, checkpoint.path)
         return trainer
 
@@ -219,14 +244,18 @@ class _Trainer:
         start_ns = self.service.now_ns()
         trace, span = step_trace(batch)
         with recording(self.service.tracing.clock, self.service.name, trace, span) as children:
-            figures, void = await self._learn(batch)
+            learned = await self._learn(batch)
             self.feed.advance(batch)
             self.newest = batch
             if self.on_past is None:
                 with traced("publish_weights"):
                     await self.publish_policy()
         ended_ns = self.service.now_ns()
-        kept = trace_step(self.service, batch, (start_ns, ended_ns), children, void=void)
+        void, figures = learned.void, learned.figures
+        teacher = self.config.batching.teacher != "off"
+        kept = trace_step(
+            self.service, batch, (start_ns, ended_ns), children, void=void, dropped=learned.dropped, teacher=teacher
+        )
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
         self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
@@ -242,30 +271,43 @@ class _Trainer:
         self.service.vitals.emitted += len(batch.batch.groups)
         await self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
-        if due or self._finished():
+        many = sum(len(drops.seqs) for drops in self.drops) >= _MAX_DROPS_PER_REPORT
+        if due or many or self._finished():
             await self._checkpoint()
 
-    async def _learn(self, batch: FedBatch) -> tuple[dict[str, float], str | None]:
-        """Take the optimizer step and return its figures; or count it, and say why the batch is void."""
+    async def _learn(self, batch: FedBatch) -> _Learned:
+        """Take the optimizer step on what can be used of the batch; or count it, and say why the batch is void."""
         number = batch.batch.number
-        if self.on_past is not None and batch.failure is not None:
-            raise batch.failure  # it was there when the ledger was formed
+        if self.on_past is not None and batch.unfetched:
+            raise next(iter(batch.unfetched.values()))  # it was there when the ledger was formed
         try:
-            packed = batch.pack(
-                self.policy.tokenizer_hash,
-                pad_id=self.policy.tokenizer.pad_token_id or 0,
-                shuffle_seed=self.config.seed if self.config.training.shuffle_advantages else None,
-            )
-            metrics = await anyio.to_thread.run_sync(self.learner.step, packed)
+            selected, metrics, packed = await anyio.to_thread.run_sync(self._train, batch)
         except DataError as error:
             log.warning("batch %d is void: %s", number, error)
             self.voids.append(Void(number, str(error)))
             self.learner.steps = number + 1
-            return {}, str(error)
+            return _Learned({}, {}, str(error))
+        self._record_drops(number, selected)
         self.mismatches.append(mismatch_of(metrics))
         self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
-        return step_figures(metrics, packed, batch.batch.groups, number, past), None
+        figures = step_figures(metrics, packed, selected.refs, number, past)
+        return _Learned(figures | {"train/dropped_groups": float(self.dropped)}, selected.dropped, None)
+
+    def _train(self, batch: FedBatch) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
+        settings = self.config.training
+        selected = batch.select(self.limits, shuffle_seed=self.config.seed if settings.shuffle_advantages else None)
+        return train_soundly(self.learner, selected, self.policy.tokenizer.pad_token_id or 0)
+
+    def _record_drops(self, number: int, selected: TrainableBatch) -> None:
+        drops = selected.drops(number)
+        for drop in drops:
+            log.warning(
+                "batch %d is trained without %d of its groups, at %s of ROLLOUTS: %s",
+                number, len(drop.seqs), ", ".join(map(str, drop.seqs[:_SLOW_SHOWN])), drop.reason,
+            )  # fmt: skip
+        self.drops += drops
+        self.dropped += len(selected.dropped)
 
     def _tell_large_step(self, metrics: StepMetrics) -> None:
         """Warn of the first of several steps that were too large; the note stays until one is not."""
@@ -298,7 +340,8 @@ class _Trainer:
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
         await self._tell(
-            "publish the policy", partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash)
+            "publish the policy",
+            partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash, self.limits.vocabulary),
         )
         self.service.recovered()
         prune_weights(folder, keep=self.config.training.weights_kept)
@@ -307,6 +350,7 @@ class _Trainer:
         """Make the present step durable, then report it."""
         settings = self.config.training
         folder = self.config.path / CHECKPOINTS
+        await self._point_to_best()  # so that the best one is not among those that are removed now
         state = await write_when_room(
             folder,
             partial(
@@ -319,6 +363,7 @@ class _Trainer:
                 chain_hash=self.feed.position.digest,
                 unreported=list(range(self.checkpointed, self.learner.steps)),
                 voids=self.voids,
+                drops=self.drops,
                 numerics=self.numerics,
                 keep=settings.checkpoints_kept,
             ),
@@ -326,10 +371,25 @@ class _Trainer:
         )
         self.checkpointed = self.learner.steps
         await self.report(state, latest_checkpoint(folder))
+        await self._point_to_best()
         if self.newest is not None:
             self.tracking.samples(sample_rows(self.newest.groups))
             if self.on_past is not None:
                 self.on_past.durable(self.newest.entry)
+
+    async def _point_to_best(self) -> None:
+        """Let `best` name the checkpoint of the best held-out rate, by the evaluations that can be read at once.
+
+        No checkpoint waits for them, nor fails without: the next one asks again.
+        """
+        if self.on_past is not None or not self.evaluations.reads:
+            return
+        with anyio.move_on_after(_EVALUATIONS_S), suppress(InfrastructureError, HistoryLostError):
+            await self.evaluations.catch_up()
+        best = self.evaluations.evaluations.best
+        if best is not None:
+            folder = self.config.path / CHECKPOINTS
+            await write_when_room(folder, partial(point_to_best, folder, best))
 
     async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
         """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.
@@ -359,9 +419,10 @@ class _Trainer:
             lineage=state.lineage,
             checkpoint=str(path),
             voids=self.voids,
+            drops=self.drops,
             steps=self.times,
             mismatches=self.mismatches,
             numerics=state.numerics,  # of who took the steps, not of who reports them
         )
         await self._tell("report what was trained", report)
-        self.voids, self.times, self.mismatches = [], [], []
+        self.voids, self.drops, self.times, self.mismatches = [], [], [], []

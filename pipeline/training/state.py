@@ -1,4 +1,4 @@
-"""What checkpoints know of themselves, read without loading them; it takes no torch."""
+"""What checkpoints know of themselves, and the pointers to the newest and the best; it takes no torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,34 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.fsync import fsync
 from lachesis.schemas.errors import CheckpointError, SchemaError
-from lachesis.schemas.ledger import Numerics, Void
+from lachesis.schemas.ids import PolicyVersion
+from lachesis.schemas.ledger import GroupDrops, Numerics, Void
 from lachesis.schemas.values import Count, from_json
 
-__all__ = ["CHECKPOINTS", "POINTER", "STATE", "TrainerState", "known_checkpoints", "latest_checkpoint", "state_of"]
+__all__ = [
+    "BEST",
+    "CHECKPOINTS",
+    "PARTIAL",
+    "POINTER",
+    "STATE",
+    "TrainerState",
+    "best_checkpoint",
+    "known_checkpoints",
+    "latest_checkpoint",
+    "point_to_best",
+    "state_of",
+    "write_pointer",
+]
 
 CHECKPOINTS = "checkpoints"
 """Where in a run's folder the checkpoints are."""
 POINTER, STATE = "latest", "trainer.json"
+BEST = "best"
+"""The pointer to the checkpoint of the best held-out rate."""
+PARTIAL = ".partial-"
+"""How the name of what is still being written begins."""
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +54,8 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Indexes of batches that are in the weights but not yet reported as trained, ascending."""
     voids: list[Void] = []
     """Those of them that could not be trained."""
+    drops: list[GroupDrops] = []
+    """The groups that were left out of the others, and why."""
     numerics: Numerics | None = None
     """How the steps were computed that the trainer has taken since its start; None: not recorded."""
 
@@ -69,6 +90,51 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
             "folder into it, or remove it to start anew."
         )
     return path
+
+
+def best_checkpoint(folder: str | Path) -> Path | None:
+    """Return the checkpoint of the best held-out rate, None where none is known, or the one begun with is the best."""
+    folder = Path(folder)
+    try:
+        name = (folder / BEST).read_text().strip()
+    except FileNotFoundError:
+        return None
+    path = folder / name
+    return path if name and Path(name).name == name and path.is_dir() else None
+
+
+def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
+    """Let the pointer `best` name the checkpoint of the policy with the best held-out rate, and return that.
+
+    Where there is no checkpoint of this very policy, it names the one whose step is nearest, the older of two. There is
+    none, and no pointer, where the best policy is the one that training began with.
+    """
+    known = known_checkpoints(folder)
+    if best.step == 0 or not known:
+        (folder / BEST).unlink(missing_ok=True)
+        return None
+
+    def distance(checkpoint: tuple[Path, TrainerState]) -> tuple[int, bool, int]:
+        state = checkpoint[1]
+        return abs(state.step - best.step), not state.policy_version.endswith(best.digest), state.step
+
+    path, _ = min(known, key=distance)
+    if best_checkpoint(folder) != path:
+        write_pointer(folder, BEST, path.name)
+    return path
+
+
+def write_pointer(folder: Path, pointer: str, name: str) -> None:
+    """Let the file `pointer` of `folder` name a checkpoint; a crash leaves it as it was, or as it shall be."""
+    partial = folder / f"{PARTIAL}{pointer}"
+    try:
+        partial.write_text(name + "\n")
+        fsync(partial)
+        partial.replace(folder / pointer)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    fsync(folder)
 
 
 def known_checkpoints(folder: Path) -> list[tuple[Path, TrainerState]]:

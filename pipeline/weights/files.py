@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.fsync import fsync, make_folder
 from lachesis.pipeline.weights.tensors import check_coverage, weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
@@ -50,7 +50,7 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, versi
     """
     _check_digest(tensors, version, "the tensors to be written")
     path = weights_path(folder, version)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     for leftover in path.parent.glob(".*.safetensors.*.partial"):
         leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

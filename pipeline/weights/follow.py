@@ -9,6 +9,7 @@ import anyio
 
 from lachesis.pipeline.inference.directory import Directory
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
@@ -19,8 +20,11 @@ __all__ = ["follow_policy"]
 log = logging.getLogger("lachesis")
 
 
-async def follow_policy(service: Service, directory: Directory, loaded: anyio.Event) -> None:
-    """Load each new policy record into the directory's server until cancelled; set `loaded` after the first."""
+async def follow_policy(service: Service, directory: Directory, loaded: anyio.Event, trainer: str) -> None:
+    """Load each new policy record into the directory's server until cancelled; set `loaded` after the first.
+
+    `trainer` is who makes them: each update is a span of the step that made the weights.
+    """
     async with service.bus.watch(subjects.BUCKETS["policy"], service.run) as entries:
         async for entry in entries:
             try:
@@ -31,10 +35,11 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
                 log.warning("a policy record cannot be read: %s", error)
                 continue
             try:
-                async for attempt in service.retrying(f"load weights {record.version}"):
-                    with attempt:
-                        client = await directory.current()
-                        await client.update_weights(record.weights, record.version)
+                with traced_update(service, trainer, record.policy_version):
+                    async for attempt in service.retrying(f"load weights {record.version}"):
+                        with attempt:
+                            client = await directory.current()
+                            await client.update_weights(record.weights, record.version)
             except InfrastructureError:
                 return  # draining
             except DataError as error:

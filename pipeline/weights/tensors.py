@@ -16,7 +16,15 @@ import torch
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["DIGEST_LENGTH", "check_coverage", "load_tensors", "policy_tensors", "policy_version", "weights_digest"]
+__all__ = [
+    "DIGEST_LENGTH",
+    "check_coverage",
+    "load_tensors",
+    "policy_tensors",
+    "policy_version",
+    "vocabulary_of",
+    "weights_digest",
+]
 
 DIGEST_LENGTH = 12
 """Hex digits of the digest that a policy version carries."""
@@ -38,6 +46,13 @@ def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
         seen.add(identity)
         tensors[name] = tensor
     return dict(sorted(tensors.items()))
+
+
+def vocabulary_of(model: Any) -> int | None:
+    """Return how many token ids `model` knows; None for a model that does not say so as those of Hugging Face do."""
+    embeddings = getattr(model, "get_input_embeddings", lambda: None)()
+    known = getattr(embeddings, "num_embeddings", None) or getattr(getattr(model, "config", None), "vocab_size", None)
+    return known if isinstance(known, int) else None
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:

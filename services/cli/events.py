@@ -23,7 +23,10 @@ from lachesis.services.cli.output import printable
 __all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
 
 _IN_SUBJECT = {"v", "run", "env", "revision"}
-_MACHINERY = {"stamps", "previous", "resolved", "producers", "term", "chain", "commit", "tokenizer_hash"}
+_MACHINERY = {
+    "stamps", "previous", "resolved", "producers", "term", "chain", "commit", "tokenizer_hash",
+    "tasks", "task_successes", "task_judged",
+}  # fmt: skip
 """Fields that serve the pipeline or `lachesis trace`, and not whoever reads along."""
 _ENVELOPE = ("stream", "subject", "seq", "time_ns")
 

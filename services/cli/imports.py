@@ -102,8 +102,8 @@ def _tell(done: Imported) -> None:
     print(f"{done.stored} groups stored ({done.sequences} sequences, {human_bytes(done.bytes)}), {rate}")
     if done.untrainable:
         print(
-            f"{done.untrainable} came without logprobs: they are never trained on, and can be scored again if they "
-            "have their texts"
+            f"{done.untrainable} came without logprobs, or with what the trainer cannot use (images, per-token "
+            "columns, unknown token ids): they are never trained on, and can be scored again if they have their texts"
         )
     if done.known:
         print(f"{done.known} were stored already")

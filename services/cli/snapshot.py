@@ -19,15 +19,18 @@ from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
-from lachesis.schemas.errors import InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
 from lachesis.services.cli.checks.cluster import check_copies
 from lachesis.services.connect import SILENCE_S, History, is_trained, other_runs, recent_heartbeats, unknown_run
+from lachesis.services.live.evaluations import EvaluationStatus, evaluation_rows, evaluation_warnings
 from lachesis.services.live.overview import by_outcome
+from lachesis.services.live.progress import newest_figures
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.live.store import StoreWarning
 from lachesis.services.supervisor import planned_services
@@ -80,6 +83,9 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     batches: int
     voids: int
+    """Batches since the report before of which nothing was trained."""
+    dropped: int
+    """Groups since the report before that could not be used, in batches that were trained without them."""
     policy_version: str
     checkpoint: str
     age_s: float
@@ -89,6 +95,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
 
     `problems`: why something is not known. `streams` None: not known.
+    evaluations: the newest of each environment. reward: mean of the newest training step. warnings: held-out rates that
+    fell.
     """
 
     run: str
@@ -101,6 +109,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ledger: LedgerStatus | None
     policy: PolicyStatus | None
     trainer: TrainerStatus | None
+    evaluations: list[EvaluationStatus] = []
+    reward: float | None = None
+    warnings: list[str] = []
 
 
 async def take(history: History, config: RunConfig) -> Snapshot:
@@ -113,6 +124,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
     look = _Look(bus)
     planned = planned_services(config)
     heard: dict[str, Heartbeat] = {}
+    reader = EvaluationReader(bus, config)
     await look.gather(
         {
             "others": lambda: other_runs(bus, config),
@@ -122,6 +134,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
             "ledger": lambda: _ledger(bus, config),
             "policy": lambda: _policy(bus, config),
             "trainer": lambda: _trainer(bus, config),
+            "evaluations": reader.catch_up,
         }
     )
     found = look.found
@@ -134,7 +147,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
     if silent and not ended and not problems:
         problems = await cluster_problems(bus)
     url = bus.client.connected_url
-    absent = "ended" if ended else "unknown" if problems else "silent"
+    services = merge(beats, planned, absent="ended" if ended else "unknown" if problems else "silent")
     return Snapshot(
         run=config.run,
         ended=ended,
@@ -142,11 +155,19 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         server_version=server_version(bus),
         problems=problems if ended else [*StoreWarning(config).look(), *problems],
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
-        services=merge(beats, planned, absent=absent),
+        services=services,
         ledger=found.get("ledger"),
         policy=found.get("policy"),
         trainer=found.get("trainer"),
+        evaluations=evaluation_rows(reader.evaluations),
+        reward=_reward(services, config),
+        warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
     )
+
+
+def _reward(services: list[ServiceStatus], config: RunConfig) -> float | None:
+    told = (row.metrics.get("reward/mean") for row in services if row.service == "trainer")
+    return next((value for value in told if value is not None), newest_figures(config.path).get("reward/mean"))
 
 
 class _Look:
@@ -164,8 +185,12 @@ class _Look:
 
         async def ask(name: str, question: Callable[[], Awaitable[Any]]) -> None:
             with suppress(InfrastructureError):
-                with suppress(NotFoundError):  # no such stream yet
+                try:
                     self.found[name] = await question()
+                except NotFoundError:
+                    pass  # no such stream yet
+                except DamagedError as error:
+                    self.problems.append(str(error))
                 left.discard(name)
             if not left:
                 done.set()
@@ -246,6 +271,7 @@ async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
         step=report.step,
         batches=report.next_batch,
         voids=len(report.voids),
+        dropped=sum(len(drops.seqs) for drops in report.drops),
         policy_version=report.policy_version,
         checkpoint=report.checkpoint,
         age_s=_age(stored.time_ns),

@@ -11,6 +11,7 @@ from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
 from lachesis.services.cli.snapshot import Snapshot, take
 from lachesis.services.connect import LOOK_S, open_run
+from lachesis.services.live.evaluations import evaluation_summary
 from lachesis.services.live.overview import barren
 from lachesis.services.live.services import Quantiles, ServiceStatus
 
@@ -47,11 +48,13 @@ def _print(snapshot: Snapshot) -> None:
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
+    for evaluation in snapshot.evaluations:
+        print(f"held out {printable(evaluation_summary(evaluation))}{_beside(snapshot.reward)}")
     promoted = snapshot.ledger.promoted if snapshot.ledger else None
     if promoted is not None:
         print(f"judged   by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}")
-    for warning in barren(snapshot.ledger.outcomes if snapshot.ledger else {}):
-        print(f"warning  {warning}")
+    for warning in [*barren(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
+        print(f"warning  {printable(warning)}")
     print()
     print_columns(_columns(snapshot.services))
     for row in snapshot.services:
@@ -70,6 +73,10 @@ def _print(snapshot: Snapshot) -> None:
         for row in snapshot.streams
     )
     print_table(("stream", "messages", "bytes", "budget", "full"), streams)
+
+
+def _beside(reward: float | None) -> str:
+    return "" if reward is None else f"; training reward {reward:.3g}"
 
 
 def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
@@ -109,7 +116,8 @@ def _trainer(snapshot: Snapshot) -> str:
         taken = row.metrics.get("train/step")
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
-    return f"step {trainer.step} durable, batches {trainer.batches}{voids}, {trainer.age_s:.0f} s ago"
+    dropped = f", {trainer.dropped} groups of the last ones dropped (see the log)" if trainer.dropped else ""
+    return f"step {trainer.step} durable, batches {trainer.batches}{voids}{dropped}, {trainer.age_s:.0f} s ago"
 
 
 def _ledger(snapshot: Snapshot) -> str:
@@ -119,8 +127,17 @@ def _ledger(snapshot: Snapshot) -> str:
     outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
     return (
         f"entry {ledger.index}, batches {ledger.batches}, every rollout up to {ledger.watermark} has its outcome, "
-        f"{ledger.age_s:.0f} s ago; groups: {outcomes}"
+        f"{ledger.age_s:.0f} s ago; groups: {outcomes}{_lengths(snapshot)}"
     )
+
+
+def _lengths(snapshot: Snapshot) -> str:
+    """Say how long the groups are that are dropped as stale, beside those that are trained; empty while none is."""
+    metrics = next((row.metrics for row in snapshot.services if row.service == "batcher"), {})
+    stale, batched = (metrics.get(f"batching/tokens_per_sequence/{kind}") for kind in ("stale", "batched"))
+    if stale is None or batched is None:
+        return ""
+    return f"; tokens a sequence: {batched:.0f} trained, {stale:.0f} dropped as stale"
 
 
 def _times(times: Quantiles) -> str | None:

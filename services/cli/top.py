@@ -1,11 +1,13 @@
 """`lachesis top`: a run as it goes, redrawn once a second, or one look at it as text or JSON.
 
-What goes in: heartbeats, and what the server says of the durable consumers; nothing else is read and nothing written.
+What goes in: heartbeats, evaluations, what the server says of the durable consumers, and the figures in the run's
+folder where a rate fell; nothing else is read and nothing written.
 """
 
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import aclosing, suppress
 
 import anyio
 import msgspec
@@ -16,6 +18,7 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
@@ -26,6 +29,12 @@ from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_number, human_seconds, print_json, printable
 from lachesis.services.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
+from lachesis.services.live.evaluations import (
+    EvaluationStatus,
+    evaluation_rows,
+    evaluation_summary,
+    evaluation_warnings,
+)
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
@@ -91,6 +100,7 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
             async with background() as tasks:
                 tasks.start_soon(watch.follow_heartbeats, bus)
                 tasks.start_soon(watch.follow_consumers, bus)
+                tasks.start_soon(watch.follow_evaluations, bus)
                 if once:
                     await anyio.sleep(window_s)
                 else:
@@ -103,7 +113,13 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
 async def _last_look(bus: Bus, config: RunConfig) -> Overview:
     last = await bus.last(subjects.LEDGER, subjects.ledger(config.run, config.training.name))
     outcomes = decode(LedgerEntry, last.data).totals if last else {}
-    return look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
+    reader = EvaluationReader(bus, config)
+    await reader.catch_up()
+    overview = look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
+    fallen = evaluation_warnings(reader.evaluations, config.path).values()
+    return msgspec.structs.replace(
+        overview, evaluations=evaluation_rows(reader.evaluations), warnings=[*overview.warnings, *fallen]
+    )
 
 
 class _Watch:
@@ -113,13 +129,15 @@ class _Watch:
         self.rewards = Rewards()
         self.store = StoreWarning(config)
         self.bus: Bus | None = None
+        self._evaluations: list[EvaluationStatus] = []
+        self._fallen: list[str] = []
 
     def look(self) -> Overview:
         url = self.config.telemetry.jaeger_url
-        seen = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
+        overview = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
-        warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *seen.warnings]
-        return msgspec.structs.replace(seen, warnings=warnings)
+        warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
+        return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=warnings)
 
     async def draw(self) -> None:
         """Redraw for ever, on a screen of its own."""
@@ -137,6 +155,17 @@ class _Watch:
                     continue  # whoever sent it, it is none of ours
                 self.recent.heartbeat(beat, time.monotonic())
                 self.rewards.add(beat.metrics)
+
+    async def follow_evaluations(self, bus: Bus) -> None:
+        """Keep the newest evaluations. A run without streams has none yet."""
+        reader = EvaluationReader(bus, self.config)
+        while True:
+            with suppress(NotFoundError):
+                async with aclosing(reader.follow()) as events:
+                    async for _ in events:
+                        self._evaluations = evaluation_rows(reader.evaluations)
+                        self._fallen = list(evaluation_warnings(reader.evaluations, self.config.path).values())
+            await anyio.sleep(1.0)
 
     async def follow_consumers(self, bus: Bus) -> None:
         """Ask once a second how far the competing consumers are. One that is unknown has nobody yet."""
@@ -174,12 +203,16 @@ def _header(overview: Overview) -> Iterator[Text]:
         f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   "
         f"reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
     )
+    rows = overview.evaluations
+    if rows:
+        shown = ";  ".join(printable(evaluation_summary(row)) for row in rows)
+        yield Text(f"held out  {shown}", style="bold")
     if not overview.ended:
         found = overview.bottleneck
         named = f"{found.service} {printable(found.reason)}" if found else "none: nothing is under way"
         yield Text(f"bottleneck  {named}", style="bold")
     for warning in overview.warnings:
-        yield Text(f"warning: {warning}", style="yellow")
+        yield Text(f"warning: {printable(warning)}", style="yellow")
 
 
 def _columns(overview: Overview) -> list[Column]:

@@ -1,4 +1,4 @@
-"""`lachesis trace`: one rollout as a waterfall, or the slow, failed and redelivered ones as they end.
+"""`lachesis trace`: one rollout as a waterfall, or those worth a look as they end, each with the reason.
 
 What goes in: the streams, read by their stamps, so that no Jaeger is needed; with `telemetry.jaeger_url`, `--follow`
 asks Jaeger instead. Nothing is written.
@@ -43,7 +43,7 @@ _LEAST_BAR = 20
 _TIMES = 24
 """Characters of the columns `at` and `took`, with what lies between all columns."""
 _POLL_S = 5.0
-_BEHIND = timedelta(minutes=5)
+_BEHIND = timedelta(minutes=30)
 """How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
 
 
@@ -89,12 +89,13 @@ async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended
 
     async def follow(history: History) -> None:
         if not history.ended and sys.stderr.isatty():
-            slow = "slower than the p99 so far" if slow_s is None else f"of {human_seconds(slow_s)} or more"
-            print(f"rollouts {slow}, failed and redelivered ones are shown as they end", file=sys.stderr)
+            slow = "slower than the recent p99" if slow_s is None else f"of {human_seconds(slow_s)} or more"
+            print(f"rollouts {slow}, failed, stale, late and redelivered ones are shown as they end", file=sys.stderr)
         if config.telemetry.jaeger_url is not None and not history.ended:
-            await _follow_jaeger(config.telemetry.jaeger_url, slow_s, show)
+            await _follow_jaeger(config.telemetry.jaeger_url, config.run, slow_s, show)
         else:
-            await _follow_streams(history.bus, config, history.ended, Endings(config.run, slow_s), show)
+            endings = Endings(config.run, slow_s, teacher=config.batching.teacher != "off")
+            await _follow_streams(history.bus, config, history.ended, endings, show)
 
     await follow_run(config, f"{config.run}.trace", follow)
 
@@ -138,22 +139,22 @@ async def _members(bus: Bus, run: str, endings: Endings, start: int) -> int:
     return start
 
 
-async def _follow_jaeger(url: str, slow_s: float | None, show: Callable[[Ended], None]) -> None:
-    """Ask Jaeger every few seconds for the rollouts of the last minutes, and show each once."""
+async def _follow_jaeger(url: str, run: str, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+    """Ask Jaeger every few seconds for the run's rollouts of the last minutes, and show each once."""
     seen: dict[str, float] = {}
     async with httpx.AsyncClient() as client:
-        jaeger = Jaeger(url, client)
+        jaeger = Jaeger(url, client, run)
         while True:
             now = datetime.now(UTC)
             try:
-                found = await jaeger.rollouts(now - _BEHIND, now, slow_s)
+                found = await jaeger.find(now - _BEHIND, now, slow_s)
+                ended = [await jaeger.rollout(group, why) for group, why in found.items() if group not in seen]
             except InfrastructureError as error:
                 print(f"lachesis: {error}; asking again", file=sys.stderr)
-                found = []
-            for ended in found:
-                if ended.group not in seen:
-                    show(ended)
-                seen[ended.group] = time.monotonic()
+            else:
+                for one in sorted(filter(None, ended), key=lambda one: one.ended_ns):
+                    show(one)
+                seen |= dict.fromkeys(found, time.monotonic())
             forgotten = time.monotonic() - 2 * _BEHIND.total_seconds()
             seen = {group: at for group, at in seen.items() if at > forgotten}
             await anyio.sleep(_POLL_S)
@@ -241,7 +242,9 @@ class _Row(NamedTuple):
         attempt = span.attributes.get("rl.delivery.attempt", 1)
         again = f" (delivery {attempt})" if attempt != 1 else ""
         waits = span.name.startswith("queue.wait")
-        names = span.name + again, _short(span) + again
+        subject = span.attributes.get("messaging.destination.name")
+        whole = span.name if subject is None else f"{_short(span)} {subject}"
+        names = whole + again, _short(span) + again
         return cls(span.service, *names, span.start_ns, span.end_ns, waits=waits, failed=span.error is not None)
 
     @property

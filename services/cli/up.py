@@ -4,22 +4,41 @@ import logging
 import shlex
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
 import anyio
 import anyio.to_thread
 
+from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
+from lachesis.pipeline.evaluation.logic.rates import compare
+from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.late_output import keep_output
+from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.errors import HistoryLostError, InfrastructureError
 from lachesis.services.cli.options import Options
+from lachesis.services.live.evaluations import (
+    evaluation_line,
+    evaluation_rows,
+    evaluation_summary,
+    evaluation_warnings,
+)
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
 from lachesis.services.preflight import check_named
 from lachesis.services.supervisor import Supervisor
+from lachesis.services.watch import Watch
 
-__all__ = ["run_up", "stop_on_signals"]
+__all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
 
 log = logging.getLogger("lachesis")
 
 _PROGRESS_S = 10.0
+_FINISH_S = 5.0
+"""Seconds that the end of a run waits for the server to say what was evaluated last."""
 
 
 def run_up(options: Options) -> None:
@@ -32,12 +51,14 @@ def run_up(options: Options) -> None:
 
 
 async def _up(config: RunConfig, arguments: list[str]) -> None:
-    supervisor = Supervisor(config, arguments)
+    evaluations = EvaluationWatch(config)
+    supervisor = Supervisor(config, arguments, [evaluations])
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
+    print(describe_evaluation(config), flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)
-        tasks.start_soon(_tell_progress, config)
+        tasks.start_soon(_tell_progress, config, evaluations)
         for row in supervisor.running:
             tasks.start_soon(_announce, supervisor, row.planned.name)
         await supervisor.run()
@@ -45,9 +66,91 @@ async def _up(config: RunConfig, arguments: list[str]) -> None:
     checkpoint = newest_checkpoint(config.path)
     if checkpoint is not None:
         print(f"the trained model: {checkpoint}", flush=True)
+    for line in evaluations.conclude():
+        print(line, flush=True)
 
 
-async def _tell_progress(config: RunConfig) -> None:
+def describe_evaluation(config: RunConfig) -> str:
+    """Return what a run evaluates, or why it evaluates nothing and how to have it."""
+    reason = reason_not_evaluated(config)
+    if reason is not None:
+        return f"no held-out evaluation: {reason}"
+    names, plan = ", ".join(evaluated_environments(config)), config.evaluate
+    if config.evaluation:
+        return f"evaluated every {plan.every_steps} steps: {names}"
+    return (
+        f"held out of training and evaluated every {plan.every_steps} steps: {plan.held_out:.0%} of the tasks of "
+        f"{names}, at most {plan.items} of each (evaluate.held_out)"
+    )
+
+
+class EvaluationWatch(Watch):
+    """Prints the newest evaluations and those that come, and warns once of a rate that falls."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._reader: EvaluationReader | None = None
+        self._warned: set[str] = set()
+
+    async def follow(self, bus: Bus) -> None:
+        """See `Watch`."""
+        reader = EvaluationReader(bus, self._config)
+        before = await reader.catch_up()  # those of earlier lives were printed by them
+        self._reader = reader
+        self._tell(before[-len(reader.evaluations.envs) :] if before else [])
+        async for event in reader.follow():
+            self._tell([event])
+
+    async def finish(self, bus: Bus) -> None:
+        """See `Watch`."""
+        if self._reader is not None:
+            with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
+                self._tell(await self._reader.catch_up())
+
+    def _tell(self, events: list[EvalEvent]) -> None:
+        reader = self._reader
+        if reader is None:
+            return
+        for event in events:
+            print(evaluation_line(event, reader.evaluations.envs[event.env].first), flush=True)
+        warnings = evaluation_warnings(reader.evaluations, self._config.path) if events else {}
+        for env, warning in warnings.items():
+            if env not in self._warned:
+                log.warning("%s", warning)
+        self._warned = set(warnings)
+
+    def summaries(self) -> list[str]:
+        """Return where each environment stands, in a few words."""
+        rows = evaluation_rows(self._reader.evaluations) if self._reader is not None else []
+        return [evaluation_summary(row, named=len(rows) > 1) for row in rows]
+
+    def conclude(self) -> Iterator[str]:
+        """Let the best checkpoint be the one by all evaluations, and yield what is to be said of it."""
+        evaluations = self._reader.evaluations if self._reader is not None else Evaluations.of()
+        if evaluations.best is None or self._config.mode != "train":
+            return
+        step = evaluations.best.step
+        path = point_to_best(self._config.path / CHECKPOINTS, evaluations.best)
+        rates = ", ".join(map(_best_rate, evaluations.envs.values()))
+        if step == 0:
+            yield f"the best by held-out rate: the model begun with, {self._config.model} ({rates})"
+        elif path is not None:
+            state = state_of(path)
+            near = "" if state is not None and state.step == step else f", the nearest to step {step}"
+            yield f"the best by held-out rate: {path}{near} ({rates})"
+
+
+def _best_rate(env: EnvEvaluations) -> str:
+    """Return the rate of the best policy in an environment, beside that of the last on the same tasks."""
+    best, newest = env.best or env.newest, env.newest
+    change = None if best.policy_version == newest.policy_version else compare(best, newest)
+    if change is None:
+        return f"{best.env} {best.avg:.2f} on {best.items} tasks"
+    on = f" on the same {change.tasks} tasks" if change.tasks else ""
+    return f"{best.env} {change.before:.2f}, the last policy {change.after:.2f}{on}"
+
+
+async def _tell_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:
     """Print a line every few seconds while steps are taken."""
     told = newest_figures(config.path)
     while True:
@@ -55,7 +158,7 @@ async def _tell_progress(config: RunConfig) -> None:
         figures = await anyio.to_thread.run_sync(newest_figures, config.path)
         if figures != told and "train/step" in figures:
             told = figures
-            print(progress_line(figures, config.training.steps), flush=True)
+            print(progress_line(figures, config.training.steps, evaluations.summaries()), flush=True)
 
 
 async def _announce(supervisor: Supervisor, name: str) -> None:

@@ -120,16 +120,18 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
     if config.model is None:
         return [Finding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
     try:
+        from lachesis.pipeline.trainability import TrainerLimits
         from lachesis.pipeline.training.agreement import losses
         from lachesis.pipeline.training.batch import pack
         from lachesis.pipeline.training.model import load_model
-        from lachesis.pipeline.training.sequences import training_sequences
+        from lachesis.pipeline.training.sequences import select_trainable
         from lachesis.pipeline.verification.checks import loss_agreement
+        from lachesis.pipeline.weights.tensors import vocabulary_of
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; pip install 'lachesis-rl[train]'"
         return [Finding(check="loss", subject="-", verdict="warn", text=text)]
     policy = load_model(config.model)
-    sequences = []
+    payloads = []
     for group in groups[-8:]:
         n = group.sequences.n_samples
         ref = GroupRef(
@@ -141,6 +143,10 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
             policy_step=0,
             advantages=[1.0 if i % 2 else -1.0 for i in range(n)],  # what they are does not matter here
         )
-        sequences += training_sequences(ref, group, None, tokenizer_hash=policy.tokenizer_hash)
-    batch = pack(sequences, pad_id=policy.tokenizer.pad_token_id or 0)
+        payloads.append((ref, group, None))
+    selected = select_trainable(payloads, TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model)))
+    if not selected.sequences:
+        why = next(iter(selected.dropped.values()), "there is none")
+        return [Finding(check="loss", subject="-", verdict="warn", text=f"not checked: no group can be trained: {why}")]
+    batch = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)
     return [loss_agreement(*losses(policy, batch, config.training.learner))]

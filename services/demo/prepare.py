@@ -20,6 +20,7 @@ import msgspec
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
 
@@ -133,6 +134,7 @@ def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
     write_when_room_sync(partial, lambda: save_policy(policy, partial))
+    sync_tree(partial)  # what is found here is taken for whole, also after a power loss
     shutil.rmtree(target, ignore_errors=True)
     try:
         partial.rename(target)

@@ -1,9 +1,9 @@
 """Rollouts as they end, and which of them are worth a look. Pure: no bus.
 
 What goes in, in the order of the LEDGER stream: entries, and the trainer's reports that say when it took each step;
-and the planning headers of ROLLOUTS. What comes out: rollouts that were slow, redelivered, failed or dead-lettered, by
-the rule of the exported traces (`Keeper`). A rollout that was trained ends once a report tells of its step, which is
-when the checkpoint is written.
+and the planning headers of ROLLOUTS. What comes out: rollouts that failed, or were stale, late, redelivered or slow,
+by the rule of the exported traces (`Keeper`), as far as stamps tell. A rollout that was trained ends once a report
+tells of its step, which is when the checkpoint is written.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from lachesis.pipeline.telemetry.messages import rebuilt
-from lachesis.pipeline.telemetry.sampling import Keeper
+from lachesis.pipeline.telemetry.sampling import Keeper, is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
@@ -22,7 +22,6 @@ __all__ = ["Ended", "Endings"]
 
 _BATCHES = 1024
 """Batches without a report that are remembered: where no trainer reports, the oldest are forgotten."""
-_FAILED = {"dead", "unscorable", "oversized", "lease_expired"}
 
 
 class _Member(NamedTuple):
@@ -32,10 +31,8 @@ class _Member(NamedTuple):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that ended. `why`: slow, redelivered, failed or dead_letter (from
-    Jaeger: failed, or kept for any of these reasons or by the sampled share); `seconds`: from its task to its end.
-
-    `longest` is the span that took longest, `longest_s` how long; None where only Jaeger knows.
+    """A rollout that ended. `why`: the reason for which its trace is kept (`SamplingReason`); `seconds`: from its task
+    to its end. `longest` is the span that took longest, `longest_s` how long; None where there is none.
     """
 
     group: str
@@ -51,11 +48,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Endings:
-    """`slow_s`: seconds from which a rollout is slow; None: slower than 99 of 100 before it."""
+    """`slow_s`: seconds from which a rollout is slow; None: slower than 99 of 100 of the last ones.
 
-    def __init__(self, run: str, slow_s: float | None, *, jaeger_url: str | None = None) -> None:
+    `teacher`: whether batches wait for a teacher.
+    """
+
+    def __init__(self, run: str, slow_s: float | None, *, teacher: bool = False, jaeger_url: str | None = None) -> None:
         self._run = run
         self._keeper = Keeper(0.0, slow_s)
+        self._teacher = teacher
         self._jaeger_url = jaeger_url
         self._open: dict[int, _Member] = {}
         self._batched: dict[int, tuple[LedgerEntry, list[_Member]]] = {}
@@ -101,7 +102,8 @@ class Endings:
     ) -> Ended | None:
         plan = member.plan
         seconds = (ended_ns - plan.started_ns) / 1e9
-        why = self._keeper.reason(plan.group, stamps, seconds, failed=outcome in _FAILED)
+        late = self._teacher and outcome == "trained" and is_late(stamps)
+        why = self._keeper.reason(plan.group, stamps, seconds, cause=outcome, late=late)
         if why is None:
             return None
         end = RolloutEnd(
@@ -114,7 +116,7 @@ class Endings:
             env=member.env,
             ended_ns=ended_ns,
             outcome=outcome,
-            why="dead_letter" if outcome == "dead" else why,
+            why=why,
             seconds=seconds,
             longest=None if longest is None else f"{longest.service} {longest.name.partition(' ')[0]}",
             longest_s=None if longest is None else _took_ns(longest) / 1e9,

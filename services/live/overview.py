@@ -8,6 +8,7 @@ import msgspec
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.live.bottleneck import Bottleneck, find_bottleneck
+from lachesis.services.live.evaluations import EvaluationStatus
 from lachesis.services.live.services import Quantiles, place
 from lachesis.services.live.window import Recent, StageRow
 
@@ -34,7 +35,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     step: optimizer steps taken; s_per_step: seconds from one to the next. staleness: optimizer steps between policy and
     training, of the newest batch (mean, largest), `staleness_bound` the most allowed. groups_per_s: groups batched.
     tokens_per_s: tokens trained on. e2e_p99_s: from task to step, of the newest batch. reward: mean score of the newest
-    step; reward_trend: its growth per step since `top` looks; rewards: by step. outcomes: groups by what became of
+    step; reward_trend: its growth per step since `top` looks; rewards: by step. evaluations: the newest held-out one of
+    each environment; warnings: what goes wrong, held-out rates that fell among it. outcomes: groups by what became of
     them, since the run began. outstanding and capacity: sequences under way, and the most that leases allow.
     """
 
@@ -58,6 +60,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     stages: list[StageRow]
     slow: list[SlowRollout]
+    evaluations: list[EvaluationStatus] = []
     ended: bool = False
 
 

@@ -1,5 +1,6 @@
 """What a run's folder says of its training: the figures of the newest step, and the newest checkpoint."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,14 @@ import msgspec
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.services.cli.output import human_seconds
 
-__all__ = ["newest_checkpoint", "newest_figures", "progress_line", "recent_figures", "step_times"]
+__all__ = [
+    "newest_checkpoint",
+    "newest_figures",
+    "progress_line",
+    "recent_figures",
+    "step_times",
+    "training_rewards",
+]
 
 _POINTER = Path("checkpoints") / "latest"
 _MOST = 1 << 18
@@ -35,6 +43,33 @@ def step_times(folder: Path, step: int) -> tuple[int, int] | None:
     return None
 
 
+class _Reward(msgspec.Struct):
+    step: float | None = msgspec.field(name="train/step", default=None)
+    mean: float | None = msgspec.field(name="reward/mean", default=None)
+
+
+def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float] | None:
+    """Return the mean training reward of the step that policy `first` made, and of the one that policy `last` did.
+
+    Of the first policy, which no step made, that of the step after it. None where the figures do not tell. Reads the
+    whole log of figures, line by line.
+    """
+    before = after = None
+    try:
+        with (folder / METRICS_FILE).open("rb") as file:
+            for row in file:
+                if not row.endswith(b"\n"):
+                    break  # it is still being written
+                reward = msgspec.json.decode(row, type=_Reward)
+                if reward.step is None or reward.mean is None:
+                    continue
+                before = reward.mean if before is None and reward.step >= first else before
+                after = reward.mean if reward.step <= last else after
+    except FileNotFoundError:
+        return None
+    return None if before is None or after is None else (before, after)
+
+
 def _newest_rows(folder: Path) -> list[bytes]:
     try:
         with (folder / METRICS_FILE).open("rb") as file:
@@ -56,13 +91,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return pointer.with_name(pointer.read_text().strip()) if pointer.is_file() else None
 
 
-def progress_line(figures: dict[str, float], steps: int | None) -> str:
-    """Return how far the training is, in one line."""
-    known = {
-        "reward": figures.get("reward/mean"),
-        "staleness": figures.get("staleness/mean"),
-    }
-    told = "".join(f", {name} {value:.3g}" for name, value in known.items() if value is not None)
+def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:
+    """Return how far the training is, in one line. `held_out`: the newest evaluations, in a few words each."""
+    reward, staleness = figures.get("reward/mean"), figures.get("staleness/mean")
+    told = "" if reward is None else f", reward {reward:.3g}"
+    told += f", held-out {'; '.join(held_out)}" if held_out else ""
+    told += "" if staleness is None else f", staleness {staleness:.3g}"
     slowest = human_seconds(figures.get("latency/e2e/p99"))
     told += f", e2e p99 {slowest}" if slowest else ""
     return f"step {figures['train/step']:.0f}{'' if steps is None else f'/{steps}'}{told}"

@@ -78,6 +78,7 @@ class Rollout:
     trained_ns: tuple[int, int] | None = None
     reported: bool = False
     void: str | None = None
+    dropped: str | None = None
 
     def annotation(self, event: ScoreEvent | RewardEvent | TeacherEvent | DeadLetter) -> None:
         """Take in an event of EVENTS; the first of each kind counts."""
@@ -112,6 +113,7 @@ class Rollout:
             return
         self.reported = True
         self.void = next((void.reason for void in report.voids if void.batch == self.batch), self.void)
+        self.dropped = next((drops.reason for drops in report.drops if self.seq in drops.seqs), self.dropped)
         times = [(step.start_ns, step.end_ns) for step in report.steps if step.batch == self.batch]
         self.trained_ns = times[-1] if times else self.trained_ns
 
@@ -163,6 +165,8 @@ class Rollout:
         if self.batch is not None:
             if self.void is not None:
                 return "void", None
+            if self.dropped is not None:
+                return "dropped", None
             return ("trained", None) if self.reported else ("batched", f"the trainer: batch {self.batch}")
         if any(letter.ends_rollout for letter in self.letters):
             return "dead", "the batcher, to record the outcome"
@@ -179,8 +183,8 @@ class Rollout:
         return "under way", waits
 
     def _reason(self) -> str | None:
-        if self.void is not None:
-            return self.void
+        if self.void is not None or self.dropped is not None:
+            return self.void or self.dropped
         if self.letters:
             letter = self.letters[0]
             return f"{letter.stage}, {letter.kind}, attempt {letter.attempts}: {letter.reason} ({letter.place})"

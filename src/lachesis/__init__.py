@@ -10,16 +10,29 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.tools import tool
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.training.batches import batches
-    from lachesis.schemas.errors import ToolError
+    from lachesis.schemas.errors import RaterUnavailable, ToolError
     from lachesis.schemas.rollout import Message
 
 __version__ = "0.1.0"
 
-__all__ = ["Environment", "Message", "Reply", "Sample", "Session", "Task", "ToolError", "batches", "rater", "tool"]
+__all__ = [
+    "Environment",
+    "Message",
+    "RaterUnavailable",
+    "Reply",
+    "Sample",
+    "Session",
+    "Task",
+    "ToolError",
+    "batches",
+    "rater",
+    "tool",
+]
 
 _HOMES = {
     "Environment": "lachesis.pipeline.environments.environment",
     "Message": "lachesis.schemas.rollout",
+    "RaterUnavailable": "lachesis.schemas.errors",
     "Reply": "lachesis.pipeline.environments.session",
     "Session": "lachesis.pipeline.environments.session",
     "Task": "lachesis.pipeline.environments.task",

@@ -1,4 +1,4 @@
-"""Multi-turn with a reward for each turn: find a number from the answers "higher" and "lower"."""
+"""Multi-turn, every turn counting towards the reward: find a number from the answers "higher" and "lower"."""
 
 from lachesis import Environment, Reply, Session, Task
 
@@ -16,8 +16,6 @@ class Guessing(Environment):
         guess, secret = int(reply.text), task.task["answer"]
         return [] if guess == secret else ["higher" if guess < secret else "lower"]
 
-    def turn_reward(self, task: Task, session: Session, reply: Reply) -> float:
-        return float(reply.text == str(task.task["answer"])) - 0.1
-
     def reward(self, task: Task, session: Session) -> float:
-        return sum(session.turn_rewards)
+        right = str(task.task["answer"])
+        return sum(float(reply.text == right) - 0.1 for reply in session.replies)

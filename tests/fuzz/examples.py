@@ -30,6 +30,7 @@ from lachesis.schemas.control import (
     PackedHistogram,
     PolicyRecord,
     RunRecord,
+    StageIncident,
     StageVitals,
     StatePart,
     StateSnapshot,
@@ -196,7 +197,8 @@ EXAMPLES: list[Event] = [
     ),
     EvalEvent(
         **_NAMES, policy_version=POLICY, policy_step=3, items=4, k=2, temperature=1.0, avg=0.5, pass_at_k=0.75,
-        started_ns=1, ended_ns=2, greedy=0.5, unjudged=1,
+        started_ns=1, ended_ns=2, greedy=0.5, unjudged=1, error=0.25, tasks=[7, 2], task_successes=[2, 0],
+        task_judged=[2, 1],
     ),
     TeacherLogprobs(
         run="r", env="sums", group=GROUP, teacher="t", tokenizer_hash="tok", temperature=1.0,
@@ -221,6 +223,8 @@ EXAMPLES: list[Event] = [
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
         stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
     ),
+    StageIncident(run="r", group=GROUP, stamp=_STAMP),
+    StageIncident(run="r", group=GROUP, stamp=_STAMP, error_type="DataError", error="no such answer"),
     LedgerEntry(
         run="r", trainer="main", index=1, previous=GENESIS, watermark=1, resolved=b"\x02", events_cursor=1,
         batch=Batch(number=0, groups=[_REF], sequences=2, tokens=8),

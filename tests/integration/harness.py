@@ -18,6 +18,7 @@ from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -206,7 +207,7 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
                 continue
             sequences = []
             for ref, group, teacher in await fetch_batch(bus, entry.batch):
-                sequences += training_sequences(ref, group, teacher, tokenizer_hash=policy.tokenizer_hash)
+                sequences += training_sequences(ref, group, teacher, TrainerLimits(policy.tokenizer_hash))
             learner.step(pack(sequences, pad_id=policy.tokenizer.pad_token_id))
     assert learner.steps == steps
     return weights_digest(policy_tensors(policy.model))

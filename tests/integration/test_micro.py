@@ -22,7 +22,7 @@ async def test_a_service_answers_whether_or_not_its_server_was_away(
             if away:
                 patch.setattr(nats_bus.client, "flush", unheard)
             await join_micro(nats_bus, service, "grants leases")
-        name = subjects.micro_name("governor")
+        name = subjects.service_name("governor")
         told = msgspec.json.decode((await nats_bus.client.request(f"$SRV.INFO.{name}", timeout=30)).data)
         assert (told["name"], told["description"], told["metadata"]["run"]) == (name, "grants leases", "run")
         answer = await nats_bus.client.request(subjects.health("run", "governor"), timeout=30)

@@ -26,10 +26,8 @@ FORBIDDEN_CALLS = {
 FORBIDDEN_ARGUMENTS = {"shell": False, "trust_remote_code": False, "allow_pickle": False, "use_safetensors": True}
 """Arguments that may have one value only."""
 IMPORTERS = {
-    "pipeline/curriculum/logic/registry.py",  # a strategy that the configuration names
     "pipeline/environments/gym_datasets.py",  # reasoning_gym, if it is there
-    "pipeline/environments/load.py",  # an environment that the configuration names
-    "pipeline/scoring/loader.py",  # a rater that the configuration names
+    "pipeline/user_code.py",  # an environment, a rater or a strategy that the configuration names
     "services/registry.py",  # a service out of a fixed table
     "src/lachesis/__init__.py",  # a name out of a fixed table
 }

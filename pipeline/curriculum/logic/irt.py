@@ -62,6 +62,7 @@ class OnlineIRT(Strategy):
         # q(1-q) is at most 1/4; the factor 4 keeps its power from underflowing for every item at once.
         weight = (4.0 * q * (1.0 - q) / self._stretch()) ** self.config.sharpness * (1.0 - self._chance())
         unseen = (self.observations + 1.0) - self._seen
+        weight[self.items.held_out] = unseen[self.items.held_out] = 0.0  # never seen, they would take all of `explore`
         explore = self.config.explore if weight.sum() > 0 else 1.0
         exploit = weight / weight.sum() if weight.sum() > 0 else weight
         total: NDArray[np.float64] = (1.0 - explore) * exploit + explore * unseen / unseen.sum()

@@ -1,6 +1,5 @@
 """From configuration to a strategy, and the mix of environments."""
 
-import importlib
 import math
 from collections.abc import Mapping
 
@@ -9,9 +8,10 @@ from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
 from lachesis.pipeline.curriculum.logic.strategy import Items, Strategy
+from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["STRATEGIES", "load_strategy", "mix"]
+__all__ = ["STRATEGIES", "load_strategy", "mix", "name_of"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
@@ -23,19 +23,25 @@ STRATEGIES: dict[str, type[Strategy]] = {
 }
 
 
+def name_of(class_name: str) -> str:
+    """Return what the configuration calls the strategy of this class; the class's own name for one of a user."""
+    return next((name for name, kind in STRATEGIES.items() if kind.__name__ == class_name), class_name)
+
+
 def load_strategy(items: Items, config: CurriculumConfig) -> Strategy:
     """Make the strategy that the configuration names. Raises ConfigError if there is none such."""
     if config.strategy in STRATEGIES:
         return STRATEGIES[config.strategy](items, config)
-    module_name, colon, name = config.strategy.partition(":")
+    place, colon, name = config.strategy.rpartition(":")
     if not colon:
         raise ConfigError(
-            f"curriculum.strategy {config.strategy!r} is unknown; use {', '.join(STRATEGIES)} or module:Class."
+            f"curriculum.strategy {config.strategy!r} is unknown; use {', '.join(STRATEGIES)}, module:Class or "
+            "path/to/file.py:Class."
         )
     try:
-        found = getattr(importlib.import_module(module_name), name, None)
+        found = getattr(load_module(place, "curriculum.strategy:"), name, None)
     except ImportError as error:
-        raise ConfigError(f"curriculum.strategy: cannot import {module_name!r}: {error}.") from error
+        raise ConfigError(f"curriculum.strategy: cannot import {place!r}: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"curriculum.strategy {config.strategy!r} is not a subclass of Strategy.")
     return found(items, config)

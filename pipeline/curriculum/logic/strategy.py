@@ -10,7 +10,7 @@ A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
+from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 from lachesis.schemas.values import Count, shaped
 
 __all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
+_NEW_RUN = "start a new run, whose `model` may be a checkpoint of this one"
 STATE_VERSION = 2
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
@@ -52,13 +54,15 @@ class Feedback:
 @dataclass(frozen=True, slots=True)
 class Items:
     """The items of one environment: `difficulty` float [N] if a prior is known (any scale, higher is harder), and
-    `skill` int [N], an index into `skills`. Default: one skill.
+    `skill` int [N], an index into `skills`. Default: one skill. `held_out` int [n] are those that are evaluated and
+    never drawn: they have no weight, whatever the strategy.
     """
 
     count: int
     difficulty: NDArray[np.float64] | None = None
     skill: NDArray[np.int32] | None = None
     skills: Sequence[str] = ("",)
+    held_out: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -184,13 +188,16 @@ class Strategy:
 
     def snapshot(self) -> Snapshot:
         """Return the current weights, scaled to sum to N, for environments to draw by. O(N)."""
-        weights = self.weights()
+        weights = self._drawable_weights()
         return Snapshot.of((weights * (len(weights) / weights.sum())).astype(np.float32), self.observations)
+
+    def _drawable_weights(self) -> NDArray[np.float64]:
+        return mask_held_out(self.weights(), self.items.held_out)
 
     def metrics(self) -> dict[str, float]:
         """Return figures for monitoring under `curriculum/`."""
         counts = self._counts
-        weights = self.weights()
+        weights = self._drawable_weights()
         figures = {
             "observed": counts.observed,
             "repeated": counts.repeated,
@@ -217,19 +224,13 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state.
 
-        Raises ConfigError if it is of another strategy, item count, version or build, SchemaError if it is malformed;
+        Raises SettingsChangedError if it is of another strategy, item count or build, SchemaError if it is malformed;
         nothing was taken over then.
         """
         saved = shaped("curriculum state", _Saved, state)
-        mine = {"version": STATE_VERSION, "strategy": type(self).__name__, "items": self.items.count}
-        for name, value in mine.items():
-            if getattr(saved, name) != value:
-                raise ConfigError(
-                    f"curriculum state has {name} {getattr(saved, name)!r}, this one {value!r}; start a revision."
-                )
-        missing = sorted(self.arrays().keys() - saved.arrays.keys())
-        if missing:
-            raise ConfigError(f"curriculum state has no {missing[0]}: another build wrote it; start a revision.")
+        change = self._change(saved)
+        if change is not None:
+            raise SettingsChangedError(change)
         arrays = {
             name: view(saved.arrays[name], cast("DType", array.dtype.name), array.size, f"curriculum state, {name}")
             for name, array in self.arrays().items()
@@ -237,6 +238,30 @@ class Strategy:
         wrong = self.misfit(arrays)
         if wrong is not None:
             raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
+        self._take_over(saved, arrays)
+
+    def _change(self, saved: _Saved) -> str | None:
+        """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""
+        from lachesis.pipeline.curriculum.logic.registry import name_of  # which knows all strategies, this one too
+
+        old, new = name_of(saved.strategy), name_of(type(self).__name__)
+        if saved.strategy != type(self).__name__:
+            return (
+                f"curriculum.strategy is {new!r} now, but what the run has learned of its items so far was learned by "
+                f"{old!r}, which {new!r} cannot use. Set curriculum.strategy back to {old!r}, or {_NEW_RUN}"
+            )
+        if saved.items != self.items.count:
+            return (
+                f"there are {self.items.count} items now, but there were {saved.items} when the curriculum learned "
+                f"them. Set the environment's params back, or {_NEW_RUN}"
+            )
+        missing = sorted(self.arrays().keys() - saved.arrays.keys())
+        if saved.version != STATE_VERSION or missing:
+            what = f"the curriculum's state has no {missing[0]}" if missing else "the curriculum's state"
+            return f"{what}: another build of lachesis wrote it. Go on with that build, or {_NEW_RUN}"
+        return None
+
+    def _take_over(self, saved: _Saved, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.step = saved.step
         self._counts = _Counts(*saved.counts)
         self._ids = dict.fromkeys(saved.ids)

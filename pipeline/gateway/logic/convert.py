@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.gateway.protocol import ScoredData
+from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
@@ -33,7 +34,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
     `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those
-    that it was sampled with.
+    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused.
     """
 
     id: str
@@ -50,6 +51,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     by: str = "gateway"
     needs_logprobs: bool = True
+    limits: TrainerLimits = TrainerLimits(text_only=False)
 
 
 def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
@@ -89,6 +91,9 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
         metadata={origin.by: {"name": origin.name, "assumed": _ASSUMED}, **_extras(data)},
     )
     group.check()
+    reason = why_untrainable(group, origin.limits)
+    if reason is not None:
+        raise SchemaError(reason)
     return group
 
 
@@ -101,6 +106,10 @@ def _check_shape(data: ScoredData, origin: Origin) -> None:
             f"tokens: {n} sequences, but a batch has {origin.most} and groups are never split: this group could never "
             "be trained on; make group_size smaller, or batching.batch_size larger"
         )
+    if data.turn_rewards:  # unset, or null, says nothing
+        raise SchemaError(f"turn_rewards: {NO_TURN_REWARDS}")
+    if data.images and origin.limits.text_only:
+        raise SchemaError("images: this run's trainer reads text tokens alone and would train without; leave them out")
     if data.inference_logprobs is None and origin.needs_logprobs:
         raise SchemaError(
             "inference_logprobs: missing; the logprobs at which tokens were sampled correct for the age of the policy. "

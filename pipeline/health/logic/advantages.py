@@ -5,16 +5,18 @@ import math
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded, mean
 from lachesis.schemas.annotations import GroupReward
 
-__all__ = ["Advantages"]
+__all__ = ["ZERO_MEAN", "Advantages"]
 
-_ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl", "gdpo"}
+ZERO_MEAN = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "grpo", "maxrl", "gdpo"}
+"""Estimators whose advantages of a group add up to 0, before they are whitened over a batch."""
 _WITHIN_RANGE = {"centred", "dr_grpo", "reinforce++-baseline", "rloo", "opo"}
 
 
 class Advantages(Check):
     """A group whose mean is beyond 1e-6 of its largest advantage, where the estimator centres, or with one beyond the
     estimator's bound ((n-1)/sqrt(n) of grpo with a deviation of n-1; the range of rewards where there is no divisor)
-    halts. Skewness of all advantages, |m3 / m2^1.5| > 3, warns."""
+    halts. Skewness of all advantages, |m3 / m2^1.5| > 3, warns; in groups of n samples, of which one succeeds at a hard
+    task, it is (n - 2) / sqrt(n - 1), so where that is more, more than that."""
 
     name = "advantages"
 
@@ -30,7 +32,8 @@ class Advantages(Check):
             )
             return Finding("halt", float(len(broken)), 0.0, reason, broken[:EXAMPLES])
         skew = _skewness(values)
-        severity, threshold = graded(abs(skew), [(3.0, "warn")])
+        n = max(2.0, len(values) / len(trained))
+        severity, threshold = graded(abs(skew), [(max(3.0, 1.001 * (n - 2) / math.sqrt(n - 1)), "warn")])
         reason = "" if severity == "ok" else f"few samples carry the gradient: skewness {skew:.1f}"
         examples = sorted(trained, key=lambda reward: -max(map(abs, finite(reward.advantages)), default=0.0))[:EXAMPLES]
         return Finding(severity, abs(skew), threshold, reason, [reward.group for reward in examples] if reason else ())
@@ -41,7 +44,7 @@ def _holds(reward: GroupReward, estimator: str) -> bool:
     if len(values) != sum(value is not None for value in reward.advantages):
         return False
     most, n = max(map(abs, values), default=0.0), len(values)
-    if estimator in _ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
+    if estimator in ZERO_MEAN and abs(mean(values) or 0.0) > 1e-6 * max(1.0, most):
         return False
     bonus = reward.shaping or [0.0] * len(reward.rewards)
     rewards = [r + (b or 0.0) for r, b in zip(reward.rewards, bonus, strict=True) if r is not None and math.isfinite(r)]

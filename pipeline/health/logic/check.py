@@ -9,17 +9,29 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
-__all__ = ["EXAMPLES", "LADDER", "Check", "Finding", "Window", "finite", "graded", "mean"]
+__all__ = ["EXAMPLES", "LADDER", "Check", "Finding", "RunSettings", "Window", "finite", "graded", "mean"]
 
 LADDER: tuple[Severity, ...] = ("idle", "ok", "inform", "warn", "quarantine", "halt")
 """Severities, the least first."""
 EXAMPLES = 4
 """Groups that an alert names."""
+
+
+class RunSettings(NamedTuple):
+    """What checks need to know of how the run is configured: a threshold must not forbid what the run allows.
+
+    `max_staleness`: optimizer steps, see `batching.max_staleness`. `sampling_temperature` is that of the environment
+    (None: it generates elsewhere), `trainer_temperature` the one that the trainer divides its logits by.
+    """
+
+    max_staleness: int = 2
+    sampling_temperature: float | None = None
+    trainer_temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
 
-__all__ = ["BLOCK", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
+__all__ = ["BLOCK", "ENOUGH", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
 
 BLOCK = 16
 """Groups whose mean score is one observation of a sequential check: about an optimizer step."""
 _CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877)
 """The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
-_ENOUGH = 128
+ENOUGH = 128
 """Groups before the window, without which there is nothing to compare it with."""
 _DELTA = 0.002
 _REFERENCE = 16
@@ -32,7 +32,7 @@ def blocks(values: Sequence[float]) -> list[float]:
 
 
 class RewardDrift(Check):
-    """Population stability index against the four windows before: PSI = sum (q-p) ln(q/p), counts smoothed by .5.
+    """Population stability index against the windows before: PSI = sum (q-p) ln(q/p), counts smoothed by .5.
 
     Edges are deciles, frozen at the start. The usual .1 and .25 fire by chance on small samples (71 % of windows of 64
     against 512), so that they are raised to c (1/n + 1/m), c the .999 quantile of chi-squared with bins - 1 degrees:
@@ -46,7 +46,7 @@ class RewardDrift(Check):
 
     def judge(self, window: Window) -> Finding:
         now, before = window.means(), window.before
-        if not now or len(before) < _ENOUGH:
+        if not now or len(before) < ENOUGH:
             return Finding("idle", reason="no scores" if not now else "too few windows yet")
         if not self._edges:
             ranked = sorted(before)
@@ -74,14 +74,14 @@ class RewardDrift(Check):
 
 
 class ScoreShift(Check):
-    """Two-sample Kolmogorov-Smirnov against the four windows before: sup |F-G| > 1.95 sqrt((n+m)/(n m)) warns
+    """Two-sample Kolmogorov-Smirnov against the windows before: sup |F-G| > 1.95 sqrt((n+m)/(n m)) warns
     (alpha = .001). For continuous scores alone: with fewer than 20 different ones it is idle."""
 
     name = "score_shift"
 
     def judge(self, window: Window) -> Finding:
         now, before = sorted(window.means()), sorted(window.before)
-        if not now or len(before) < _ENOUGH:
+        if not now or len(before) < ENOUGH:
             return Finding("idle", reason="no scores" if not now else "too few windows yet")
         points = sorted({*now, *before})
         if len(points) < 20:

@@ -6,7 +6,10 @@ from typing import Any
 
 from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded
 
-__all__ = ["Faulty", "Missing", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
+_USUAL_SAMPLES = 8
+"""Samples of a group, from which on the thresholds for groups that are alike are meant as they stand."""
+
+__all__ = ["Faulty", "NonFinite", "Saturation", "Truncated", "ZeroVariance"]
 
 
 class NonFinite(Check):
@@ -47,38 +50,9 @@ class NonFinite(Check):
         self._recent.extend((int(bad), int(groups)) for bad, groups in state["recent"])
 
 
-class Missing(Check):
-    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
-
-    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters.
-    """
-
-    name = "missing"
-
-    def judge(self, window: Window) -> Finding:
-        total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
-        for score in window.scores:
-            total += len(score.scores)
-            columns = {name: [status not in {"ok", "abstain"} for status in column]
-                       for name, column in score.statuses.items()}  # fmt: skip
-            columns["score"] = [value is None for value in score.scores]
-            for name, flags in columns.items():
-                missing[name] = missing.get(name, 0) + sum(flags)
-                if any(flags):
-                    examples.setdefault(name, []).append(score.group)
-        if not total:
-            return Finding("idle", reason="no scores")
-        worst = max(missing, key=lambda name: missing[name])
-        share = missing[worst] / total
-        severity, threshold = graded(share, [(0.10, "warn")])
-        what = "scores are" if worst == "score" else f"ratings of {worst} are"
-        reason = "" if severity == "ok" else f"{share:.0%} of the {what} missing; drop the rater, or mend it"
-        return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
-
-
 class Saturation(Check):
     """Samples within 1 % of one and the same bound of the score: > .9 warns, > .98 halts. Nothing is left to learn, or
-    the score has been hacked."""
+    the score has been hacked. Scores beyond the bounds are none of its business: the bounds are not theirs."""
 
     name = "saturation"
 
@@ -91,8 +65,8 @@ class Saturation(Check):
             return Finding("idle", reason="no scores")
         margin = 0.01 * (self.high - self.low)
         shares = {
-            self.low: sum(value <= self.low + margin for value in values) / len(values),
-            self.high: sum(value >= self.high - margin for value in values) / len(values),
+            bound: sum(abs(value - bound) <= margin for value in values) / len(values)
+            for bound in (self.low, self.high)
         }
         bound = max(shares, key=lambda bound: shares[bound])
         severity, threshold = graded(shares[bound], [(0.9, "warn"), (0.98, "halt")])
@@ -101,10 +75,21 @@ class Saturation(Check):
         return Finding(severity, shares[bound], threshold, reason, examples)
 
 
+def _alike(share: float, samples: int) -> float:
+    """Return the share of groups of so many samples that are alike at the rate at which `share` of those of 8 are."""
+    if not 0 < samples < _USUAL_SAMPLES:
+        return share
+    rare: float = 1 - share ** (1 / _USUAL_SAMPLES)
+    alike: float = rare**samples + (1 - rare) ** samples
+    return max(share, alike)
+
+
 class ZeroVariance(Check):
     """Groups whose rewards do not differ, of those with rewards: > .6 warns, > .9 halts (generating is wasted).
 
-    With success rate p and G samples their share is p^G + (1-p)^G.
+    With success rate p and G samples their share is p^G + (1-p)^G, so small groups are alike more often by chance: two
+    samples at least every other time. Below 8 samples the thresholds are the shares at those p at which 8 have .6 and
+    .9.
     """
 
     name = "zero_variance"
@@ -115,7 +100,8 @@ class ZeroVariance(Check):
         if not judged:
             return Finding("idle", reason="no rewards")
         share = len(flat) / len(judged)
-        severity, threshold = graded(share, [(0.6, "warn"), (0.9, "halt")])
+        samples = round(sum(reward.n_valid for reward in judged) / len(judged))
+        severity, threshold = graded(share, [(_alike(0.6, samples), "warn"), (_alike(0.9, samples), "halt")])
         reason = "" if severity == "ok" else f"in {share:.0%} of the groups all rewards are alike: nothing to learn"
         return Finding(severity, share, threshold, reason, flat[:EXAMPLES] if reason else ())
 
@@ -142,7 +128,8 @@ class Truncated(Check):
 class Faulty(Check):
     """Groups that were quarantined one by one, for what their tokens look like (see `groups.fault_of`): any warns.
 
-    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env.
+    They are out already; more than a tenth of all, for as long as it takes a warning to grow, quarantines the env. A
+    group that the trainer cannot use never does: it may be imported, and says nothing of what the env generates.
     """
 
     name = "faulty_groups"
@@ -155,4 +142,7 @@ class Faulty(Check):
         if not bad:
             return Finding("ok", share, 0.0)
         reason = f"{len(bad)} groups quarantined, the first for: {(bad[0].reason or '?')[:200]}"
-        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=share > 0.1)
+        unusable = {score.group for score in window.scores if score.signals and score.signals.untrainable}
+        faulty = sum(reward.group not in unusable for reward in bad)
+        grows = faulty > 0.1 * len(window.rewards)
+        return Finding("warn", share, 0.0, reason, [reward.group for reward in bad[:EXAMPLES]], grows=grows)

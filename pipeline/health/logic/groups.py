@@ -15,6 +15,7 @@ _ENOUGH_TOKENS = 32
 def fault_of(score: GroupScore) -> str | None:
     """Return why a group must not be trained on, None if nothing is wrong with it.
 
+    The trainer: it cannot use the group, which would cost the group at best and its batch at worst.
     Repetition: 3000 tokens in a row with p > .99 (prime-rl). Gibberish: rare tokens drawn against the odds, two or more
     and over 1 in 1000 of a sample's (prime-rl takes any one; a long sample at temperature 1 draws some by right).
     Logprobs: 0 for every token of a group, which stands for "not recorded": importance ratios would be of nothing. The
@@ -23,6 +24,8 @@ def fault_of(score: GroupScore) -> str | None:
     signals = score.signals
     if signals is None:
         return None
+    if signals.untrainable is not None:
+        return signals.untrainable
     if signals.sure_run >= _LONGEST_SURE_RUN:
         return f"repetition: {signals.sure_run} tokens in a row with p > .99"
     for count, length in zip(signals.unlikely, score.lengths, strict=False):

@@ -3,8 +3,10 @@
 Guarantees that results and standing are a function of the streams (and of resumptions): no clock, no arrival order. A
 window of groups ends with the message that completes it, one of batches with the entry that does; `state_dict` holds
 what lies before, never a part of a window, so that a restart reads the open windows again and comes to the same.
+Evaluations are judged one by one, each when it comes.
 """
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,18 +15,20 @@ import msgspec
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.advantages import Advantages
-from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, Window
-from lachesis.pipeline.health.logic.drift import ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
-from lachesis.pipeline.health.logic.fractions import Faulty, Missing, NonFinite, Saturation, Truncated, ZeroVariance
+from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, RunSettings, Window
+from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
+from lachesis.pipeline.health.logic.evaluations import HeldOut
+from lachesis.pipeline.health.logic.fractions import Faulty, NonFinite, Saturation, Truncated, ZeroVariance
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
-from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, Staleness
+from lachesis.pipeline.health.logic.missing import Missing
+from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Span, Standing
-from lachesis.schemas.annotations import DeadLetter, GroupReward, GroupScore
+from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.values import shaped
 
-__all__ = ["CHECKS", "SUSTAINED", "Monitor"]
+__all__ = ["CHECKS", "LEDGER_CHECK", "SUSTAINED", "Monitor"]
 
 SUSTAINED = 3
 """Windows in a row after which a warning that can grow becomes a quarantine, and a quarantine a halt: nothing of what
@@ -32,11 +36,11 @@ is generated then is trained."""
 _BATCHES = 8
 """Batches judged together."""
 _BEFORE = 4
-"""Windows of groups that the next one is compared with."""
+"""Windows of groups that the next one is compared with; more where that many hold too few groups to compare with."""
 _SPANS = 16
 """Lifted quarantines remembered, for a batcher that is behind them."""
 _SEEN = 512
-"""Rollouts remembered as scored: a score that is stored twice, by a redelivery, counts once."""
+"""Rollouts at least that are remembered as scored: a score that is stored twice, by a redelivery, counts once."""
 
 
 def _checks(config: HealthConfig) -> list[Check]:
@@ -61,28 +65,36 @@ def _checks(config: HealthConfig) -> list[Check]:
     ]
 
 
-_OF_BATCHES = (Staleness.name, RolloutTraining.name)
-CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES)
-"""The names of all checks."""
+LEDGER_CHECK = "ledger"
+"""The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
+_OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
+CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOut.name)
+"""The names of all checks that judge environments."""
 
 
 class Monitor:
     """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
 
-    def __init__(self, config: HealthConfig) -> None:
-        for field, names in (("off", config.off), ("halts", config.halts)):
+    def __init__(self, config: HealthConfig, settings: RunSettings = RunSettings()) -> None:  # noqa: B008 - immutable
+        for field, names, known in (
+            ("off", config.off, (*CHECKS, LEDGER_CHECK)),
+            ("halts", config.halts, CHECKS),
+        ):
             for name in names:
-                if name not in CHECKS:
-                    raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(CHECKS)}")
+                if name not in known:
+                    raise ConfigError(f"health.{field}: there is no check {name[:80]!r}; there are {', '.join(known)}")
         self._config = config
+        self._settings = settings
         self.resumed = 0
         self.promoted = 0
         self._after = 0
+        self._held_out = HeldOut()
         self._begin()
 
     def _begin(self) -> None:
-        self._staleness = Staleness()
-        self._mismatch = RolloutTraining()
+        self._staleness = Staleness(self._settings.max_staleness)
+        self._mismatch = RolloutTraining(self._settings)
+        self._lengths = StaleLengths()
         self._streaks: dict[str, tuple[int, int]] = {}  # windows in a row at warn or worse, at quarantine or worse
         self._batches: list[GroupRef] = []
         self._batches_seen = 0
@@ -92,8 +104,9 @@ class Monitor:
 
     def _begin_groups(self) -> None:
         self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
-        self._before: deque[list[float]] = deque(maxlen=_BEFORE)
-        self._seen: deque[int] = deque(maxlen=_SEEN)
+        window = self._config.window
+        self._before: deque[list[float]] = deque(maxlen=max(_BEFORE, math.ceil(ENOUGH / window)))
+        self._seen: deque[int] = deque(maxlen=max(_SEEN, window))
         self._open = Window()
         self._scored: set[int] = set()
         self.groups = 0
@@ -125,14 +138,31 @@ class Monitor:
         kept = [ref for ref in refs if ref.seq > self._after]
         self._batches_seen += bool(kept)
         self._batches += kept
+        self._lengths.add([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
         for ref in kept:
             self._staleness.add(number - ref.policy_step, ref.group)
+
+    def stale(self, lengths: Sequence[int]) -> None:
+        """Take in groups that were dropped as stale, by the mean tokens of a sequence of each."""
+        self._lengths.add([], lengths)
 
     def trained(self, steps: Sequence[Mismatch]) -> None:
         """Take in what the trainer found in the steps of a report."""
         self._mismatch.add(steps)
 
+    def remember(self, event: EvalEvent) -> None:
+        """Take in an evaluation of before the state that was loaded, for later ones to be compared with."""
+        self._held_out.remember(event)
+
     # what comes out
+
+    def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
+        """Judge an evaluation; nothing comes of one that was judged before. The standing stays: only windows of groups
+        and batches change that."""
+        finding = self._held_out.judge(event)
+        if finding is None or HeldOut.name in self._config.off:
+            return []
+        return [self._result(HeldOut.name, finding)]
 
     @property
     def window_full(self) -> bool:
@@ -161,7 +191,11 @@ class Monitor:
     def judge_batches(self) -> list[Alert]:
         """Judge the batches taken in since the last time."""
         examples = [ref.group for ref in self._batches[-EXAMPLES:]]
-        found = {Staleness.name: self._staleness.judge(), RolloutTraining.name: self._mismatch.judge(examples)}
+        found = {
+            Staleness.name: self._staleness.judge(),
+            RolloutTraining.name: self._mismatch.judge(examples),
+            StaleLengths.name: self._lengths.judge(),
+        }
         results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
         self._batches, self._batches_seen = [], 0
@@ -186,7 +220,8 @@ class Monitor:
         says nothing of them. The standing stays, and so does what is known of batches: how old they are and how the
         trainer finds them has nothing to do with who judged them, and they come from another stream."""
         self.promoted = first
-        self._streaks = {name: streak for name, streak in self._streaks.items() if name in _OF_BATCHES}
+        lasting = (*_OF_BATCHES, HeldOut.name)
+        self._streaks = {name: streak for name, streak in self._streaks.items() if name in lasting}
         self.windows["groups"] = 0
         self._begin_groups()
 
@@ -240,6 +275,7 @@ class Monitor:
             "resumed": self.resumed,
             "promoted": self.promoted,
             "after": self._after,
+            "evaluated_ns": self._held_out.judged_ns,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,6 +291,7 @@ class Monitor:
         self.standing = shaped("health standing", Standing, state["standing"])
         self.resumed, self._after = state["resumed"], state["after"]
         self.promoted = state.get("promoted", 0)
+        self._held_out.judged_ns = state.get("evaluated_ns", 0)
 
 
 def _at_least(severity: Severity, other: Severity) -> bool:

@@ -1,24 +1,31 @@
 """Checks of the policy: does it still explore, does it say different things, is what it says new enough?"""
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded, mean
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, RunSettings, Window, graded, mean
+from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import Mismatch
 
-__all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "Staleness"]
+__all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Staleness"]
 
 _START_WINDOWS = 2
+_STALE = 4.0
+"""Optimizer steps from which on the age of a group matters to the loss."""
+_FEWEST_STALE = 8
+_MAX_LENGTHS = 4096
 _LONG = 32
 """Tokens from which on two answers to one task do not come out alike by being right."""
 
 
 class Entropy(Check):
     """Entropy of the sampled tokens, estimated by -mean logprob, as an average over windows (weight .3), against that
-    of the first two: below .3 of it warns, below .1 halts. The value is 1 - the share, so that more is worse."""
+    of the first two: below .3 of it warns, below .1 halts. The value is 1 - the share, so that more is worse. Groups
+    sampled at temperature 0 say nothing of it."""
 
     name = "entropy"
 
@@ -27,7 +34,8 @@ class Entropy(Check):
         self._average: float | None = None
 
     def judge(self, window: Window) -> Finding:
-        now = mean(value for score in window.scores if score.signals for value in score.signals.logprobs)
+        drawn = [score.signals for score in window.scores if score.signals and not score.signals.greedy]
+        now = mean(value for signals in drawn for value in signals.logprobs)
         if now is None:
             return Finding("idle", reason="no logprobs")
         now = max(0.0, -now)
@@ -54,8 +62,9 @@ class ModeCollapse(Check):
     """The same text again: the greater of two shares warns above .5 and quarantines above .9.
 
     Within groups: (n - distinct) / (n - 1) of answers of 32 tokens or more; short right answers are alike by being
-    right. Between tasks: the share of samples whose text answers another task of the window as well; where that was
-    above a quarter in the first window (yes or no), it is left out. Texts are compared by a CRC-32 of their tokens.
+    right, and those sampled at temperature 0 because they must. Between tasks: the share of samples whose text answers
+    another task of the window as well; where that was above a quarter in the first window (yes or no), it is left out.
+    Texts are compared by a CRC-32 of their tokens.
 
     Within the last 256 tokens of answers of 32 or more: 1 - distinct-3, the share of 3-grams that come again, warns
     above .5, and does no more than that however long it lasts: a grid or a table repeats by being right.
@@ -81,7 +90,8 @@ class ModeCollapse(Check):
         within = mean(
             (len(long) - len(set(long))) / (len(long) - 1)
             for score, signals in told
-            if len(long := [text for text, n in zip(signals.texts, score.lengths, strict=True) if n >= _LONG]) > 1
+            if not signals.greedy
+            and len(long := [text for text, n in zip(signals.texts, score.lengths, strict=True) if n >= _LONG]) > 1
         )
         again = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
         distinct = mean(signals.distinct for _, signals in told)
@@ -102,12 +112,18 @@ class ModeCollapse(Check):
 
 
 class Staleness:
-    """Batches that a group waited for its optimizer step, the 95th percentile over eight batches: > 4 warns, > 8
-    quarantines. It judges ledger entries: `add` the lags of a batch's groups, then `judge` when eight are in."""
+    """Optimizer steps between the policy that made a group and the step that trains it, the 95th percentile over eight
+    batches. It judges ledger entries: `add` the lags of a batch's groups, then `judge` when eight are in.
+
+    More than `bound`, which is what the run allows (`batching.max_staleness`), warns: the batcher drops older groups,
+    so the bound was lowered lately or something is broken; a quarantine follows where it lasts. Below the bound more
+    than 4 informs: plain clipped losses lose there what a decoupled one holds (AReaL, arXiv:2505.24298).
+    """
 
     name = "staleness"
 
-    def __init__(self) -> None:
+    def __init__(self, bound: int) -> None:
+        self._bound = float(bound)
         self._lags: deque[tuple[int, str]] = deque(maxlen=4096)
 
     def add(self, lag: int, group: str) -> None:
@@ -120,9 +136,51 @@ class Staleness:
         if not lags:
             return Finding("idle", reason="no batches")
         p95 = float(lags[min(len(lags) - 1, len(lags) * 95 // 100)][0])
-        severity, threshold = graded(p95, [(4.0, "warn"), (8.0, "quarantine")])
-        reason = "" if severity == "ok" else f"a twentieth of the groups are {p95:.0f} steps old or more when trained"
-        return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]] if reason else ())
+        bound = self._bound
+        severity, threshold = graded(
+            p95, [(_STALE, "inform"), (bound, "warn")] if bound > _STALE else [(bound, "warn")]
+        )
+        if severity == "ok":
+            return Finding(severity, p95, threshold)
+        reason = f"a twentieth of the groups are {p95:.0f} steps old or more when trained; {bound:.0f} are allowed"
+        return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]], grows=True)
+
+
+class StaleLengths:
+    """Groups that were dropped as stale against those that were trained: how often, taking one of each at random, the
+    dropped one is longer (Mann & Whitney 1947; ties count half). It knows no unit: doubling every length changes
+    nothing.
+
+    > .65 warns where chance is ruled out (z > 3.3) and 8 groups or more were dropped: long answers are sorted out, and
+    the policy learns from short ones. It is judged with the staleness.
+    """
+
+    name = "stale_lengths"
+
+    def __init__(self) -> None:
+        self._kept: deque[float] = deque(maxlen=_MAX_LENGTHS)
+        self._stale: deque[float] = deque(maxlen=_MAX_LENGTHS)
+
+    def add(self, kept: Iterable[float], stale: Iterable[float]) -> None:
+        """Take in tokens of a sequence, of groups that are trained and of those dropped as stale."""
+        self._kept.extend(kept)
+        self._stale.extend(stale)
+
+    def judge(self) -> Finding:
+        """Judge what was added since the last time, and forget it."""
+        kept, stale = sorted(self._kept), sorted(self._stale)
+        self._kept.clear()
+        self._stale.clear()
+        if not kept or len(stale) < _FEWEST_STALE:
+            return Finding("idle", reason="hardly any group was dropped as stale" if kept else "no batches")
+        share, z = longer_share(stale, kept)
+        severity, threshold = graded(share, [(0.65, "warn")])
+        if severity == "ok" or z <= 3.3:
+            return Finding("ok", share, threshold)
+        lengths = f"{median(stale):.0f} tokens a sequence (median), where those trained have {median(kept):.0f}"
+        mend = "raise batching.max_staleness, add inference, or lower max_new_tokens or the number of turns"
+        reason = f"long answers are sorted out: {len(stale)} groups were dropped as stale, of {lengths}; {mend}"
+        return Finding(severity, share, threshold, reason)
 
 
 class RolloutTraining:
@@ -132,7 +190,13 @@ class RolloutTraining:
 
     name = "rollout_training"
 
-    def __init__(self) -> None:
+    def __init__(self, settings: RunSettings) -> None:
+        sampled, trained = settings.sampling_temperature, settings.trainer_temperature
+        self._hint = ""
+        if sampled is not None and sampled != trained:
+            self._hint = (
+                f"; rollouts are sampled at temperature {sampled:g}, training.learner.temperature is {trained:g}"
+            )
         self._steps: list[Mismatch] = []
 
     def add(self, steps: Sequence[Mismatch]) -> None:
@@ -147,12 +211,13 @@ class RolloutTraining:
             return Finding("warn", reason="not a number: ratios of the two cannot be judged", examples=examples)
         worst = max(k3 for step in steps if (k3 := step.k3) is not None)
         if worst > 1:
-            return Finding("halt", worst, 1.0, "rollout and training are of different policies", examples)
+            reason = f"rollout and training are of different policies{self._hint}"
+            return Finding("halt", worst, 1.0, reason, examples)
         k1, ess = max(abs(step.k1 or 0.0) for step in steps), min(step.ess or 0.0 for step in steps)
         ratios = [step.ratio or 0.0 for step in steps]
         if k1 > 0.1 or ess < 0.3 or not all(0.5 <= ratio <= 2 for ratio in ratios):
             spread = f"{min(ratios):.2g} to {max(ratios):.2g}"
-            reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}"
+            reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}{self._hint}"
             return Finding("warn", worst, 1.0, reason, examples)
         return Finding("ok", worst, 1.0)
 

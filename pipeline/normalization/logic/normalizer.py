@@ -20,7 +20,7 @@ from lachesis.pipeline.normalization.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.normalization.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.normalization.logic.snapshot import KeyStats, Snapshot
 from lachesis.pipeline.shaping.logic.fade import SuccessPeaks
-from lachesis.schemas.errors import ConfigError, DataError
+from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
 __all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
 
@@ -245,7 +245,13 @@ class EnvNormalizer:
         handed = [item.seq for item in ready if self._window(item.seq) >= self._base]
         if not ready and self._base == before:
             return Step([], None)
-        delta = {"version": STATE_VERSION, "base": self._base, "closed": closed, "emitted": sorted(handed)}
+        delta = {
+            "version": STATE_VERSION,
+            "width": self.config.window,
+            "base": self._base,
+            "closed": closed,
+            "emitted": sorted(handed),
+        }
         return Step(sorted(ready, key=lambda item: item.seq), delta)
 
     @property
@@ -318,16 +324,14 @@ class EnvNormalizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start from a saved state, before any input is fed.
 
-        Raises ConfigError if the state belongs to another environment, window width or state version, SchemaError if it
-        is malformed, RuntimeError if inputs were fed already.
+        Raises SettingsChangedError if the state is of another window width or build, ConfigError of another
+        environment, SchemaError if it is malformed, RuntimeError if inputs were fed already.
         """
         self._require_unfed()
         saved = saved_state(state)
-        for name, mine in (("version", STATE_VERSION), ("env", self.env), ("window", self.config.window)):
-            if getattr(saved, name) != mine:
-                raise ConfigError(
-                    f"normalizer state has {name} {getattr(saved, name)!r}, this one {mine!r}; start a revision."
-                )
+        if saved.env != self.env:
+            raise ConfigError(f"the state is of the normalizer of environment {saved.env!r}, this is {self.env!r}.")
+        self._require_same(saved.version, saved.window)
         self._base = saved.base
         for window, keys in saved.ring.items():
             self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
@@ -340,12 +344,11 @@ class EnvNormalizer:
     def apply(self, delta: Mapping[str, Any]) -> None:
         """Redo one committed delta, in the order of commits and before any input is fed.
 
-        Raises ConfigError on another state version, SchemaError if it is malformed, RuntimeError if inputs were fed
-        already.
+        Raises SettingsChangedError if it is of another window width or build, SchemaError if it is malformed,
+        RuntimeError if inputs were fed already.
         """
         saved = saved_delta(delta)
-        if saved.version != STATE_VERSION:
-            raise ConfigError(f"normalizer delta has version {saved.version}, this is {STATE_VERSION}.")
+        self._require_same(saved.version, saved.width)
         self._require_unfed()
         for part in saved.closed:
             self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
@@ -358,6 +361,21 @@ class EnvNormalizer:
         self._forget()
 
     # -- inside
+
+    def _require_same(self, version: int, width: int | None) -> None:
+        """Raise `SettingsChangedError` unless this build and window continue what was stored; None: it does not say."""
+        if version != STATE_VERSION:
+            raise SettingsChangedError(
+                f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
+                "build, or start a new run, whose `model` may be a checkpoint of this one"
+            )
+        if width not in {None, self.config.window}:
+            raise SettingsChangedError(
+                f"environment {self.env}: normalization.window is {self.config.window} now, but the run's statistics "
+                f"were made with {width}. Set it back to {width}; then `lachesis replay --revision NAME --set "
+                f"normalization.window={self.config.window}` and `lachesis promote NAME` change it while the run goes "
+                "on; or start a new run, whose `model` may be a checkpoint of this one"
+            )
 
     def _window(self, seq: int) -> int:
         return (seq - 1) // self.config.window

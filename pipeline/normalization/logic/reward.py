@@ -28,6 +28,9 @@ KEY = "score"
 RATING, RESIDUAL = ".rating/", ".residual/"
 """What it knows each rater's ratings and residuals by, before the rater's name."""
 
+_MAX_REASON = 400
+"""Characters of the reason for a verdict."""
+
 
 class RewardRule:
     """How one environment's scores become rewards. `reliability`: scores weigh raters by their residual variance."""
@@ -96,6 +99,7 @@ class RewardRule:
         return msgspec.structs.replace(
             reward,
             verdict=result.verdict,
+            reason=_why_unscorable(score, result.n_valid) if result.verdict == "unscorable" else None,
             advantages=list(result.advantages),
             mean=result.mean,
             std=result.std,
@@ -136,6 +140,13 @@ class RewardRule:
             for move, a, b in zip(moves, rewards, moved.values, strict=True)
         ]
         return added, share
+
+
+def _why_unscorable(score: GroupScore, n_valid: int) -> str | None:
+    if not score.failures:
+        return None
+    told = "; ".join(f"rater {name}: {text}" for name, text in sorted(score.failures.items()))
+    return f"{n_valid} of {len(score.scores)} samples have a reward; {told}"[:_MAX_REASON]
 
 
 def reliability_shares(snapshot: Snapshot) -> dict[str, float]:

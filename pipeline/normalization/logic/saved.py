@@ -61,6 +61,8 @@ class SavedDelta(msgspec.Struct, frozen=True):
     base: _Number
     closed: list[_Closed]
     emitted: list[Seq]
+    width: int | None = None
+    """Sequences a window; None in what an older build wrote."""
 
 
 def saved_state(value: Any) -> SavedState:

@@ -6,6 +6,7 @@ that is scored again gives the same. A sample of several sequences is judged ove
 
 import math
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from lachesis.schemas.sequences import Sequences
 
 __all__ = ["distinct_share", "signals_of"]
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy, as in vLLM."""
 _SURE = math.log(0.99)
 _LONG = 32
 """Tokens from which on an answer says how varied it is."""
@@ -27,8 +30,12 @@ _RARE_ID = 100_000
 """Byte-pair vocabularies end in their rarest tokens, which fluent text hardly ever holds."""
 
 
-def signals_of(sequences: Sequences) -> GroupSignals:
-    """Return the signals of a group whose columns have been checked."""
+def signals_of(sequences: Sequences, generation: Mapping[str, Any] | None = None) -> GroupSignals:
+    """Return the signals of a group whose columns have been checked.
+
+    `generation` are its sampling parameters. Where they leave one token to choose from now and then (temperature 0,
+    nucleus, top-k, min-p), that has a probability of 1 by right, so that `zeros` and `sure_run` would say nothing.
+    """
     ids, lps, _ = sequences.generated
     samples = sequences.generated.samples
     known = _of_logprobs(ids, lps, samples) if lps is not None else {"logprobs": [None] * len(samples)}
@@ -36,8 +43,23 @@ def signals_of(sequences: Sequences) -> GroupSignals:
         texts=[zlib.crc32(ids[s].data) for s in samples],
         truncated=sequences.endings.count("length"),
         distinct=_distinct(ids, samples),
-        **known,
+        greedy=_number(generation, "temperature", 1.0) < GREEDY_BELOW,
+        **known | ({"zeros": 0, "sure_run": 0} if _narrowed(generation) else {}),
     )
+
+
+def _narrowed(generation: Mapping[str, Any] | None) -> bool:
+    return (
+        _number(generation, "temperature", 1.0) < GREEDY_BELOW
+        or _number(generation, "top_p", 1.0) < 1
+        or _number(generation, "top_k", 0) > 0
+        or _number(generation, "min_p", 0) > 0
+    )
+
+
+def _number(generation: Mapping[str, Any] | None, name: str, default: float) -> float:
+    value = (generation or {}).get(name)
+    return value if isinstance(value, int | float) else default
 
 
 def _of_logprobs(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list[slice]) -> dict[str, Any]:

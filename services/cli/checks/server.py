@@ -15,6 +15,7 @@ from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 from lachesis.services.cli.checks.cluster import check_copies
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
+from lachesis.services.cli.checks.ledger import check_ledger
 from lachesis.services.cli.output import human_bytes
 from lachesis.services.cli.snapshot import server_version
 from lachesis.services.connect import connect_run, has_history
@@ -85,6 +86,8 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
     elif not findings and present:
         yield ok("streams", f"{len(present)} streams and buckets are as configured")
+    async for stored in check_ledger(bus, config, {name: answers[name] for name in present}):
+        yield stored
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
 

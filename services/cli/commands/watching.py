@@ -39,10 +39,10 @@ def trace(
     ] = None,
     *,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show slow, failed and redelivered rollouts as they end.")
+        bool, typer.Option("--follow", help="Show slow, failed, stale and redelivered rollouts as they end.")
     ] = False,
     slow: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Seconds from which one is slow; default: the p99 so far.")
+        float | None, typer.Option(metavar="S", min=0, help="Seconds from which one is slow; default: the recent p99.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one object a line.")] = False,
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+from collections.abc import Sequence
 
 import anyio
 import anyio.lowlevel
@@ -10,6 +11,7 @@ import numpy as np
 from fuzz.examples import EXAMPLES
 from fuzz.mutate import mutate_bytes, mutate_msgpack, mutate_text
 from fuzz.oracle import Target
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.api import StreamUsage
@@ -19,10 +21,15 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.inference.directory import Directory
 from lachesis.pipeline.stage.attempts import Attempts
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.figures import Figures
 from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.pipeline.telemetry.otlp import Otlp
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
+from lachesis.pipeline.telemetry.tracing import Incident, Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord
+from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord, StageIncident
 from lachesis.services.cli.snapshot import merge
 
 __all__ = ["targets"]
@@ -37,6 +44,7 @@ def targets() -> list[Target]:
     return [
         Target("lease.governor", seeds(LeaseRequest), mutate_msgpack, _Leased().feed, weight=3),
         Target("heartbeat.status", seeds(Heartbeat), mutate_msgpack, _feed_heartbeat, weight=2),
+        Target("heartbeat.incident", seeds(StageIncident), mutate_msgpack, _feed_incident),
         Target("bucket.policy", seeds(PolicyRecord), mutate_msgpack, _feed_policy),
         Target("bucket.curriculum", seeds(CurriculumSnapshot), mutate_msgpack, _feed_curriculum, weight=2),
         Target("bucket.attempts", [b"0", b"3"], mutate_text, _feed_attempts, weight=0.5),
@@ -77,6 +85,44 @@ def _feed_heartbeat(data: bytes) -> None:
                 assert value is None or math.isfinite(value)
     (row,) = merge([beat, beat], set())
     assert row.service == beat.service
+
+
+class _Exported:
+    """A sink that encodes what it gets, as an exporter does."""
+
+    traces, dropped = True, 0
+
+    def __init__(self) -> None:
+        self.roots = 0
+        self._otlp = Otlp({"service.name": "lachesis-batcher"}, None, None)
+
+    def emit(self, spans: Sequence[Span]) -> None:
+        encode_spans([self._otlp._readable(span) for span in spans])
+        assert all(span.start_ns <= span.end_ns for span in spans)
+        self.roots += sum(span.parent is None for span in spans)
+
+    def observe(self, figures: Figures) -> None:
+        pass
+
+
+_SINK = _Exported()
+
+
+def _feed_incident(data: bytes) -> None:
+    """Whatever is announced of a rollout that ended, its trace is exported once, and can be encoded."""
+    event = decode(StageIncident, data)
+    tracing, before = Tracing(TelemetryConfig(ratio=0.0), _SINK), _SINK.roots
+    incident = Incident(event.stamp, event.error_type, event.error)
+    tracing.end(
+        RolloutEnd(
+            group=event.group, run="r", env="sums", seq=1, sequences=2, policy_step=0, started_ns=1, ended_ns=2,
+            outcome="dropped", cause="zero_variance",
+        ),
+        [],
+    )  # fmt: skip
+    for _ in range(2):
+        tracing.record_incident(event.group, incident)
+    assert _SINK.roots - before == 1
 
 
 def _feed_policy(data: bytes) -> None:

@@ -16,6 +16,7 @@ from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.scoring.judge import samples_of
 from lachesis.pipeline.stage.rollouts import read_rollout
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.sequences import training_sequences
 from lachesis.schemas.annotations import ScoreEvent, TeacherLogprobs
@@ -78,7 +79,7 @@ def _use_group(event: RolloutGroup) -> None:
         policy_step=plan.policy_step, advantages=[1.0] * plan.samples,
     )  # fmt: skip
     try:
-        sequences = training_sequences(ref, event, None, tokenizer_hash=event.tokenizer_hash)
+        sequences = training_sequences(ref, event, None, TrainerLimits(event.tokenizer_hash, text_only=False))
         if sequences and len(sequences) * max(len(s.tokens) for s in sequences) < 1 << 16:
             assert bool(pack(sequences).advantages_BT.isfinite().all()), "an advantage is not finite"
         samples_of(event)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from integration.archive.world import CONFIG, RUN, World, a_group, a_world
 from integration.proxy import open_proxy
@@ -109,6 +110,22 @@ async def test_it_is_stored_once_beyond_the_window_of_duplicates(tmp_path: Path)
         await anyio.sleep(1.5)  # the broker forgets
         assert (await world.json("import", "out.jsonl", "--unleased"))["known"] == 8
         assert len(await world.groups()) == 8
+
+
+async def test_what_is_never_trained_is_refused_or_told(world: World, tmp_path: Path) -> None:
+    async with a_world(tmp_path / "past") as past:
+        made = a_group(1)
+        turns = [[0.5, 1.0]] * made.sequences.n_samples
+        await past.store(made.replace(sequences=msgspec.structs.replace(made.sequences, turn_rewards=turns)))
+        await past.json("export", world.folder / "out.jsonl")
+    said = await world.refusal("import", "out.jsonl", "--unleased")
+    assert "turn_rewards: rewards of single turns are not trained on; add them up into the reward" in said
+    path = write(world.folder / "past.jsonl", scored(1, turn_rewards=[[1.0]] * 4))
+    arguments = ("import", path, "--atropos", "--env", "sums", "--unleased")
+    assert "turn_rewards: rewards of single turns" in await world.refusal(*arguments)
+    write(path, scored(2), scored(3, ref_logprobs=[[-1.0] * 8] * 4))
+    done = await world.json(*arguments)
+    assert (done["stored"], done["untrainable"]) == (2, 1)
 
 
 async def test_beside_a_governor_it_waits_for_leases_and_keeps_the_bounds(world: World, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lachesis.pipeline.advantage.whitening import whiten
 from lachesis.pipeline.batching import stage as stage_module
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
+from lachesis.pipeline.batching.read import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory import MemoryBus
@@ -206,6 +206,18 @@ async def test_the_ledger_has_advantages_whitened_over_the_batch_and_a_restart_g
     assert all(ref.advantages == [0.5] * 4 for ref in plain.groups)
 
 
+async def test_the_ledger_tells_how_long_stale_groups_are(bus: Bus) -> None:
+    world = World(bus)
+    async with batcher(bus, make_config(max_staleness=0)) as service:
+        groups = [await world.rollout() for _ in range(3)]
+        await world.reward(*groups[:2])
+        entries = await read_until(bus, batches=1, outcomes=3)
+    assert fates(entries)[groups[2][0]] == "stale"
+    assert [entry.stale for entry in entries if entry.stale] == [{ENV: [2]}]
+    assert service.vitals.metrics["batching/tokens_per_sequence/stale"] == 2.0
+    assert service.vitals.metrics["batching/tokens_per_sequence/batched"] == 2.0
+
+
 async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus: Bus) -> None:
     world = World(bus)
     async with batcher(bus, make_config()):
@@ -232,6 +244,9 @@ async def test_a_payload_that_is_not_what_the_ledger_says_cannot_be_trained(bus:
         )
         with pytest.raises(DataError):
             await fetch_batch(bus, bad)
+        found, failures = await fetch_groups(bus, bad)  # and the others are there
+        assert list(failures) == [wrong.seq]
+        assert [group.id for _, group, _ in found] == [other.group for other in batch.groups[1:]]
 
 
 async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> None:

@@ -34,6 +34,7 @@ OTHERS = {
     "ledger": "rl.ledger.one.main",
     "ledger of another trainer": "rl.ledger.one.other",
     "lease": "rl.lease.one",
+    "incident": "rl.incident.one",
     "replay": "rl.replay.rescore.one.again.words",
     "revision": "rl.replay.revision.one.again.all",
     "replay state": "rl.state.one.replay.again.words",
@@ -61,8 +62,8 @@ WRITES = {
     "normalizer": {"reward", "normalizer state", "dead"},
     "curriculum": {"curriculum", "curriculum state", "dead", "$KV curriculum"},
     "health": {"alert", "health state"},
-    "scorer": {"score", "dead", "scorer's attempts"},
-    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts"},
+    "scorer": {"score", "dead", "scorer's attempts", "incident"},
+    "teacher": {"teacher", "logprobs", "logprobs chunk", "dead", "teacher's attempts", "incident"},
     "inference": {"inference"},
     "trainer": {"trainer state", "policy"},
     "evaluator": {"eval"},
@@ -101,7 +102,7 @@ READS = {
     "scorer": {"ROLLOUTS"},
     "teacher": {"inference"},
     "inference": {"policy", "inference"},
-    "trainer": {"LEDGER", "policy"},
+    "trainer": {"EVENTS", "LEDGER", "policy"},
     "evaluator": {"policy", "inference"},
     "environment": {"policy", "curriculum", "inference"},
     "gateway": {"policy"},
@@ -112,23 +113,25 @@ READS = {
 
 FETCHES = {
     "governor": {"retention"},
-    "scorer": {"attempts"},
+    "batcher": {"policy"},
+    "health": {"retention"},
+    "scorer": {"attempts", "policy"},
     "teacher": {"ROLLOUTS", "attempts"},
     "trainer": {"ROLLOUTS", "TEACHER"},
     "evaluator": {"EVENTS"},
     "gateway": {"gateway"},
 }
-"""By identity, what it may fetch from without making readers."""
+"""By identity, what it may fetch from without making readers; it may ask whether what it does not find is counted."""
 
 UNDER_RL = (
     "rl.lease.one", "rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.score.one.live.words",
-    "rl.rollout.two.words",
+    "rl.rollout.two.words", "rl.incident.one",
 )  # fmt: skip
 HEARS = {
     "governor": {"rl.lease.one"},
-    "batcher": {"rl.heartbeat.one.governor.*"},
+    "batcher": {"rl.heartbeat.one.governor.*", "rl.incident.one"},
     "gateway": {"rl.heartbeat.one.governor.*"},
-    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*"},
+    "trainer": {"rl.heartbeat.one.governor.*", "rl.heartbeat.one.health.*", "rl.incident.one"},
     OPERATOR: {"rl.>", *UNDER_RL},
     OBSERVER: {"rl.>", *UNDER_RL},
 }
@@ -145,7 +148,7 @@ CONSUMER_ACTIONS = (
 )  # fmt: skip
 LAST = "last.of.all"
 """What nobody may publish on, so that its refusal is the last one."""
-CONSUMERS = ("read-0123456789abcdef", "scorer=one=live", "teacher=one=live")
+CONSUMERS = ("batcher=one=EVENTS=score=0123456789abcdef", "scorer=one=live", "teacher=one=live")
 
 
 PARTS = tuple(
@@ -189,7 +192,7 @@ def allowed_publications(identity: str) -> set[str]:
         own = CONSUMERS[:1] if store == "ROLLOUTS" else CONSUMERS  # the durables are on ROLLOUTS alone
         found |= {f"$JS.API.{a}.{store}.{c}" for c in own for a in ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT")}
     for store in map(stored_as, FETCHES.get(identity, ())):
-        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.MSG.GET", "DIRECT.GET")}
+        found |= {f"$JS.API.{action}.{store}" for action in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")}
     if identity in ("scorer", "teacher"):
         actions = ("CONSUMER.CREATE", "CONSUMER.MSG.NEXT", "CONSUMER.INFO")
         found |= {f"$JS.API.{action}.ROLLOUTS.{identity}=one=live" for action in actions}

@@ -400,6 +400,22 @@ def test_deadlines() -> None:
     assert outcomes(joiner) == {1: "dead"}
 
 
+def test_a_deadline_that_was_met_is_none() -> None:
+    config = BatchingConfig(batch_size=8, score_deadline_s=20.0, teacher="optional", teacher_deadline_s=5.0)
+    joiner = Joiner(config)
+    for n in (1, 2, 3):
+        joiner.member(n, "e", make_plan(n), 0, n * SECOND)
+    joiner.teacher(1, 0, TeacherPointer(group=make_plan(1).group, seq=1, stored=1))
+    joiner.reward(2, 0, make_reward(1, 1))
+    assert joiner.next_deadline_ns() == 7 * SECOND, "of rollout 2: rollout 1 waits for nothing"
+    joiner.teacher(3, 0, TeacherPointer(group=make_plan(2).group, seq=2, stored=2))
+    joiner.dead(4, 0, make_letter(3, "scorer", "data"))
+    assert joiner.next_deadline_ns() == 22 * SECOND, "of the reward of rollout 2; rollout 3 is dead"
+    joiner.reward(5, 0, make_reward(2, 2))
+    assert joiner.next_deadline_ns() is None
+    assert joiner.expire(99 * SECOND) == []
+
+
 def test_after_a_loss_whoever_waits_has_a_deadline_and_a_restart_reads_of_the_loss_again() -> None:
     config = BatchingConfig(batch_size=8, lost_deadline_s=5.0)
     joiner = Joiner(config)

@@ -93,7 +93,7 @@ def test_a_waterfall_shows_every_time_whatever_the_terminal(width: int) -> None:
     assert "480 ms" in row
     assert "5.67 s" in row
     assert row.count("░") > 5
-    assert ("rl.rollout.a-long-name.spell_backward" in row) == (width >= 120)
+    assert ("rl.rollout.a-long-name.spell_backward" in row) == (width >= 110)
 
 
 def test_a_waterfall_says_what_took_longest() -> None:

@@ -27,3 +27,16 @@ def test_a_teacher_to_learn_from_that_no_batch_would_bring_is_refused() -> None:
     with pytest.raises(ConfigError, match=r'teacher_coef is 0\.5, but batching.teacher is "off"'):
         RunConfig(training=learning)
     RunConfig(training=learning, teacher=TeacherConfig(enabled=True), batching=BatchingConfig(teacher="optional"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"samples": 1}, r"environments\.e\.samples is 1: advantages compare the samples of a group"),
+        ({"lost_samples": "drop", "fewest_samples": 1}, r"environments\.e\.fewest_samples is 1"),
+    ],
+)
+def test_a_group_of_one_is_refused_since_it_could_never_be_trained_on(changes, text):
+    with pytest.raises(ConfigError, match=text):
+        RunConfig(environments={"e": EnvironmentConfig(kind="x", **changes)})
+    assert RunConfig(environments={"e": EnvironmentConfig(kind="gateway", **changes)})

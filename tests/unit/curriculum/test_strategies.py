@@ -17,7 +17,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
 ALL = sorted(STRATEGIES)
 ITEMS = Items(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))
@@ -411,10 +411,16 @@ def test_wrong_items_are_refused(wrong):
 
 def test_state_of_another_strategy_or_environment_is_refused():
     state = make("irt").state_dict()
-    with pytest.raises(ConfigError, match="strategy"):
+    with pytest.raises(SettingsChangedError) as strategy:
         make("pools").load_state_dict(state)
-    with pytest.raises(ConfigError, match="items"):
+    assert "curriculum.strategy is 'pools' now" in str(strategy.value)
+    assert "Set curriculum.strategy back to 'irt', or start a new run" in str(strategy.value)
+    with pytest.raises(SettingsChangedError) as items:
         make("irt", Items(3)).load_state_dict(state)
+    assert "there are 3 items now, but there were 60" in str(items.value)
+    assert "Set the environment's params back, or start a new run" in str(items.value)
+    for error in (strategy.value, items.value):
+        assert not any(kind.__name__ in str(error) for kind in STRATEGIES.values()), "a class is no word of the user's"
 
 
 @pytest.mark.parametrize(("successes", "samples"), [(2.0, 1.0), (-1.0, 1.0), (1e16, 1e16), (0.0, math.nan)])
@@ -430,7 +436,7 @@ def test_a_state_of_a_build_that_kept_other_arrays_is_refused_and_nothing_taken_
     strategy.observe(result(0, 3, 0.25))
     before = strategy.state_dict()
     older = {name: value for name, value in before["arrays"].items() if name not in ("odds", "successes", "samples")}
-    with pytest.raises(ConfigError, match="has no odds: another build wrote it; start a revision"):
+    with pytest.raises(ConfigError, match="has no odds: another build of lachesis wrote it"):
         strategy.load_state_dict({**before, "arrays": {**older, "reference": bytes(480)}})
     assert strategy.state_dict() == before
 

@@ -14,6 +14,7 @@ import yaml
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
 from lachesis.services.registry import SERVICES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -133,3 +134,13 @@ def test_the_dashboard_asks_for_metrics_that_the_services_export() -> None:
     assert asked == exported
     titles = {panel["title"] for panel in DASHBOARD["panels"]}
     assert {"Lag", "Rate", "Wait, p99", "Redeliveries", "Dead letters"} <= titles
+
+
+def test_the_dashboard_knows_the_services_by_their_names_and_the_attributes_by_what_prometheus_keeps() -> None:
+    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    named = {name for text in asked for name in re.findall(r'service_name="([^"]+)"', text)}
+    assert named
+    assert named <= {subjects.service_name(service) for service in SERVICES}
+    labels = {name for text in asked for name in re.findall(r"\b(rl_\w+|service_name)\b", text)}
+    assert labels <= {name.replace(".", "_") for name in PROMETHEUS["otlp"]["promote_resource_attributes"]}
+    assert labels == {"rl_run", "rl_env_name", "service_name"}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,14 @@ from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Generation
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, DataError, EnvironmentCodeError, InfrastructureError, SchemaError
+from lachesis.schemas.errors import (
+    ConfigError,
+    DataError,
+    EnvironmentCodeError,
+    InfrastructureError,
+    SchemaError,
+    ServerAwayError,
+)
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -115,12 +123,12 @@ async def test_logprobs_stand_at_the_token_they_belong_to() -> None:
         assert len(expected) == 3
 
 
-async def test_turn_rewards_are_recorded_for_every_turn() -> None:
+async def test_every_turn_may_count_towards_the_reward() -> None:
     env = load_environment(f"{EXAMPLES}/guessing.py:Guessing")
     guesses = ["50", "x", "0", "50", "0"]
     inference = FakeInference(lambda prompt, call: guesses[call] if call < 2 else "0")
     group = await group_of(env, inference)
-    assert group.sequences.turn_rewards == [[-0.1, 0.9], [-0.1, 0.9]]
+    assert group.sequences.turn_rewards is None
     assert group.sequences.rewards["environment"] == pytest.approx([0.8, 0.8])
     assert "A number, please." in [message.content for talk in group.messages for message in talk]
 
@@ -128,7 +136,7 @@ async def test_turn_rewards_are_recorded_for_every_turn() -> None:
 async def test_a_turn_limit_ends_the_sample_on_a_generated_token() -> None:
     env = load_environment(f"{EXAMPLES}/guessing.py:Guessing")
     group = await group_of(env, FakeInference(lambda prompt, call: "99"))
-    assert [len(turns) for turns in group.sequences.turn_rewards or []] == [8, 8]
+    assert [sum(message.role == "assistant" for message in talk) for talk in group.messages] == [8, 8]
     assert all(sequence.loss_mask[-1] for sequence in group.sequences)
 
     env = load_environment(f"{EXAMPLES}/calculator.py:Products")
@@ -294,25 +302,22 @@ async def test_missing_rewards_stay_missing() -> None:
     assert group.sequences.rewards == {"b": [None, None], "a": [None, 1.0]}
 
 
-async def test_rewarding_only_some_turns_is_a_bug() -> None:
-    class Half(Ask):
+async def test_rewards_of_single_turns_are_refused_by_name() -> None:
+    class Calls(Ask):
         async def rollout(self, task: Task, session: Session) -> None:
             await session.generate()
             session.reward_turn(1)
-            session.add("again")
-            await session.generate()
 
-    with pytest.raises(EnvironmentCodeError, match="rewarded 1 of 2 turns"):
-        await group_of(Half(), FakeInference(lambda *_: "x"))
+    class Hook(Ask):
+        def turn_reward(self, task: Task, session: Session, reply: Reply) -> float:
+            return 1.0
 
-
-async def test_rewarding_the_turns_of_some_samples_only_is_refused() -> None:
-    class Some(Ask):
-        def turn_reward(self, task: Task, session: Session, reply: Reply) -> float | None:
-            return 1.0 if session.sample else None
-
-    with pytest.raises(EnvironmentCodeError, match="some samples"):
-        await group_of(Some(), FakeInference(lambda *_: "x"))
+    with pytest.raises(
+        EnvironmentCodeError, match=r"reward_turn\(1\): rewards of single turns are not trained on; add"
+    ):
+        await group_of(Calls(), FakeInference(lambda *_: "x"))
+    with pytest.raises(ConfigError, match=r"Hook\.turn_reward: rewards of single turns are not trained on"):
+        await group_of(Hook(), FakeInference(lambda *_: "x"))
 
 
 async def test_a_rollout_that_never_generates_is_a_bug() -> None:
@@ -493,3 +498,109 @@ async def test_versions_that_change_between_turns_are_recorded_where_they_change
         (0, "1-main-aa"),
         (second, "2-main-bb"),
     ]
+
+
+class Losing(FakeInference):
+    """Fails the requests numbered in `failing`, with all their attempts; the first is the opening of all samples."""
+
+    def __init__(self, failing: dict[int, Exception]) -> None:
+        super().__init__(lambda prompt, call: "more")
+        self.failing = failing
+        self.asked: list[tuple[int, int | None]] = []
+        self._failed: dict[tuple[int, ...], Exception] = {}
+
+    async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> list[Generation]:
+        key = (*prompt_ids, -1, (sampling.seed or 0) if sampling else 0)  # type: ignore[misc]
+        if key not in self._failed:
+            if len(self.asked) in self.failing:
+                self._failed[key] = self.failing[len(self.asked)]
+            self.asked.append((n, sampling.seed if sampling else None))
+        if key in self._failed:
+            raise self._failed[key]
+        return await super().generate(prompt_ids, n, sampling)  # type: ignore[arg-type]
+
+
+class TwoTurns(Ask):
+    async def rollout(self, task: Task, session: Session) -> None:
+        await session.generate()
+        session.add("go on")
+        await session.generate()
+
+    def reward(self, task: Task, session: Session) -> float:
+        return float(session.sample)
+
+
+AWAY = ServerAwayError("connection refused")
+SEEDED = SamplingParams(max_tokens=200, seed=7)
+
+
+async def test_a_lost_sample_is_generated_again() -> None:
+    inference = Losing({2: AWAY})  # the opening of four, then the second turn of the second sample
+    group = await group_of(TwoTurns(), inference, n=4, sampling=SEEDED)
+    assert group.sequences.rewards["environment"] == [0.0, 1.0, 2.0, 3.0]
+    assert group.metadata["lost_samples"] == {"refilled": [1], "left_out": []}
+    assert [n for n, _ in inference.asked] == [4, 1, 1, 1, 1, 1, 1]  # with its own opening, of one
+    assert len({seed for _, seed in inference.asked}) == 7  # and no draw of before
+
+
+async def test_a_group_may_go_on_without_a_lost_sample() -> None:
+    config = msgspec.structs.replace(QUICK, lost_samples="drop", fewest_samples=3)
+    group = await group_of(TwoTurns(), Losing({2: AWAY}), n=4, sampling=SEEDED, config=config)
+    assert group.sequences.rewards["environment"] == [0.0, 2.0, 3.0]
+    assert group.metadata["lost_samples"] == {"refilled": [], "left_out": [1]}
+    with pytest.raises(InfrastructureError, match="connection refused"):
+        await group_of(TwoTurns(), Losing({2: AWAY, 3: AWAY}), n=4, sampling=SEEDED, config=config)
+
+
+async def test_a_group_may_be_abandoned_for_a_lost_sample() -> None:
+    config = msgspec.structs.replace(QUICK, lost_samples="abandon")
+    with pytest.raises(InfrastructureError, match="connection refused"):
+        await group_of(TwoTurns(), Losing({2: AWAY}), n=4, sampling=SEEDED, config=config)
+
+
+async def test_lost_samples_are_not_refilled_for_ever_nor_where_nobody_came_through() -> None:
+    late = {number: AWAY for number in range(2, 100) if number > 4}
+    inference = Losing({2: AWAY, **late})
+    with pytest.raises(ServerAwayError):
+        await group_of(TwoTurns(), inference, n=4, sampling=SEEDED)
+    assert len(inference.asked) == 7  # two openings more
+    inference = Losing(dict.fromkeys(range(100), AWAY))
+    with pytest.raises(ServerAwayError):
+        await group_of(TwoTurns(), inference, n=4, sampling=SEEDED)
+    assert len(inference.asked) == 1
+
+
+@pytest.mark.parametrize("lost", ["refill", "drop"])
+@pytest.mark.parametrize("error", [InfrastructureError("500"), TimeoutError("slow"), DataError("the context is full")])
+async def test_what_the_answer_may_have_caused_gives_up_the_whole_group(error: Exception, lost: str) -> None:
+    """Else answers that the server cannot take, or that take long, would be sorted out."""
+    config = msgspec.structs.replace(QUICK, lost_samples=lost)
+    inference = Losing({2: error})
+    with pytest.raises((InfrastructureError, DataError)):
+        await group_of(TwoTurns(), inference, n=4, sampling=SEEDED, config=config)
+    assert len(inference.asked) <= 5
+
+
+async def test_a_tool_that_is_away_gives_up_the_whole_group() -> None:
+    class Search(TwoTurns):
+        async def respond(self, task: Task, session: Session, reply: Reply) -> list[str]:
+            raise ServerAwayError("no search for this query")
+
+        async def rollout(self, task: Task, session: Session) -> None:
+            reply = await session.generate()
+            if session.sample == 1:
+                await self.respond(task, session, reply)
+
+    with pytest.raises(ServerAwayError, match="this query"):
+        await group_of(Search(), FakeInference(lambda *_: "x"), n=3)
+
+
+async def test_an_environment_whose_judge_is_away_waits() -> None:
+    class Judged(Ask):
+        def reward(self, task: Task, session: Session) -> float:
+            if session.sample == 1:
+                raise ConnectionRefusedError("judge")
+            return 1.0
+
+    with pytest.raises(InfrastructureError, match=r"Judged\.reward: ConnectionRefusedError: judge"):
+        await group_of(Judged(), FakeInference(lambda *_: "x"), n=3)

@@ -30,7 +30,9 @@ async def test_a_snapshot_that_cannot_be_drawn_by_is_passed_over(lab):
 
     async def follow(service):
         settings = EnvironmentConfig(kind="k")
-        producer = service.producer = _Producer(service, "sums", range(2), settings, Directory(1.0), seed=0)
+        producer = service.producer = _Producer(
+            service, "sums", range(2), settings, Directory(1.0), held_out=np.empty(0, np.int64), seed=0
+        )
         async with service.until_drained():
             await producer.follow_curriculum()
 

@@ -16,6 +16,9 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.stage import MOST_FAILURES, run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.recorder import current_traceparent
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
@@ -392,3 +395,61 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
         await lab.until(at_least(lab, 20))
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert {group.dispatch.snapshot_id for group in groups} == {"uniform"}
+
+
+class Sink:
+    """Keeps what is exported."""
+
+    traces, dropped = True, 0
+
+    def __init__(self):
+        self.spans = []
+
+    def emit(self, spans):
+        self.spans += spans
+
+    def observe(self, figures):
+        pass
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+async def test_a_sampled_group_that_is_abandoned_ends_its_trace(lab, env, inference, monkeypatch, ratio):
+    """The server has exported its part of the requests, below spans that only the environment has."""
+    headers, failed = [], anyio.Event()
+
+    async def unavailable(*_, **__):
+        headers.append(current_traceparent())
+        failed.set()
+        raise InfrastructureError("the server is away")
+
+    monkeypatch.setattr(inference, "generate", unavailable)
+    sink = Sink()
+    async with Governor(lab, limit=1).serving(), lab.running(environment, "environment-echo") as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
+        with anyio.fail_after(60):
+            await failed.wait()
+        await lab.until(lambda: _true(sink.spans or not ratio))
+    assert all(header.endswith("-01" if ratio else "-00") for header in headers)
+    if not ratio:
+        assert not sink.spans
+        return
+    group = sink.spans[0].trace
+    trace = [span for span in sink.spans if span.trace == group]
+    ids = {span.id for span in trace}
+    assert all(span.parent in ids for span in trace if span.parent is not None)
+    (root,) = [span for span in trace if span.parent is None]
+    assert (root.name, root.attributes["rl.outcome"]) == ("rollout", "dropped")
+    assert "the server is away" in root.attributes["rl.outcome.reason"]
+    assert {span.name for span in trace} == {"rollout", "generate", "chat m"}
+    chats = {span.id for span in trace if span.name == "chat m"}
+    assert {header.split("-")[2] for header in headers if header.split("-")[1] == group} == chats
+
+
+async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference):
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
+    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    governor = Governor(lab, limit=10)
+    async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
+        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
+        service.drain()
+    assert not await stored(lab)

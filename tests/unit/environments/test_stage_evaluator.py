@@ -34,6 +34,8 @@ CONFIG = RunConfig(
         (30, 0, 9, None),
         (30, 0, 10, 3),
         (30, 0, 25, 3),
+        (30, 13, 19, None),
+        (30, 13, 20, 3),  # at the multiples, however late the one before was
         (30, 25, 30, 6),  # the last, however soon after
         (30, 30, 30, None),  # once
         (30, 30, 10, None),
@@ -181,6 +183,7 @@ async def test_a_server_that_is_down_is_waited_for_and_refused_weights_are_passe
         assert service.vitals.retried == 2
         await publish(lab, 3)
         await lab.until(evaluated(lab, 3))
+        assert service.vitals.note is None
     assert await measured(lab) == [(3, 6)]
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from lachesis.pipeline.gateway.logic.convert import Origin, to_group
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
@@ -152,3 +153,31 @@ def test_whatever_is_sent_is_converted_or_refused(changes, whole):
     except SchemaError:
         return
     assert decode(RolloutGroup, encode(group)) == group
+
+
+TRAINER = replace(ORIGIN, limits=TrainerLimits("tok", 200, text_only=True))
+UNUSABLE = {
+    "reference logprobs": ({"ref_logprobs": [[0.0] * 6] * 4}, "ref_logprobs: this run's trainer reads text tokens"),
+    "a teacher's": (
+        {"distill_token_ids": [[[1]] * 6] * 4, "distill_logprobs": [[[-1.0]] * 6] * 4},
+        "distill_logprobs, distill_token_ids: this run's trainer",
+    ),
+    "an image": ({"images": ["aGk="]}, "images: this run's trainer reads text tokens alone"),
+    "a token id": ({"tokens": [[1, 2, 3, 4, 5, 200]] * 4, "masks": [[-100, 2, 3, 4, 5, 200]] * 4,
+                    "inference_logprobs": [[1.0] + [-1.0] * 5] * 4}, "token id 200 in sequence 0 is none of the 200"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_what_the_trainer_cannot_use_is_refused_by_name(make_scored, case):
+    changes, text = UNUSABLE[case]
+    data = read_json(ScoredData, json.dumps(make_scored(**changes)).encode())
+    with pytest.raises(SchemaError, match=text):
+        to_group(data, TRAINER)
+    observed = replace(ORIGIN, limits=TrainerLimits("tok", None, text_only=False))
+    assert to_group(data, observed).sequences.n_tokens == 24
+
+
+def test_rewards_of_turns_are_refused_by_name(make_scored):
+    with pytest.raises(SchemaError, match="turn_rewards: rewards of single turns are not trained on; add them up"):
+        converted(make_scored(turn_rewards=[[1.0]] * 4))

@@ -13,7 +13,7 @@ from lachesis.pipeline.telemetry.spans import Link, generate_id, root_id
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import Heartbeat, PolicyRecord, StageVitals
 from lachesis.schemas.errors import ConfigError, FencedError, StartupError
 
 
@@ -400,10 +400,10 @@ async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world
         await http.post("/scored_data", json=make_scored(seed=1), headers={"traceparent": "ff-nonsense"})
     first, second = await world.groups()
     spans = {span.name: span for span in sink.spans if span.trace == first.id}
-    assert spans.keys() == {"generate words", "hold words", "publish rl.rollout.r.words"}
-    generated, held, published = spans["generate words"], spans["hold words"], spans["publish rl.rollout.r.words"]
+    assert spans.keys() == {"generate", "hold", "publish rl.rollout.{run}.{env}"}
+    generated, held, published = spans["generate"], spans["hold"], spans["publish rl.rollout.{run}.{env}"]
     assert (generated.service, generated.parent, generated.id) == (
-        "environment-words", root_id(first.id), generate_id(first.id)
+        "environment", root_id(first.id), generate_id(first.id)
     )  # fmt: skip
     assert generated.links == [Link("a" * 32, "b" * 16)]
     assert (held.parent, published.parent) == (root_id(first.id), generated.id)
@@ -412,7 +412,7 @@ async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world
     assert held.end_ns == published.start_ns
     assert held.end_ns > held.start_ns
     assert published.attributes["messaging.message.id"] == "ROLLOUTS:1"
-    assert sum(span.name == "generate words" for span in sink.spans) == 2
+    assert sum(span.name == "generate" for span in sink.spans) == 2
     assert not any(span.links for span in sink.spans if span.trace == second.id)
 
 
@@ -431,3 +431,20 @@ async def test_what_environments_ask_for_is_counted(world, make_scored, as_gzip)
     plain = len(gzip.decompress(whole["content"]))
     assert figures["api_perf/http/mean_compression_ratio"] == pytest.approx(plain / len(whole["content"]))
     assert figures["api_perf/total_items"] == 4  # sequences stored
+
+
+async def test_what_the_trainer_cannot_use_is_refused_and_not_stored(world, make_scored):
+    """Seen: acknowledged, stored, and the whole batch that it came into was void."""
+    record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=100)
+    await world.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    async with world.gateway() as http:
+        for changes, text in (
+            ({}, "token id 100 in sequence 0 is none of the 100"),
+            ({"ref_logprobs": [[0.0] * 6] * 4}, "ref_logprobs: this run's trainer reads text tokens alone"),
+            ({"turn_rewards": [[1.0]] * 4}, "turn_rewards: rewards of single turns are not trained on"),
+            ({"images": ["x"]}, "images: this run's trainer"),
+        ):
+            answer = await http.post("/scored_data", json=make_scored(**changes))
+            assert answer.status_code == 422
+            assert text in answer.text
+    assert not await world.groups()

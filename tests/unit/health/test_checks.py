@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.check import Window
+from lachesis.pipeline.health.logic.check import RunSettings, Window
 from lachesis.pipeline.health.logic.groups import fault_of
-from lachesis.pipeline.health.logic.monitor import CHECKS, _checks
+from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor, _checks
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.ledger import GroupRef, Mismatch
 
@@ -30,7 +30,7 @@ def test_healthy_groups_are_found_healthy(groups, monitor):
         loud = {name for name, result in results.items() if result.severity not in {"idle", "ok", "inform"}}
         assert loud <= {"step_change", "rater_at_odds"}
         judged |= {name for name, result in results.items() if result.severity != "idle"}
-    assert judged == set(CHECKS) - {"staleness", "rollout_training"}
+    assert judged == set(CHECKS) - {"staleness", "rollout_training", "stale_lengths", "held_out"}
     assert monitor.standing.quarantined_from is None
 
 
@@ -168,17 +168,111 @@ def refs(groups, lag, n):
     ]
 
 
-@pytest.mark.parametrize(("lag", "severity"), [(0, "ok"), (4, "ok"), (5, "warn"), (9, "quarantine")])
-def test_old_batches_are_caught_after_eight(groups, monitor, lag, severity):
+@pytest.mark.parametrize(
+    ("bound", "lag", "severity"),
+    [(0, 0, "ok"), (0, 1, "warn"), (2, 2, "ok"), (2, 3, "warn"), (4, 4, "ok"), (8, 4, "ok"), (8, 5, "inform"),
+     (32, 20, "inform"), (32, 32, "inform"), (32, 33, "warn")],
+)  # fmt: skip
+def test_old_batches_are_caught_after_eight_by_the_bound_of_the_run(groups, bound, lag, severity):
+    monitor = Monitor(HealthConfig(halts=CHECKS), RunSettings(max_staleness=bound))
     for _ in range(7):
         monitor.batch(20, refs(groups, lag, 16))
         assert not monitor.batches_full
     monitor.batch(20, refs(groups, lag, 16))
     assert monitor.batches_full
-    result, idle = monitor.judge_batches()
+    result, idle, *_ = monitor.judge_batches()
     assert (idle.check, idle.severity) == ("rollout_training", "idle")  # no report yet
     assert (result.severity, result.value) == (severity, lag)
     assert bool(result.examples) == (severity != "ok")
+
+
+def test_batches_older_than_the_run_allows_quarantine_where_that_lasts(groups):
+    """A bound that was lowered lately leaves older batches behind it; they pass."""
+    monitor = Monitor(HealthConfig(), RunSettings(max_staleness=4))
+    severities = []
+    for _ in range(4):
+        for _ in range(8):
+            monitor.batch(20, refs(groups, 9, 16))
+        severities.append(monitor.judge_batches()[0].severity)
+    assert severities == ["warn", "warn", "quarantine", "quarantine"]
+
+
+@pytest.mark.parametrize("window", [16, 17, 64, 4096])
+def test_every_window_size_leaves_something_to_compare_with(groups, window):
+    monitor = Monitor(HealthConfig(window=window))
+    before = max(4, -(-128 // window))
+    assert monitor._before.maxlen * window >= 128
+    assert monitor._before.maxlen == before
+    if window == 16:
+        results = groups.windows(monitor, before + 1)
+        assert [found["reward_drift"].severity for found in results][:before] == ["idle"] * before
+        assert results[-1]["reward_drift"].severity != "idle"
+
+
+@pytest.mark.parametrize(
+    ("samples", "alike", "severity"),
+    [(8, 0.7, "warn"), (2, 0.7, "ok"), (2, 0.95, "warn"), (2, 0.99, "halt"), (4, 0.65, "ok"), (16, 0.7, "warn")],
+)
+def test_small_groups_are_alike_more_often_by_right(groups, monitor, samples, alike, severity):
+    drawn = [i < alike * 64 for i in range(64)]
+
+    def one(i):
+        scores = [0.0] * samples if drawn[i] else [0.0] * (samples - 1) + [1.0]
+        signals = {"logprobs": [-0.5] * samples, "texts": list(range(samples))}
+        return groups.score(ratings={"a": scores}, scores=scores, lengths=[50] * samples, signals=signals)
+
+    (results,) = groups.windows(monitor, 1, one)
+    assert results["zero_variance"].severity == severity
+
+
+@pytest.mark.parametrize("level", [-5.0, -0.5, 3.0])
+def test_scores_outside_the_bounds_are_not_at_them(groups, monitor, level):
+    (results,) = groups.windows(monitor, 1, lambda i: groups.score(scores=[level + i / 1000] * 8))
+    assert results["saturation"].severity == "ok"
+
+
+def test_one_success_in_a_large_group_is_no_skewness(groups, monitor):
+    def hard(i):
+        scores = [float(n == i % 64) for n in range(64)]
+        signals = {"logprobs": [-0.5] * 64, "texts": list(range(64))}
+        return groups.score(ratings={"a": scores}, scores=scores, lengths=[50] * 64, signals=signals)
+
+    (results,) = groups.windows(monitor, 1, hard)
+    assert results["advantages"].severity == "ok"
+    assert results["advantages"].value > 7
+
+
+def test_at_temperature_zero_samples_are_alike_and_sure_by_right(groups, monitor):
+    def greedy(_):
+        return groups.score(signals={"greedy": True, "texts": [groups.rng.getrandbits(32)] * 8, "logprobs": [0.0] * 8})
+
+    for results in groups.windows(monitor, 4, greedy):
+        assert results["mode_collapse"].severity == "ok"
+        assert results["entropy"].severity == "idle"
+
+
+def test_another_temperature_than_the_rollouts_is_named(groups):
+    monitor = Monitor(HealthConfig(), RunSettings(sampling_temperature=0.7, trainer_temperature=1.0))
+    monitor.trained([Mismatch(0.01, 1.1, 1.0, 0.95)])
+    for _ in range(8):
+        monitor.batch(20, refs(groups, 0, 16))
+    _, result, *_ = monitor.judge_batches()
+    assert "rollouts are sampled at temperature 0.7, training.learner.temperature is 1" in result.reason
+
+
+def test_groups_that_the_trainer_cannot_use_do_not_quarantine_the_environment(groups, monitor):
+    """They may be imported, and each of them is out already."""
+
+    def unusable(_):
+        return groups.score(signals={"untrainable": "images: no"})
+
+    def reward(score):
+        assert fault_of(score) == "images: no"
+        return groups.reward(score, verdict="quarantined", reason=fault_of(score))
+
+    found = groups.windows(monitor, 5, unusable, reward)
+    assert {results["faulty_groups"].severity for results in found} == {"warn"}
+    assert "images: no" in found[0]["faulty_groups"].reason
 
 
 @pytest.mark.parametrize(
@@ -196,7 +290,7 @@ def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report
     monitor.trained([Mismatch(0.01, 0.001, 1.0, 0.95)] * 9 + [mismatch])
     for _ in range(8):
         monitor.batch(20, refs(groups, 0, 16))
-    _, result = monitor.judge_batches()
+    _, result, *_ = monitor.judge_batches()
     assert result.severity == severity
     assert bool(result.examples) == (severity != "ok")
 

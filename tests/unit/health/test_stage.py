@@ -20,13 +20,13 @@ from lachesis.schemas.annotations import Commit, GroupSignals, RewardEvent, Scor
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import FencedError, InfrastructureError
-from lachesis.schemas.ledger import LedgerEntry
+from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.services.cli.health import ask_to_resume, read_health
 
 CONFIG = RunConfig(
     run="r",
     environments={"sums": EnvironmentConfig(kind="x"), "other": EnvironmentConfig(kind="x")},
-    health=HealthConfig(window=16, halts=("zero_variance",)),
+    health=HealthConfig(window=16, halts=("zero_variance",), off=["ledger"]),  # the lab's ledger has no watermark
     batching=BatchingConfig(batch_size=16, max_staleness=20),
     flow=FlowConfig(lease_s=0.1),
 )
@@ -278,3 +278,32 @@ async def test_the_normalizer_quarantines_a_faulty_group_before_anything_reads_i
     assert (second.verdict, second.advantages) == ("quarantined", [None] * 8)
     assert second.reason.startswith("logprobs: 0")
     assert isinstance(score.signals, GroupSignals)
+
+
+async def test_long_groups_that_are_dropped_as_stale_are_told_by_environment(lab, groups):
+    subject, seq = subjects.ledger("r", "main"), 0
+    async with lab.running(health, "health"):
+        for n in range(8):
+            refs = [
+                GroupRef(group=f"{k:032x}", seq=100 * n + k + 1, env=env, sequences=4, tokens=400, policy_step=n,
+                         advantages=[])
+                for k, env in enumerate(["sums", "other"] * 8)
+            ]  # fmt: skip
+            entry = LedgerEntry(
+                run="r", trainer="main", index=n, previous="0" * 64, watermark=0, resolved=b"", events_cursor=1,
+                batch=Batch(number=n, groups=refs, sequences=64, tokens=6400), next_batch=n + 1,
+                stale={"sums": [500, 600], "other": [90]},
+            )  # fmt: skip
+            seq = await lab.bus.commit(subject, encode(entry), expected=seq, msg_id=str(n))
+        await lab.until(judged(lab, 1))
+        await lab.until(judged(lab, 1, "other"))
+    found = {}
+    for env in ("sums", "other"):
+        (event,) = await alerts(lab, env)
+        assert event.source == "batches"
+        (found[env],) = [one for one in event.results if one.check == "stale_lengths"]
+    assert (found["sums"].severity, found["sums"].value) == ("warn", 1.0)
+    assert "16 groups were dropped as stale, of 550 tokens a sequence (median), where those trained have 100" in (
+        found["sums"].reason
+    )
+    assert (found["other"].severity, found["other"].value) == ("ok", 0.0)

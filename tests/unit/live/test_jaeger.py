@@ -1,5 +1,6 @@
 """Against a fake of Jaeger's v3 API, made from what is published of it: no Jaeger runs where these tests do."""
 
+import base64
 import json
 import re
 from datetime import UTC, datetime
@@ -8,7 +9,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
+from lachesis.pipeline.telemetry.messages import rebuilt
+from lachesis.pipeline.telemetry.otlp import Otlp
+from lachesis.pipeline.telemetry.spans import RolloutEnd
+from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import InfrastructureError
 from lachesis.services.live.jaeger import Jaeger
 
@@ -44,85 +51,133 @@ SUMMARY = {
         "services": {"type": "array", "items": SERVICE},
     },
 }  # fmt: skip
-ANSWERS = {
-    "services": {
-        "type": "object", "required": ["services"], "additionalProperties": False,
-        "properties": {"services": {"type": "array", "items": {"type": "string"}}},
-    },
-    "trace-summaries": {
-        "type": "object", "additionalProperties": False,
-        "properties": {"summaries": {"type": "array", "items": SUMMARY}},
-    },
+SUMMARIES = {
+    "type": "object", "additionalProperties": False,
+    "properties": {"summaries": {"type": "array", "items": SUMMARY}},
 }  # fmt: skip
-"""The published API's answers (jaeger-idl, query_service.proto) in proto3's JSON form."""
+"""The published API's answer (jaeger-idl, query_service.proto) in proto3's JSON form."""
+BEGAN_NS = 1_777_636_800_000_000_000
+MS = 1_000_000
 
 
-def summary(trace: str, seconds: float, *, root: str = "rollout words", errors: int = 0) -> dict[str, Any]:
-    start = 1_777_636_800_000_000_000
-    found = {
-        "traceId": trace, "rootServiceName": "environment-words", "rootOperationName": root, "spanCount": 9,
-        "minStartTimeUnixNano": str(start), "maxEndTimeUnixNano": str(start + int(seconds * 1e9)),
-        "services": [{"name": "scorer", "spanCount": 2}],
-    }  # fmt: skip
-    return found | ({"errorSpanCount": errors} if errors else {})
+def exported(group: str, seconds: float, *, run: str = "mine", kept: str = "slow", **fields: Any) -> Any:
+    """Return the trace of a rollout as OTLP has it, made by what exports it."""
+    stamp = Stamp("scorer", BEGAN_NS + 10 * MS, BEGAN_NS + 30 * MS, BEGAN_NS + 50 * MS)
+    end = RolloutEnd(
+        group=group, run=run, env="words", seq=7, sequences=4, policy_step=3, started_ns=BEGAN_NS,
+        ended_ns=BEGAN_NS + int(seconds * 1e9), kept=kept, **{"outcome": "trained", **fields},
+    )  # fmt: skip
+    otlp = Otlp({"service.name": "lachesis-trainer"}, None, None)
+    request = encode_spans([otlp._readable(span) for span in rebuilt(end, [stamp])])
+    otlp.close()
+    return request
+
+
+def values(span: Any) -> dict[str, str]:
+    return {one.key: one.value.string_value for one in span.attributes}
+
+
+def hexed(found: Any) -> Any:
+    """Return proto3's JSON with ids as OTLP's JSON has them: hexadecimal, not base64."""
+    if isinstance(found, list):
+        return [hexed(one) for one in found]
+    if not isinstance(found, dict):
+        return found
+    ids = {"traceId", "spanId", "parentSpanId"}
+    return {key: base64.b64decode(one).hex() if key in ids else hexed(one) for key, one in found.items()}
 
 
 class FakeJaeger:
-    """A fake of Jaeger's v3 API: it refuses what that does not know, looks at root spans, and says
-    nothing that does not fit the published schema.
+    """A fake of Jaeger's v3 API: it refuses what that does not know, searches for one span that is all that was asked
+    for, as Jaeger's own storage does, and says nothing that does not fit the published schema.
     """
 
-    def __init__(self, *summaries: dict[str, Any]) -> None:
-        self.summaries = summaries
+    def __init__(self, *traces: Any) -> None:
+        self.traces = {trace.resource_spans[0].scope_spans[0].spans[0].trace_id.hex(): trace for trace in traces}
+        self.searches = 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         base, _, route = request.url.path.partition("/api/v3/")
-        if base != "/base" or route not in ANSWERS:
+        if base == "/base" and route == "trace-summaries":
+            return self.search(dict(request.url.params))
+        trace = self.traces.get(route.removeprefix("traces/")) if base == "/base" else None
+        if trace is None or request.url.params:
             return httpx.Response(404, json={"error": {"httpCode": 404, "message": "not found"}})
-        answer: dict[str, Any] = {"services": ["scorer", "environment-words"]}
-        if route == "trace-summaries":
-            query = dict(request.url.params)
-            bad = [key for key, value in query.items() if not PARAMETERS.get(key, NEVER).fullmatch(value)]
-            if bad or not {"query.startTimeMin", "query.startTimeMax"} <= query.keys():
-                return httpx.Response(400, json={"error": {"httpCode": 400, "message": f"malformed parameter {bad}"}})
-            found = [one for one in self.summaries if self.fits(one, query)][: int(query["query.searchDepth"])]
-            answer = {"summaries": found} if found else {}
-        jsonschema.validate(answer, ANSWERS[route])
+        return httpx.Response(200, json={"result": hexed(MessageToDict(trace))})
+
+    def search(self, query: dict[str, str]) -> httpx.Response:
+        self.searches += 1
+        bad = [key for key, value in query.items() if not PARAMETERS.get(key, NEVER).fullmatch(value)]
+        if bad or not {"query.startTimeMin", "query.startTimeMax"} <= query.keys():
+            return httpx.Response(400, json={"error": {"httpCode": 400, "message": f"malformed parameter {bad}"}})
+        found = [self.summary(name, trace) for name, trace in self.traces.items() if self.fits(trace, query)]
+        answer = {"summaries": found[: int(query["query.searchDepth"])]} if found else {}
+        jsonschema.validate(answer, SUMMARIES)
         return httpx.Response(200, json=answer)
 
-    def fits(self, one: dict[str, Any], query: dict[str, str]) -> bool:
-        took_s = (int(one["maxEndTimeUnixNano"]) - int(one["minStartTimeUnixNano"])) / 1e9
-        error = str("errorSpanCount" in one).lower()
-        return (
-            query["query.serviceName"] == one["rootServiceName"]
-            and query["query.operationName"] == one["rootOperationName"]
-            and took_s >= float(query.get("query.durationMin", "0s")[:-1])
-            and json.loads(query.get("query.attributes", "{}")).get("error", error) == error
+    def fits(self, trace: Any, query: dict[str, str]) -> bool:
+        wanted: dict[str, str] = json.loads(query.get("query.attributes", "{}"))
+        return any(
+            values(part.resource)["service.name"] == query["query.serviceName"]
+            and span.name == query["query.operationName"]
+            and span.end_time_unix_nano - span.start_time_unix_nano
+            >= float(query.get("query.durationMin", "0s")[:-1]) * 1e9
+            and wanted.items() <= values(span).items()
+            for part in trace.resource_spans
+            for scope in part.scope_spans
+            for span in scope.spans
         )
+
+    def summary(self, name: str, trace: Any) -> dict[str, Any]:
+        services = sorted({values(part.resource)["service.name"] for part in trace.resource_spans})
+        return {"traceId": name, "services": [{"name": service, "spanCount": 1} for service in services]}
 
 
 def client(fake: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.MockTransport(fake))
 
 
-async def test_rollouts_that_were_slow_or_failed_are_found() -> None:
+async def test_of_this_run_those_worth_a_look_are_found_each_with_its_reason() -> None:
+    stale, failed, again = (f"{n:032x}" for n in range(1001, 1004))
     fake = FakeJaeger(
-        *(summary(f"{n:032x}", 0.5) for n in range(300)),  # more than are asked for at once
-        summary(ID, 9.5), summary("3" * 32, 0.1, errors=1), summary("4" * 32, 99.0, root="process rl.rollout.r.words"),
-    )  # fmt: skip
+        *(exported(f"{n:032x}", 0.5, kept="ratio") for n in range(1, 300)),
+        exported(ID, 9.5),
+        exported("3" * 32, 9.5, run="another"),
+        exported(stale, 0.1, kept="stale", outcome="dropped", reason="stale: 9 steps old"),
+        exported(failed, 0.1, kept="failed", outcome="dead_letter", reason="it kills"),
+        exported(again, 0.1, kept="redelivered"),
+    )
     async with client(fake) as http:
-        slow, failed = sorted(
-            await Jaeger("http://jaeger/base/", http).rollouts(NOON, NOON, 1.0), key=lambda ended: ended.group
-        )
-        assert len(await Jaeger("http://jaeger/base", http).rollouts(NOON, NOON, None)) == 200
-    assert (slow.group, slow.seconds, slow.env, slow.why) == (ID, 9.5, "words", "kept")
+        jaeger = Jaeger("http://jaeger/base/", http, "mine")
+        found = await jaeger.find(NOON, NOON, None)
+        assert found == {ID: "slow", stale: "stale", failed: "failed", again: "redelivered"}
+        told = {name: await jaeger.rollout(name, why) for name, why in found.items()}
+        assert await jaeger.find(NOON, NOON, 30.0) == {
+            stale: "stale", failed: "failed", again: "redelivered",
+        }  # fmt: skip
+    slow = told[ID]
+    assert slow is not None
+    assert (slow.group, slow.seconds, slow.env, slow.why, slow.outcome) == (ID, 9.5, "words", "slow", "trained")
+    assert (slow.longest, slow.longest_s, slow.reason) == ("lachesis-scorer process", 0.02, None)
     assert slow.url == f"http://jaeger/base/trace/{ID}"
-    assert (failed.group, failed.why) == ("3" * 32, "failed")
+    assert [(one.why, one.outcome, one.reason) for one in told.values() if one is not None and one is not slow] == [
+        ("failed", "dead_letter", "it kills"), ("stale", "dropped", "stale: 9 steps old"),
+        ("redelivered", "trained", None),
+    ]  # fmt: skip
+
+
+async def test_with_a_limit_the_sampled_share_is_searched_for_slow_ones_too() -> None:
+    fake = FakeJaeger(
+        exported("1" * 32, 0.5, kept="ratio"), exported("2" * 32, 2.5, kept="ratio"), exported(ID, 2.5, kept="stale")
+    )
+    async with client(fake) as http:
+        found = await Jaeger("http://jaeger/base", http, "mine").find(NOON, NOON, 1.0)
+    assert found == {"2" * 32: "slow", ID: "stale"}
 
 
 async def test_no_rollouts_at_all_is_an_empty_answer() -> None:
     async with client(FakeJaeger()) as http:
-        assert await Jaeger("http://jaeger/base", http).rollouts(NOON, NOON, 0.25) == []
+        assert await Jaeger("http://jaeger/base", http, "mine").find(NOON, NOON, 0.25) == {}
 
 
 @pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(200, text="<html>"), None])
@@ -133,5 +188,5 @@ async def test_a_jaeger_that_does_not_answer_is_an_infrastructure_failure(answer
         return answer
 
     async with client(broken) as http:
-        with pytest.raises(InfrastructureError, match="Jaeger at http://j/api/v3/services"):
-            await Jaeger("http://j", http).rollouts(NOON, NOON, None)
+        with pytest.raises(InfrastructureError, match="Jaeger at http://j/api/v3/trace-summaries"):
+            await Jaeger("http://j", http, "mine").find(NOON, NOON, None)

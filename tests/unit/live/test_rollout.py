@@ -37,7 +37,7 @@ class World:
         group = group or new_group_id()
         began_ns = int(group[:12], 16) * MS
         plan = Plan(
-            group=group, sequences=4, samples=4, tokens=99, policy_step=3, producer="environment-a-1", epoch=1,
+            group=group, sequences=4, samples=4, tokens=99, policy_step=3, producer="environment-1", epoch=1,
             counter=len(self.seqs), started_ns=began_ns,
         )  # fmt: skip
         ack = await self.bus.publish(
@@ -139,7 +139,7 @@ async def test_on_its_way_it_waits_for_one_stage_after_the_other(world: World) -
     await world.reward(group)
     assert await waits() == "the batcher: a batch that it fits into"
     assert await waits(teacher="optional") == "the teacher"
-    assert {span.service for span in (await world.told(group)).spans} == {"environment-a", "scorer", "normalizer"}
+    assert {span.service for span in (await world.told(group)).spans} == {"environment", "scorer", "normalizer"}
 
     await world.ledger(world.batched(group))
     told = await world.told(group)
@@ -163,12 +163,12 @@ async def test_trained_it_shows_what_its_trace_shows(world: World) -> None:
     told = await world.told(group)
     assert (told.state, told.step, told.waits_for, told.seconds) == ("trained", 5, None, 0.9)
     assert [(span.service, span.name.partition(" ")[0]) for span in told.spans] == [
-        ("environment-a", "rollout"), ("environment-a", "generate"), ("scorer", "queue.wait"), ("scorer", "process"),
+        ("environment", "rollout"), ("environment", "generate"), ("scorer", "queue.wait"), ("scorer", "process"),
         ("normalizer", "queue.wait"), ("normalizer", "process"), ("batcher", "queue.wait"), ("batcher", "process"),
         ("trainer", "queue.wait"), ("trainer", "train.consume"),
     ]  # fmt: skip
     took = {(span.service, span.name.partition(" ")[0]): (span.end_ns - span.start_ns) // MS for span in told.spans}
-    assert (took["environment-a", "generate"], took["scorer", "process"], took["trainer", "train.consume"]) == (
+    assert (took["environment", "generate"], took["scorer", "process"], took["trainer", "train.consume"]) == (
         100, 30, 500,
     )  # fmt: skip
 
@@ -181,7 +181,7 @@ async def test_the_trainers_log_tells_of_a_step_that_is_not_reported_yet(world: 
     rollout.logged(began_ns + 700 * MS, began_ns + 900 * MS)
     told = rollout.timeline(BatchingConfig(), began_ns + 5000 * MS)
     assert (told.state, told.waits_for, told.seconds) == ("trained", None, 0.9)
-    assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger.r.main", "train.consume"]
+    assert [span.name for span in told.spans][-2:] == ["queue.wait rl.ledger.{run}.{trainer}", "train.consume"]
 
 
 async def test_a_report_that_does_not_tell_of_the_step_leaves_its_time_open(world: World) -> None:
@@ -251,8 +251,8 @@ async def test_a_long_stream_is_entered_near_its_end(world: World) -> None:
 
 
 async def test_slow_redelivered_and_dead_ones_are_told_as_they_end(world: World) -> None:
-    names = [await world.rollout() for _ in range(6)]
-    quick, slow, again, dead, barren, unknown = names
+    names = [await world.rollout() for _ in range(7)]
+    quick, slow, again, dead, barren, old, unknown = names
 
     def watch(slow_s: float | None) -> Endings:
         endings = Endings("r", slow_s, jaeger_url="http://j/")
@@ -270,14 +270,25 @@ async def test_slow_redelivered_and_dead_ones_are_told_as_they_end(world: World)
     (told,) = endings.report(world.report(quick))
     assert (told.group, told.why, told.outcome, told.url) == (slow, "slow", "trained", f"http://j/trace/{slow}")
     assert told.seconds == pytest.approx(60.9, abs=0.1)
-    assert told.longest == "environment-a generate"
+    assert told.longest == "environment generate"
     assert endings.report(world.report(quick)) == []
 
     endings = watch(1000.0)
     assert endings.entry(world.batched(quick, again, attempt=2)) == []
     assert [told.why for told in endings.report(world.report(quick))] == ["redelivered", "redelivered"]
     (told,) = endings.entry(world.settled(dead, "dead", "it kills"))
-    assert (told.why, told.reason) == ("dead_letter", "it kills")
+    assert (told.outcome, told.why, told.reason) == ("dead", "failed", "it kills")
+    (told,) = endings.entry(world.settled(old, "stale", "9 steps old"))
+    assert (told.outcome, told.why, told.reason) == ("stale", "stale", "9 steps old")
+    endings = Endings("r", 1000.0, teacher=True)
+    plan = Plan(
+        group=barren, sequences=4, samples=4, tokens=9, policy_step=3, producer="p", epoch=1, counter=1,
+        started_ns=world.began_ns[barren],
+    )  # fmt: skip
+    endings.member(world.seqs[barren], "a", plan)
+    assert endings.entry(world.batched(barren)) == []
+    assert [told.why for told in endings.report(world.report(barren))] == ["late"]
+    endings = watch(1000.0)
     assert endings.entry(world.settled(barren, "zero_variance")) == []
     assert endings.entry(world.settled(unknown, "dead")) == []
     assert endings._open == {}

@@ -12,7 +12,7 @@ from lachesis.pipeline.normalization.logic import ranks as ranks_module
 from lachesis.pipeline.normalization.logic.normalizer import DUPLICATE_WINDOWS, SUCCESS, EnvNormalizer, Ready
 from lachesis.pipeline.normalization.logic.snapshot import Snapshot
 from lachesis.pipeline.shaping.logic import fade
-from lachesis.schemas.errors import ConfigError, DataError, SchemaError
+from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
 SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3)
 RANKS = msgspec.structs.replace(SMALL, mode="minmax", bounds={"format": (0.0, 1.0)})
@@ -265,13 +265,38 @@ def test_an_outcome_of_a_stranger_is_dropped_and_counted():
 
 def test_state_of_another_env_width_or_version_is_refused():
     state = EnvNormalizer("e", SMALL).state_dict()
-    for change in ({"env": "f"}, {"window": 5}, {"version": 2}):
-        with pytest.raises(ConfigError, match=next(iter(change))):
+    for change, text in (
+        ({"env": "f"}, "environment 'f', this is 'e'"),
+        ({"window": 5}, f"normalization.window is {SMALL.window} now, but the run's statistics were made with 5"),
+        ({"version": 2}, "another build of lachesis wrote"),
+    ):
+        with pytest.raises(ConfigError) as refused:
             EnvNormalizer("e", SMALL).load_state_dict(state | change)
+        assert text in str(refused.value)
+    with pytest.raises(SettingsChangedError) as changed:
+        EnvNormalizer("e", SMALL).load_state_dict(state | {"window": 5})
+    for way_on in ("Set it back to 5", "lachesis replay", "lachesis promote", "start a new run"):
+        assert way_on in str(changed.value)
     fed = EnvNormalizer("e", SMALL)
     fed.member(1, "a")
     with pytest.raises(RuntimeError, match="before inputs"):
         fed.load_state_dict(state)
+
+
+def test_a_delta_of_another_width_is_refused_before_there_is_any_snapshot():
+    norm = EnvNormalizer("e", SMALL)
+    for seq, group, columns in history(random.Random(3), 3 * SMALL.window, dead=0):
+        norm.member(seq, group)
+        norm.outcome(group, seq, columns)
+    delta = roundtrip(norm.step().delta)
+    wider = EnvNormalizer("e", msgspec.structs.replace(SMALL, window=SMALL.window + 1))
+    with pytest.raises(SettingsChangedError, match=r"normalization\.window is \d now"):
+        wider.apply(delta)
+    again = EnvNormalizer("e", SMALL)
+    again.apply(delta)
+    assert again.state_dict() == norm.state_dict()
+    del delta["width"]  # as an older build wrote it
+    EnvNormalizer("e", SMALL).apply(delta)
 
 
 def test_a_snapshot_survives_encoding_and_normalizes_alike():

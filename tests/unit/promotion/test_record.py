@@ -12,7 +12,7 @@ from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import SCHEMA_VERSION
-from lachesis.schemas.errors import ConfigError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DamagedError, InfrastructureError
 from lachesis.schemas.promotion import Promotion, Promotions
 
 CONFIG = RunConfig(
@@ -155,3 +155,15 @@ async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_t
         await lab.until(both)
     assert await judged() == [(1, None), (3, 2)]
     assert not await lab.events("dead", DeadLetter)
+
+
+async def test_a_damaged_list_is_not_taken_for_a_server_that_lags_behind(lab):
+    await lab.store(lab.group(1))
+    first = await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    both = [promoted(), msgspec.structs.replace(promoted(), first=3)]
+    second = await write(lab.bus, Promotions(run="r", promotions=both), "live", expected=first)
+    lab.bus.damage("ROLLOUTS", first)
+    assert len(await InForce(lab.bus, "r", "live").known(second)) == 2  # each list holds those before it as well
+    lab.bus.damage("ROLLOUTS", second)
+    with pytest.raises(DamagedError):
+        await InForce(lab.bus, "r", "live").known(second)

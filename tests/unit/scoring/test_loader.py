@@ -68,7 +68,7 @@ def test_classes_objects_and_plain_functions_load():
     ("config", "says"),
     [
         ({"rater": "exact_mach"}, "unknown rater 'exact_mach'.*exact_match"),
-        ({"rater": "no_such_module:x"}, "cannot import 'no_such_module'"),
+        ({"rater": "no_such_module:x"}, "module 'no_such_module' was not found"),
         ({"rater": "my_raters:nothing"}, "has no 'nothing'"),
         ({"rater": "my_raters:constant"}, "is a int; give a function or a Rater"),
         ({"rater": "my_raters:tokens", "params": {"fctor": 1}}, "params.*fctor"),

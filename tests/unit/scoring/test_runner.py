@@ -9,6 +9,8 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
+from lachesis import RaterUnavailable
+from lachesis.pipeline.scoring.breaker import MAX_LONE_FAILURES
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import Member
 from lachesis.pipeline.scoring.rater import FunctionRater, Sample
@@ -64,7 +66,7 @@ async def test_sync_async_inline_and_group_raters_agree():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("bad"), RuntimeError("x"), SystemExit(3), TimeoutError("inner"), StopIteration()]
+    "error", [ValueError("bad"), RuntimeError("x"), SystemExit(3), FileNotFoundError("x"), StopIteration()]
 )
 async def test_a_rater_that_raises_on_one_sample_costs_that_rating_alone(error):
     calls = []
@@ -239,3 +241,57 @@ async def test_an_inline_rater_that_is_down_is_left_alone():
 async def test_an_inline_function_that_returns_an_awaitable_is_awaited():
     results = await run(member(coroutine, inline=True))
     assert [r.value for r in results["r"]] == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("error", [TimeoutError("read"), ConnectionRefusedError("no"), RaterUnavailable("quota")])
+async def test_a_rater_whose_judge_is_away_is_unavailable(error, inline):
+    calls = []
+
+    def fails(sample):
+        calls.append(sample.item)
+        raise error
+
+    (sample,) = SAMPLES[:1]
+    results = await run(member(fails, inline=inline, retries=2), samples=[sample])
+    assert results["r"][0].status == "unavailable"
+    assert f"{type(error).__name__}: {error}" in results["r"][0].detail
+    assert len(calls) == 3 + inline
+
+
+async def test_one_sample_that_the_judge_cannot_take_is_not_an_outage():
+    """Else it would be tried for ever, and hold up everything behind it."""
+
+    async def judge(sample):
+        await anyio.lowlevel.checkpoint()
+        if sample.item == "2":
+            raise ConnectionResetError("the judge breaks off")
+        return 1.0
+
+    runner = EnsembleRunner([member(judge, retries=0, breaker_failures=10_000)])
+    seen = [(await runner.rate_group(SAMPLES))["r"][2].status for _ in range(MAX_LONE_FAILURES + 1)]
+    assert seen == ["unavailable"] * MAX_LONE_FAILURES + ["error"]
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+async def test_while_the_judge_fails_more_than_it_answers_nothing_is_given_up(answers):
+    async def judge(sample):
+        await anyio.lowlevel.checkpoint()
+        if int(sample.item) >= answers:
+            raise ConnectionResetError("busy")
+        return 1.0
+
+    runner = EnsembleRunner([member(judge, retries=0, breaker_failures=10_000)])
+    for _ in range(3 * MAX_LONE_FAILURES):
+        assert (await runner.rate_group(SAMPLES))["r"][3].status == "unavailable"
+
+
+async def test_what_the_rater_says_itself_is_always_believed():
+    def judge(sample):
+        if sample.item == "2":
+            raise RaterUnavailable("the second one is out for repair")
+        return 1.0
+
+    runner = EnsembleRunner([member(judge, retries=0, breaker_failures=10_000)])
+    for _ in range(2 * MAX_LONE_FAILURES):
+        assert (await runner.rate_group(SAMPLES))["r"][2].status == "unavailable"

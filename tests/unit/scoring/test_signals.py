@@ -80,3 +80,23 @@ def test_a_group_is_as_varied_as_its_samples_by_themselves(samples):
     found = signals(sequences([[(1, None), *((token, -1.0) for token in sample)] for sample in samples]))
     shares = [distinct_share(np.array(sample[-256:], np.int32)) for sample in samples if len(sample) >= 32]
     assert found.distinct == (math.fsum(shares) / len(shares) if shares else None)
+
+
+@pytest.mark.parametrize(
+    ("generation", "judged", "greedy"),
+    [
+        ({}, True, False),
+        ({"temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0}, True, False),
+        ({"temperature": 0.0}, False, True),
+        ({"temperature": 0}, False, True),
+        ({"top_p": 0.1}, False, False),
+        ({"top_k": 1}, False, False),
+        ({"min_p": 0.5}, False, False),
+        ({"temperature": "hot", "top_p": None}, True, False),
+    ],
+)
+def test_where_there_is_one_token_to_choose_from_a_probability_of_one_says_nothing(generation, judged, greedy):
+    group = sequences([[(7, None)] + [(1, 0.0)] * 40])
+    found = signals_of(group, generation)
+    assert (found.zeros, found.sure_run) == ((40, 40) if judged else (0, 0))
+    assert found.greedy == greedy

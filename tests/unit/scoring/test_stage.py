@@ -9,8 +9,11 @@ from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
+from lachesis.schemas.codec import encode
+from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
-from lachesis.schemas.rollout import Message
+from lachesis.schemas.rollout import Attachment, Message
+from lachesis.schemas.subjects import BUCKETS
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])
 
@@ -154,3 +157,87 @@ async def test_groups_whose_raters_are_away_do_not_hold_up_those_of_others(lab, 
         await lab.until(settled(lab, 6))
         assert service.vitals.metrics["reward/sums/raters_away"] == 0
     assert not await lab.events("dead", DeadLetter)
+
+
+JUDGE = """
+import httpx
+from lachesis import rater
+
+answers = []
+
+@rater(bounds=(0.0, 1.0))
+async def judge(sample):
+    answers.append(sample.item)
+    if len(answers) < 30:
+        raise httpx.ConnectError("connection refused")
+    return 1.0
+"""
+
+
+async def test_a_judge_that_is_away_costs_nothing(lab, tmp_path, monkeypatch):
+    """Seen: 128 groups were unscorable and their environment quarantined, 40 s after a judge had gone."""
+    (tmp_path / "judge_of_ones_own.py").write_text(JUDGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    raters = [RaterConfig(rater="judge_of_ones_own:judge", retries=1, backoff_s=0.001, breaker_failures=10_000)]
+    scoring = ScoringConfig(raters=raters, patience_s=0.01)
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x", scoring=scoring)})
+    for n in range(1, 4):
+        await lab.store(lab.group(n))
+    notes = set()
+
+    async def all_scored():
+        notes.add(service.vitals.note or "")
+        return len(await scores(lab)) >= 3
+
+    async with lab.running(lambda service: run_scorer(service, config), "scorer") as service:
+        await lab.until(all_scored)
+    assert [score.scores for score in sorted(await scores(lab), key=lambda score: score.seq)] == [[1.0, 1.0]] * 3
+    assert not await lab.events("dead", DeadLetter)
+    (told,) = {note.partition("rater ")[2].partition(" (gave up")[0] for note in notes if "gave up" in note}
+    assert told == "judge: ConnectError: connection refused"
+    assert any("away since 20" in note for note in notes)
+
+
+async def test_a_missing_rating_says_in_the_log_of_events_why(lab, tmp_path, monkeypatch):
+    (tmp_path / "rater_with_a_bug.py").write_text("def bug(sample):\n    raise KeyError(sample.item)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    raters = [RaterConfig(rater="rater_with_a_bug:bug", bounds=(0.0, 1.0))]
+    settings = EnvironmentConfig(kind="x", scoring=ScoringConfig(raters=raters))
+    await lab.store(lab.group(1))
+    config = RunConfig(run="r", environments={"sums": settings})
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 1))
+    (found,) = await scores(lab)
+    assert found.scores == [None, None]
+    assert found.failures == {"bug": "KeyError: 'item-1'"}
+
+
+@pytest.mark.parametrize(("mode", "vocabulary"), [("train", 18), ("train", 19), ("observe", 18), ("train", None)])
+async def test_what_the_trainer_cannot_use_is_known_from_its_policy(lab, mode, vocabulary):
+    record = PolicyRecord(
+        run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=vocabulary
+    )
+    await lab.bus.put(BUCKETS["policy"], "r", encode(record))
+    await lab.store(lab.group(1))  # ids 11 to 18
+    await lab.store(lab.group(2, tokenizer_hash="other"))
+    await lab.store(lab.group(3, attachments=[Attachment(mime="image/png", data=b"x")]))
+    config = RunConfig(run="r", mode=mode, environments={"sums": EnvironmentConfig(kind="x")})
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 3))
+    first, second, third = (
+        score.signals.untrainable for score in sorted(await scores(lab), key=lambda score: score.seq)
+    )
+    assert (first is None) == (vocabulary != 18)
+    assert "tokenizer 'other'" in second
+    assert ("attachments" in third) == (mode == "train")
+
+
+async def test_a_policy_record_that_cannot_be_read_costs_no_group(lab):
+    await lab.bus.put(BUCKETS["policy"], "r", b"\xc1")
+    for n in range(1, 4):
+        await lab.store(lab.group(n))
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x")})
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 3))
+    assert not await lab.events("dead", DeadLetter)
+    assert [score.signals.untrainable for score in await scores(lab)] == [None] * 3

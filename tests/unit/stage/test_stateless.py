@@ -9,10 +9,12 @@ import pytest
 from lachesis.pipeline.stage.stateless import StatelessStage, run_stateless
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.messages import process_id
+from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
-from lachesis.schemas.codec import encode
+from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import StageIncident
 from lachesis.schemas.errors import DataError, InfrastructureError, StreamFullError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -601,23 +603,101 @@ async def test_a_copy_of_a_group_is_scored_under_its_own_sequence(lab):
 
 
 @pytest.mark.parametrize(
-    ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, True)]
+    ("name", "ratio", "told"), [("scorer", 0.0, True), ("teacher", 0.0, False), ("teacher", 1.0, False)]
 )
 async def test_the_work_that_ended_in_a_dead_letter_is_in_the_trace_of_the_dead(lab, name, ratio, told):
-    """Of a rollout that the letter ends, or that is sampled: its trace is kept."""
+    """Of a sampled rollout the stage exports it; of one that the letter ends, whoever ends the trace is told."""
 
     async def handle(rollout):
         raise DataError("no such answer")
 
     sink, group = Kept(), lab.group(1)
-    async with lab.running(a_stage(handle), name) as service:
-        service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
-        await lab.store(group)
-        await lab.until(lambda: _true(service.vitals.dead == 1))
-    if not told:
+    async with lab.bus.listen(subjects.incident("r")) as incidents:
+        async with lab.running(a_stage(handle), name) as service:
+            service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
+            await lab.store(group)
+            await lab.until(lambda: _true(service.vitals.dead == 1))
+        await lab.bus.broadcast(subjects.incident("r"), b"the last")
+        found = []
+        while (message := await anext(incidents)).data != b"the last":
+            found.append(decode(StageIncident, message.data))
+    assert [(one.group, one.stamp.stage, one.error_type, one.error) for one in found] == (
+        [(group.id, name, "DataError", "no such answer")] if told else []
+    )
+    if not ratio:
         assert sink.spans == []
         return
     waited, worked = sink.spans
     assert (waited.trace, worked.trace, worked.id) == (group.id, group.id, process_id(group.id, name, 1))
     assert (worked.error, worked.attributes["error.type"]) == ("no such answer", "DataError")
     assert worked.attributes["messaging.message.id"] == "ROLLOUTS:1"
+
+
+async def _given_back(lab, group, service_name, ratio, sink):
+    """Have `group` delivered twice: the first replica gives it back, and the second handles it."""
+    attempts = itertools.count()
+
+    async def handle(rollout):
+        if next(attempts) == 0:
+            raise InfrastructureError("the server is away")
+
+    async with lab.running(a_stage(handle, patience_s=0.0), service_name) as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
+        await lab.store(group)
+        await lab.until(lambda: _true(service.vitals.emitted == 1))
+
+
+async def test_a_group_that_was_handled_again_is_announced_unless_its_spans_are_exported_anyway(lab):
+    sink = Kept()
+    async with lab.bus.listen(subjects.incident("r")) as messages:
+        await _given_back(lab, lab.group(1), "teacher", 0.0, sink)
+        assert sink.spans == []
+        await _given_back(lab, lab.group(2, counter=2), "teacher", 1.0, sink)
+        await lab.bus.broadcast(subjects.incident("r"), b"the last")
+        event = decode(StageIncident, (await anext(messages)).data)
+        assert (await anext(messages)).data == b"the last"
+    assert (event.group, event.stamp.stage, event.stamp.attempt) == (lab.group(1).id, "teacher", 2)
+
+
+async def test_work_that_an_outage_ended_is_in_the_trace_with_what_was_done_until_then(lab):
+    """An inference server has its spans below ours, whether or not ours went well."""
+    sink, attempts = Kept(), itertools.count()
+
+    async def handle(rollout):
+        with traced("prompt_logprobs teacher", "client"):
+            if next(attempts) == 0:
+                raise InfrastructureError("the server is away")
+
+    async with lab.running(a_stage(handle, patience_s=0.0), "teacher") as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=1.0), sink)
+        await lab.store(lab.group(1))
+        await lab.until(lambda: _true(service.vitals.emitted == 1))
+    works = [span for span in sink.spans if span.name.startswith("process ")]
+    assert [(span.attributes["rl.delivery.attempt"], span.error) for span in works] == [
+        (1, "the server is away"), (2, None),
+    ]  # fmt: skip
+    requests = [span for span in sink.spans if span.name.startswith("prompt_logprobs")]
+    assert [span.parent for span in requests] == [span.id for span in works]
+    assert [span.error is None for span in requests] == [False, True]
+
+
+async def test_a_result_that_cannot_be_stored_leaves_each_span_below_one_that_is_exported(lab, monkeypatch):
+    async def refuse(subject, *args, **kwargs):
+        if subject.startswith("rl.score."):
+            raise DataError("too large for one message")
+        return await publish(subject, *args, **kwargs)
+
+    async def handle(rollout):
+        with traced("score exact"):
+            pass
+
+    publish = lab.bus.publish
+    monkeypatch.setattr(lab.bus, "publish", refuse)
+    sink = Kept()
+    async with lab.running(a_stage(handle), "scorer") as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=1.0), sink)
+        await lab.store(lab.group(1))
+        await lab.until(lambda: _true(service.vitals.dead == 1))
+    (worked,) = [span for span in sink.spans if span.name.startswith("process ")]
+    (scored,) = [span for span in sink.spans if span.name.startswith("score ")]
+    assert (scored.parent, worked.error) == (worked.id, "too large for one message")

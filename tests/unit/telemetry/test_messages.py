@@ -1,5 +1,7 @@
 """Spans of messages: their times, ids and parents, and the attributes of the conventions for messaging."""
 
+import pytest
+
 from lachesis.pipeline.telemetry.messages import (
     consume_spans,
     delivered,
@@ -33,6 +35,25 @@ def test_clocks_that_disagree_make_no_span_that_ends_before_it_begins() -> None:
         assert span.start_ns <= span.end_ns
 
 
+@pytest.mark.parametrize("waited_ns", [-5_000, 0, 999, 1_000])
+def test_where_there_was_no_wait_there_is_no_span_of_one(waited_ns: int) -> None:
+    stamp = Stamp("scorer", 5_000_000 - waited_ns, 5_000_000, 7_000_000)
+    (worked,) = stage_spans(new_group_id(), stamp, "s")
+    assert worked.attributes["rl.queue.wait_s"] == max(0, waited_ns) / 1e9
+    waited, _ = stage_spans(new_group_id(), Stamp("scorer", 4_998_999, 5_000_000, 7_000_000), "s")
+    assert (waited.start_ns, waited.end_ns) == (4_998_999, 4_999_000)
+
+
+def test_names_and_places_of_messages_do_not_grow_with_runs_and_environments() -> None:
+    names = {
+        span.name
+        for run in ("one", "two")
+        for env in ("words", "sums")
+        for span in stage_spans(new_group_id(), STAMP, f"rl.rollout.{run}.{env}")
+    }
+    assert names == {"queue.wait rl.rollout.{run}.{env}", "process rl.rollout.{run}.{env}"}
+
+
 def test_the_same_work_has_the_same_ids_and_another_attempt_has_others() -> None:
     group = new_group_id()
     first = [span.id for span in stage_spans(group, STAMP, "s")]
@@ -49,13 +70,15 @@ def test_a_publish_belongs_to_the_work_before_it() -> None:
     span = publish_span(
         "scorer", group, parent, "rl.score.r.live.words", (1, 2), server=SERVER, message="EVENTS:9", size=300
     )
-    assert (span.parent, span.kind) == (parent, "client")
+    assert (span.name, span.parent, span.kind) == ("publish rl.score.{run}.{revision}.{env}", parent, "client")
     assert span.attributes == {
         "messaging.system": "nats",
         "messaging.operation.name": "publish",
         "messaging.operation.type": "send",
         "messaging.destination.name": "rl.score.r.live.words",
         "messaging.destination.template": "rl.score.{run}.{revision}.{env}",
+        "rl.run": "r",
+        "rl.env.name": "words",
         "messaging.message.id": "EVENTS:9",
         "messaging.message.body.size": 300,
         "server.address": "nats.example",
@@ -91,6 +114,8 @@ def test_work_on_a_message_says_which_one_and_whose_delivery_it_was() -> None:
         "messaging.system": "nats",
         "messaging.destination.name": "rl.rollout.r.words",
         "messaging.destination.template": "rl.rollout.{run}.{env}",
+        "rl.run": "r",
+        "rl.env.name": "words",
     }
     assert waited.attributes == where
     assert worked.attributes == {
@@ -118,7 +143,7 @@ def test_a_step_consumes_what_the_ledger_gave_it() -> None:
     waited, consumed = consume_spans(
         "trainer", group, trace, 5, (1, 3_000, 9_000), subject="rl.ledger.r.main", server=SERVER
     )
-    assert waited.name == "queue.wait rl.ledger.r.main"
+    assert waited.name == "queue.wait rl.ledger.{run}.{trainer}"
     assert (waited.start_ns, waited.end_ns, consumed.start_ns, consumed.end_ns) == (1, 2_000, 3_000, 9_000)
     assert (consumed.parent, consumed.kind) == (root_id(group), "consumer")
     assert (consumed.links[0].trace, consumed.links[0].span) == (trace, span_id(trace, "train.step"))
@@ -126,6 +151,7 @@ def test_a_step_consumes_what_the_ledger_gave_it() -> None:
         "messaging.system": "nats",
         "messaging.destination.name": "rl.ledger.r.main",
         "messaging.destination.template": "rl.ledger.{run}.{trainer}",
+        "rl.run": "r",
         "messaging.operation.name": "process",
         "messaging.operation.type": "process",
         "server.address": "nats.example",

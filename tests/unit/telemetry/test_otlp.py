@@ -19,8 +19,9 @@ from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
 
-RESOURCE = {"service.name": "scorer", "service.namespace": "lachesis"}
+RESOURCE = {"service.name": "lachesis-scorer", "service.namespace": "lachesis"}
 PROTOCOLS = get_args(Protocol)
+PATIENCE = {"close_s": TelemetryConfig().close_s}
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,12 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is left be delivered, however long a busy machine takes."""
-    monkeypatch.setattr("lachesis.pipeline.telemetry.otlp._CLOSE_S", 60.0)
+    monkeypatch.setitem(PATIENCE, "close_s", 60.0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")  # s
 
 
 def opened(url: str, protocol: str) -> Otlp:
-    otlp = open_otlp(TelemetryConfig(endpoint=url, protocol=protocol), RESOURCE)  # type: ignore[arg-type]
+    otlp = open_otlp(TelemetryConfig(endpoint=url, protocol=protocol, **PATIENCE), RESOURCE)  # type: ignore[arg-type]
     assert otlp is not None
     return otlp
 
@@ -82,36 +83,36 @@ def test_a_rebuilt_trace_arrives_whole(protocol: Protocol) -> None:
     assert (otlp.exported, otlp.dropped) == (6, 0)
     trace = received.trace(group)
     assert set(trace) == {
-        "rollout words",
-        "generate words",
-        "queue.wait rl.rollout.r.words",
-        "process rl.rollout.r.words",
-        "queue.wait rl.score.r.live.words",
-        "process rl.score.r.live.words",
+        "rollout",
+        "generate",
+        "queue.wait rl.rollout.{run}.{env}",
+        "process rl.rollout.{run}.{env}",
+        "queue.wait rl.score.{run}.{revision}.{env}",
+        "process rl.score.{run}.{revision}.{env}",
     }
-    root = trace["rollout words"]
+    root = trace["rollout"]
     assert root.parent_span_id == b""
     assert (root.start_time_unix_nano, root.end_time_unix_nano) == (1_000_000_000, 5_000_000_000)
     assert root.status.message == "it broke"
-    assert all(span.parent_span_id == root.span_id for name, span in trace.items() if name != "rollout words")
-    wait, work = trace["queue.wait rl.rollout.r.words"], trace["process rl.rollout.r.words"]
+    assert all(span.parent_span_id == root.span_id for name, span in trace.items() if name != "rollout")
+    wait, work = trace["queue.wait rl.rollout.{run}.{env}"], trace["process rl.rollout.{run}.{env}"]
     assert wait.end_time_unix_nano + 1_000 == work.start_time_unix_nano == 2_100_000_000
     services = {span.name: service for service, span in received.spans}
-    assert services["process rl.rollout.r.words"] == "scorer"
-    assert services["process rl.score.r.live.words"] == "normalizer"
-    assert services["rollout words"] == "environment-words"
+    assert services["process rl.rollout.{run}.{env}"] == "lachesis-scorer"
+    assert services["process rl.score.{run}.{revision}.{env}"] == "lachesis-normalizer"
+    assert services["rollout"] == "lachesis-environment"
 
 
 @pytest.mark.usefixtures("patient")
 def test_a_span_rebuilt_for_another_service_does_not_claim_this_ones_process() -> None:
     about = {**RESOURCE, "service.instance.id": "r.scorer.1", "host.name": "here", "rl.run": "r"}
     with receiving("grpc") as received:
-        otlp = open_otlp(TelemetryConfig(endpoint=received.url), about)
+        otlp = open_otlp(TelemetryConfig(endpoint=received.url, **PATIENCE), about)
         assert otlp is not None
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
         otlp.close()
-    assert received.resources["scorer"].items() >= about.items()
-    for other in ("normalizer", "environment-words"):
+    assert received.resources["lachesis-scorer"].items() >= about.items()
+    for other in ("lachesis-normalizer", "lachesis-environment"):
         assert received.resources[other].items() >= {("service.namespace", "lachesis"), ("rl.run", "r")}
         assert received.resources[other].keys().isdisjoint({"service.instance.id", "host.name"})
 
@@ -127,19 +128,19 @@ def test_metrics_arrive_as_exponential_histograms_with_exemplars(protocol: Proto
         otlp = opened(received.url, protocol)
         otlp.observe(Figures(stage, {"reward/mean": 0.25}, 1, 10, wait_exemplars=[exemplar]))
         otlp.close()
-    wait = received.metrics["scorer", "lachesis.stage.wait"].exponential_histogram.data_points[0]
+    wait = received.metrics["lachesis-scorer", "lachesis.stage.wait"].exponential_histogram.data_points[0]
     assert (wait.count, wait.sum, wait.scale, wait.zero_count, wait.min, wait.max) == (4, 4.0, 5, 1, 0.0, 3.0)
     assert sum(wait.positive.bucket_counts) == 3
     upper = 2 ** ((wait.positive.offset + 1) / 32)
     assert wait.positive.bucket_counts[0] == 2
     assert 0.5 <= upper < 0.512
     assert wait.exemplars[0].trace_id.hex() == group
-    handled = received.metrics["scorer", "lachesis.stage.handled"].sum
+    handled = received.metrics["lachesis-scorer", "lachesis.stage.handled"].sum
     assert handled.is_monotonic
     assert handled.data_points[0].as_int == 4
-    assert received.metrics["scorer", "lachesis.stage.lag"].gauge.data_points[0].as_int == 2
-    assert received.metrics["scorer", "lachesis.reward.mean"].gauge.data_points[0].as_double == 0.25
-    assert ("scorer", "lachesis.stage.process") not in received.metrics
+    assert received.metrics["lachesis-scorer", "lachesis.stage.lag"].gauge.data_points[0].as_int == 2
+    assert received.metrics["lachesis-scorer", "lachesis.reward.mean"].gauge.data_points[0].as_double == 0.25
+    assert ("lachesis-scorer", "lachesis.stage.process") not in received.metrics
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -203,7 +204,7 @@ def test_the_standard_variables_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=north")
-        otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9"), RESOURCE)
+        otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9", **PATIENCE), RESOURCE)
         assert otlp is not None
         otlp.observe(Figures(StageVitals(), {}, 1, 2))
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from lachesis.pipeline.telemetry.clock import Clock
-from lachesis.pipeline.telemetry.recorder import recording, traced
+from lachesis.pipeline.telemetry.recorder import current_traceparent, not_recording, recording, traced
 from lachesis.schemas.ids import new_group_id
 
 
@@ -60,3 +60,26 @@ def test_the_clock_is_the_servers_once_it_was_measured() -> None:
     assert abs(clock.offset_ns - 3_600_000_000_000) < 1_000_000_000
     first = clock.now_ns()
     assert clock.now_ns() >= first
+
+
+def test_spans_lie_below_the_one_that_is_open_and_requests_name_it() -> None:
+    group = new_group_id()
+    assert current_traceparent() is None
+    with recording(Clock(), "scorer", group, "ab" * 8) as spans:
+        assert current_traceparent() == f"00-{group}-{'ab' * 8}-01"
+        with traced("score judge"):
+            outer = current_traceparent()
+            with traced("chat judge", "client"):
+                inner = current_traceparent()
+            assert current_traceparent() == outer
+        assert current_traceparent() == f"00-{group}-{'ab' * 8}-01"
+    chat, score = spans
+    assert (score.parent, chat.parent) == ("ab" * 8, score.id)
+    assert (outer, inner) == (f"00-{group}-{score.id}-01", f"00-{group}-{chat.id}-01")
+
+
+def test_requests_for_a_group_that_is_not_sampled_say_so() -> None:
+    group = new_group_id()
+    with not_recording(group) as spans, traced("score judge"):
+        assert current_traceparent() == f"00-{group}-{group[16:]}-00"
+    assert (spans, current_traceparent()) == ([], None)

@@ -1,6 +1,16 @@
 """The trace model: names, parents, links, ids that do not depend on who computes them."""
 
-from lachesis.pipeline.telemetry.spans import batch_span, batch_trace, root_id, span_id, step_span
+import pytest
+
+from lachesis.pipeline.telemetry.spans import (
+    Link,
+    batch_span,
+    batch_trace,
+    root_id,
+    sampled_parent,
+    span_id,
+    step_span,
+)
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import traceparent
 
@@ -13,9 +23,10 @@ def test_the_root_is_the_span_that_traceparent_names() -> None:
 def test_a_batch_and_its_groups_link_to_each_other() -> None:
     groups = [new_group_id(), new_group_id()]
     trace = batch_trace("r", "main", 4)
-    assembled = batch_span("batcher", trace, groups, (1, 2), {})
+    unsampled = new_group_id()
+    assembled = batch_span("batcher", trace, [*groups, unsampled], (1, 2), {}, kept=groups)
     assert [(link.trace, link.span) for link in assembled.links] == [(group, group[16:]) for group in groups]
-    assert assembled.attributes["rl.group.ids"] == groups
+    assert assembled.attributes["rl.group.ids"] == [*groups, unsampled]
     step = step_span("trainer", trace, "train.step", (3, 9), {"rl.train.step": 5})
     inner = step_span("trainer", trace, "optimizer.step", (7, 9), {}, parent="train.step")
     assert (step.parent, inner.parent) == (assembled.id, step.id)
@@ -24,3 +35,18 @@ def test_a_batch_and_its_groups_link_to_each_other() -> None:
 def test_ids_have_the_lengths_of_the_protocol() -> None:
     assert len(span_id("a", "b")) == 16
     assert len(batch_trace("r", "t", 0)) == 32
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampled"), [("01", True), ("03", True), ("00", False), ("02", False), ("01-of-another-version", True)]
+)
+def test_a_traceparent_names_a_parent_only_where_that_is_exported(flags: str, sampled: bool) -> None:
+    parent = sampled_parent(f"00-{'a' * 32}-{'b' * 16}-{flags}")
+    assert parent == (Link("a" * 32, "b" * 16) if sampled else None)
+
+
+@pytest.mark.parametrize(
+    "header", ["", "00", "nonsense", f"00-{'0' * 32}-{'b' * 16}-01", f"ff-{'a' * 32}-{'b' * 16}-01"]
+)
+def test_a_header_that_names_no_span_names_no_parent(header: str) -> None:
+    assert sampled_parent(header) is None

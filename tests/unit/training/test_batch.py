@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.sequences import training_sequences
 from lachesis.schemas.errors import DataError, UnsupportedError
@@ -95,5 +96,5 @@ def test_a_group_without_logprobs_is_refused_by_name():
     bare = plain.replace(sequences=replace(plain.sequences, logprobs=None))
     ref = GroupRef(group=plain.id, seq=1, env="e", sequences=2, tokens=9, policy_step=0,
                    advantages=[1.0] * plain.sequences.n_samples)  # fmt: skip
-    with pytest.raises(UnsupportedError, match=f"group {plain.id} has no logprobs"):
-        training_sequences(ref, bare, None, tokenizer_hash=plain.tokenizer_hash)
+    with pytest.raises(UnsupportedError, match="it has no logprobs"):
+        training_sequences(ref, bare, None, TrainerLimits(plain.tokenizer_hash))

@@ -8,7 +8,7 @@ from lachesis.pipeline.training import checkpoint as module
 from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.state import known_checkpoints, latest_checkpoint
+from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint, point_to_best
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
@@ -76,7 +76,7 @@ def test_checkpoint_before_the_first_step_resumes(tmp_path, small_policy):
     assert load_checkpoint(latest_checkpoint(tmp_path), CONFIG).learner.steps == 0
 
 
-@pytest.mark.parametrize("fails_at", ["save_policy", "save_file", "fsync", "_point", "_prune"])
+@pytest.mark.parametrize("fails_at", ["save_policy", "save_file", "fsync", "write_pointer", "_prune"])
 def test_a_crash_at_any_point_leaves_a_loadable_latest_and_the_next_save_mends(
     tmp_path, monkeypatch, fails_at, small_policy, train
 ):
@@ -119,6 +119,62 @@ def test_the_newest_k_stay(tmp_path, small_policy):
         save(tmp_path, policy, learner, keep=2)
         assert latest_checkpoint(tmp_path).name == f"step-{step:08d}"
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000003", "step-00000004"]
+
+
+def test_the_best_stays_beside_the_newest(tmp_path, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    for step in range(1, 6):
+        learner.steps = step
+        save(tmp_path, policy, learner, keep=2)
+        if step == 2:
+            assert point_to_best(tmp_path, PolicyVersion(1, "other", "x")).name == "step-00000001"
+    assert [state.step for _, state in known_checkpoints(tmp_path)] == [5, 4, 1]
+    assert best_checkpoint(tmp_path).name == "step-00000001"
+    point_to_best(tmp_path, PolicyVersion(5, "other", "x"))
+    learner.steps = 6
+    save(tmp_path, policy, learner, keep=2)
+    assert [state.step for _, state in known_checkpoints(tmp_path)] == [6, 5], "the former best goes with the others"
+
+
+@pytest.mark.parametrize(("best", "named"), [(10, 10), (14, 10), (15, 10), (16, 20), (3, 10), (99, 30)])
+def test_the_checkpoint_nearest_to_the_best_policy_is_named(tmp_path, small_policy, best, named):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG)
+    for learner.steps in (10, 20, 30):
+        save(tmp_path, policy, learner)
+    assert point_to_best(tmp_path, PolicyVersion(best, "a", "b")).name == f"step-{named:08d}"
+    assert (tmp_path / "best").read_text() == f"step-{named:08d}\n"
+
+
+def test_of_two_checkpoints_of_a_step_the_one_with_the_evaluated_weights_is_named(tmp_path, small_policy):
+    policy = small_policy()
+    learner = Learner(policy.model, CONFIG, steps=10)
+    first = save(tmp_path, policy, learner)
+    next(policy.model.parameters()).data.add_(1.0)
+    second = save(tmp_path, policy, learner)
+    for state, name in ((first, "step-00000010"), (second, "step-00000010-1")):
+        assert point_to_best(tmp_path, PolicyVersion.parse(state.policy_version)).name == name
+
+
+def test_where_the_model_begun_with_is_the_best_none_is_named(tmp_path, small_policy):
+    policy = small_policy()
+    save(tmp_path, policy, Learner(policy.model, CONFIG, steps=10))
+    assert point_to_best(tmp_path, PolicyVersion(10, "a", "b")) is not None
+    assert point_to_best(tmp_path, PolicyVersion(0, "a", "b")) is None
+    assert best_checkpoint(tmp_path) is None
+    assert point_to_best(tmp_path / "nowhere", PolicyVersion(10, "a", "b")) is None
+
+
+def test_a_pointer_to_what_is_gone_names_nothing_and_is_mended(tmp_path, small_policy):
+    policy = small_policy()
+    save(tmp_path, policy, Learner(policy.model, CONFIG, steps=10))
+    for text in ("step-00000099\n", "", "../elsewhere\n"):
+        (tmp_path / "best").write_text(text)
+        assert best_checkpoint(tmp_path) is None
+        save(tmp_path, policy, Learner(policy.model, CONFIG, steps=10))
+    assert point_to_best(tmp_path, PolicyVersion(10, "a", "b")) is not None
+    assert best_checkpoint(tmp_path) is not None
 
 
 def test_one_killed_while_it_is_removed_does_not_pass_for_a_checkpoint(tmp_path, small_policy, monkeypatch):

@@ -41,4 +41,4 @@ async def test_an_outage_while_fetching_is_waited_out(monkeypatch: pytest.Monkey
         feed.position = Position()
         fed = [batch async for batch in feed.batches()]
         assert bus.failures == 0
-    assert [batch.failure for batch in fed] == [None]
+    assert [batch.unfetched for batch in fed] == [{}]

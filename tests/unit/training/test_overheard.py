@@ -34,6 +34,13 @@ async def test_the_newest_figures_are_taken(lab):
     assert overheard.figures() == {"health/sums/truncated": 0.25}
 
 
+def test_evaluations_are_logged_beside_the_step():
+    overheard = Overheard()
+    figures = {"eval/sums/avg@4": 0.4, "eval/sums/error": 0.03, "eval/sums/step": 10.0}
+    overheard.add(beat("evaluator", metrics=figures))
+    assert overheard.figures() == figures
+
+
 def test_queues_are_told_by_service_replicas_together():
     overheard = Overheard()
     overheard.add(beat("scorer", "1-a", lag=3, redelivered=1, metrics={"reward/sums/reliability_alpha": 0.5}))
@@ -53,3 +60,10 @@ def test_a_service_that_is_silent_is_gone_whoever_else_speaks():
     overheard.add(beat("scorer", lag=700))
     overheard.add(beat("normalizer", at_s=6.0, metrics={"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}))
     assert overheard.figures() == {"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}
+
+
+def test_lengths_of_what_is_trained_and_dropped_are_taken_along():
+    overheard = Overheard()
+    lengths = {"batching/tokens_per_sequence/stale": 90.0, "batching/tokens_per_sequence/batched": 40.0}
+    overheard.add(beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
+    assert overheard.figures() == lengths

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
+from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
@@ -17,13 +18,14 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
-from lachesis.pipeline.training.state import latest_checkpoint
+from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint
 from lachesis.pipeline.training.sums import write_sums
 from lachesis.pipeline.weights.tensors import weights_digest
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.errors import CheckpointError, FencedError, LedgerError
+from lachesis.schemas.errors import CheckpointError, FencedError, HistoryLostError, InfrastructureError, LedgerError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GENESIS, TrainReport
 
@@ -173,6 +175,79 @@ async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, 
     assert found[-1].policy_version == published[-1].version
     rows = (config.path / "metrics.jsonl").read_bytes().splitlines()
     assert [msgspec.json.decode(row)["train/step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def an_evaluation(step, rates):
+    return EvalEvent(
+        run="r",
+        env="sums",
+        revision="live",
+        policy_version=f"{step}-a-d",
+        policy_step=step,
+        items=len(rates),
+        k=1,
+        temperature=1.0,
+        avg=sum(rates) / len(rates),
+        pass_at_k=0.5,
+        tasks=list(range(len(rates))),
+        task_successes=rates,
+        task_judged=[1] * len(rates),
+        started_ns=step,
+        ended_ns=step + 1,
+    )
+
+
+async def evaluate_best_at_2(lab):
+    for event in (an_evaluation(0, [0, 1]), an_evaluation(2, [1, 1]), an_evaluation(4, [0, 1])):
+        await lab.bus.publish(subjects.event("eval", "r", "live", "sums"), encode(event), msg_id=f"{event.policy_step}")
+
+
+def evaluated(config, kept=1):
+    training = msgspec.structs.replace(config.training, checkpoints_kept=kept)
+    return msgspec.structs.replace(config, environments={"sums": EnvironmentConfig(kind="x")}, training=training)
+
+
+async def test_the_checkpoint_of_the_best_held_out_rate_is_kept_and_named(lab, model, config):
+    await fill(lab, model)
+    await evaluate_best_at_2(lab)
+    await run_trainer(Service(lab.bus, "trainer", "r"), evaluated(config))
+    folder = config.path / "checkpoints"
+    assert [state.step for _, state in known_checkpoints(folder)] == [STEPS, 2]
+    assert best_checkpoint(folder).name == "step-00000002"
+    assert weights_after(config)[0] == STEPS, "the newest is gone on with, not the best"
+
+
+async def test_an_evaluation_that_comes_between_two_checkpoints_saves_the_first(lab, model, config, monkeypatch):
+    """Of one checkpoint kept, the best would else be removed as the next is written."""
+    await fill(lab, model)
+    await evaluate_best_at_2(lab)
+    catch_up, asked = EvaluationReader.catch_up, []
+
+    async def late(reader):
+        asked.append(reader)
+        return [] if len(asked) <= 2 else await catch_up(reader)  # before and after the checkpoint of step 2
+
+    monkeypatch.setattr(EvaluationReader, "catch_up", late)
+    await run_trainer(Service(lab.bus, "trainer", "r"), evaluated(config))
+    assert [state.step for _, state in known_checkpoints(config.path / "checkpoints")] == [STEPS, 2]
+
+
+@pytest.mark.parametrize("how", ["away", "rolled back"])
+async def test_evaluations_that_cannot_be_read_keep_no_checkpoint_from_being_written(
+    lab, model, config, monkeypatch, how
+):
+    await fill(lab, model)
+    read = lab.bus.read
+
+    def failing(stream, *args, **kwargs):
+        if stream == subjects.EVENTS:
+            raise InfrastructureError("down") if how == "away" else HistoryLostError("gone")
+        return read(stream, *args, **kwargs)
+
+    monkeypatch.setattr(lab.bus, "read", failing)
+    await run_trainer(Service(lab.bus, "trainer", "r"), evaluated(config))
+    assert weights_after(config)[0] == STEPS
+    assert best_checkpoint(config.path / "checkpoints") is None
 
 
 async def live_until_killed(lab, config):

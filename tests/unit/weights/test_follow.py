@@ -1,8 +1,13 @@
 """Following the policy: what cannot be read or loaded is passed over, and the next record counts."""
 
+from functools import partial
+
 import anyio
 
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.pipeline.telemetry.spans import batch_trace, span_id
+from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
@@ -39,7 +44,7 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
 
 async def follow_until_drained(service, server, loaded):
     async with service.until_drained():
-        await follow_policy(service, server, loaded)
+        await follow_policy(service, server, loaded, "main")
 
 
 class Scripted:
@@ -131,6 +136,41 @@ async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(follow_policy, service, server, anyio.Event())
+            tasks.start_soon(follow_policy, service, server, anyio.Event(), "main")
             await lab.until(retried)
             service.drain()
+
+
+class Sink:
+    traces, dropped = True, 0
+
+    def __init__(self):
+        self.spans = []
+
+    def emit(self, spans):
+        self.spans += spans
+
+    def observe(self, figures):
+        pass
+
+
+async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
+    server, sink = Scripted(InfrastructureError("down"), DataError("it may have been pruned")), Sink()
+    async with lab.running(partial(follow_until_drained, server=server, loaded=anyio.Event()), "inference") as service:
+        service.tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
+        await publish(lab, 0)
+        await lab.until(lambda: _true("pruned" in (service.vitals.note or "")))
+        for step in (1, 2, 3):
+            await publish(lab, step)
+            await lab.until(has_loaded(server, step))
+    assert [span.error for span in sink.spans] == [None] * 3
+    traces = [batch_trace("r", "main", step - 1) for step in (1, 2, 3)]
+    assert [span.trace for span in sink.spans] == traces  # nobody made those of step 0
+    assert [span.parent for span in sink.spans] == [span_id(trace, "train.step") for trace in traces]
+    assert {span.name for span in sink.spans} == {"update_weights"}
+    assert [span.attributes["rl.policy.version"] for span in sink.spans] == ["1-a-b", "2-a-b", "3-a-b"]
+    assert [span.attributes["rl.train.step"] for span in sink.spans] == [1, 2, 3]
+
+
+async def _true(value):
+    return value

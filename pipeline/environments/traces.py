@@ -1,0 +1,40 @@
+"""What an environment exports of a sampled group that it could not store: its work so far, and the end of its trace.
+
+The inference server has exported its part already, below spans of ours; without these nobody would see whose it was.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, generate_span, root_span
+
+__all__ = ["traced_if_abandoned"]
+
+
+@contextmanager
+def traced_if_abandoned(
+    service: Service, group: str, env: str, started_ns: int, chats: Sequence[Span]
+) -> Iterator[None]:
+    """Export the requests for a sampled group, and its root, if an exception leaves the context: it is abandoned."""
+    try:
+        yield
+    except BaseException as error:
+        if service.tracing.sampled(group):
+            times = started_ns, service.now_ns()
+            end = RolloutEnd(
+                group=group,
+                run=service.run,
+                env=env,
+                seq=None,
+                sequences=0,
+                policy_step=None,
+                started_ns=times[0],
+                ended_ns=times[1],
+                outcome="dropped" if isinstance(error, Exception) else "unfinished",
+                kept="ratio",
+                cause="abandoned",
+                reason=f"abandoned: {type(error).__name__}: {error}"[:500],
+            )
+            service.tracing.emit([*chats, generate_span(group, env, times), root_span(end)])
+        raise

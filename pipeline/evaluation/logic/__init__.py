@@ -1,0 +1,1 @@
+"""The rules of held-out evaluation, pure."""

@@ -1,0 +1,87 @@
+"""Success rates on held-out tasks, their standard errors, and the difference of two of them. Pure.
+
+The answers to one task are not independent: some tasks are easy and some are hopeless. So the unit of chance is the
+task, and n answers each to N tasks are N observations, not n * N. The error of a rate is the cluster-robust one with
+tasks as clusters (K.-Y. Liang and S. L. Zeger, Longitudinal data analysis using generalized linear models, Biometrika
+73, 1986; for evaluations of language models E. Miller, Adding error bars to evals, arXiv:2411.00640, 2024). Two
+evaluations of the same tasks are compared task by task, which takes the spread between tasks out of the difference
+(Miller, section on paired differences).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from lachesis.schemas.annotations import EvalEvent
+
+__all__ = ["Difference", "TaskResult", "compare", "standard_error"]
+
+
+class TaskResult(NamedTuple):
+    """Of `judged` answers to a task, `succeeded` did."""
+
+    succeeded: int
+    judged: int
+
+    @property
+    def rate(self) -> float:
+        """The share of successes. There is one only of a task with judged answers."""
+        return self.succeeded / self.judged
+
+
+class Difference(NamedTuple):
+    """A rate's change by `value` from `before` to `after`, with its standard error.
+
+    `tasks` counts those that both evaluations had and that were compared one by one; 0: the evaluations had no two
+    tasks in common, and their errors were taken to be independent.
+    """
+
+    before: float
+    after: float
+    value: float
+    error: float
+    tasks: int
+
+
+def standard_error(results: Sequence[TaskResult]) -> float | None:
+    """Return the standard error of the success rate p = sum(s) / sum(m) over tasks, None with fewer than two tasks.
+
+    With s_i successes of m_i judged answers to task i of N:
+    sqrt(N / (N - 1) * sum((s_i - p m_i)^2)) / sum(m_i). Tasks without a judged answer are left out.
+    """
+    judged = [result for result in results if result.judged]
+    if len(judged) < 2:
+        return None
+    answers = sum(result.judged for result in judged)
+    rate = sum(result.succeeded for result in judged) / answers
+    squares = math.fsum((result.succeeded - rate * result.judged) ** 2 for result in judged)
+    return math.sqrt(len(judged) / (len(judged) - 1) * squares) / answers
+
+
+def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
+    """Return how the rate changed between two evaluations of an environment, None where no error can be told.
+
+    By the tasks that both have, where there are two or more: the mean of the differences of their rates, with the
+    standard deviation of these over sqrt(tasks) as its error.
+    """
+    first, second = _by_task(before), _by_task(after)
+    common = [task for task in second if task in first]
+    if len(common) >= 2:
+        return _paired([(first[task].rate, second[task].rate) for task in common])
+    if before.error is None or after.error is None:
+        return None
+    return Difference(before.avg, after.avg, after.avg - before.avg, math.hypot(before.error, after.error), 0)
+
+
+def _paired(rates: Sequence[tuple[float, float]]) -> Difference:
+    n = len(rates)
+    changes = [after - before for before, after in rates]
+    mean = math.fsum(changes) / n
+    variance = math.fsum((change - mean) ** 2 for change in changes) / (n - 1)
+    before, after = (math.fsum(column) / n for column in zip(*rates, strict=True))
+    return Difference(before, after, mean, math.sqrt(variance / n), n)
+
+
+def _by_task(event: EvalEvent) -> Mapping[int, TaskResult]:
+    columns = zip(event.tasks, event.task_successes, event.task_judged, strict=True)
+    return {task: TaskResult(succeeded, judged) for task, succeeded, judged in columns if judged}

@@ -1,0 +1,53 @@
+"""What a run evaluates: the environments of `[evaluation]`, or a share of its own tasks that it does not train on."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.evaluation.logic.held_out import choose_held_out
+
+__all__ = ["evaluated_environments", "held_out_tasks", "holds_out", "reason_not_evaluated"]
+
+
+def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
+    """Return the environments that the evaluator evaluates, by name; none if the run has no evaluation."""
+    if config.evaluation:
+        return config.evaluation
+    if reason_not_evaluated(config) is not None:
+        return {}
+    return {name: env for name, env in config.environments.items() if not env.is_foreign}
+
+
+def holds_out(config: RunConfig, env: str) -> bool:
+    """Whether tasks of the environment are kept out of training, and evaluated instead."""
+    return not config.evaluation and env in evaluated_environments(config)
+
+
+def held_out_tasks(config: RunConfig, env: str, size: int) -> NDArray[np.int64]:
+    """Return which of an environment's `size` tasks are held out: int64 [n] in the order of the choice, often empty."""
+    if not holds_out(config, env):
+        return np.empty(0, np.int64)
+    plan = config.evaluate
+    return choose_held_out(config.seed, env, size, share=plan.held_out, most=plan.items)
+
+
+def reason_not_evaluated(config: RunConfig) -> str | None:
+    """Return why a run has no held-out evaluation, and how to get one; None if it has."""
+    if config.evaluation:
+        return None
+    name = "[evaluation.NAME], with the settings of an environment,"
+    if config.evaluate.held_out == 0:
+        return f"evaluate.held_out is 0; raise it, or add {name} to evaluate on other tasks"
+    if config.mode == "observe":
+        return f"mode is observe, so the trainer is another's; add {name} to evaluate what it publishes"
+    policy = config.role("policy")
+    if (policy.url is not None or policy.kind == "vllm") and "eval" not in config.inference:
+        return (
+            "the policy is served by vLLM or an existing server, and a second one for evaluation would take as much "
+            "again; add [inference.eval] to have one"
+        )
+    if all(env.is_foreign for env in config.environments.values()):
+        return f"no environment's tasks are drawn by the run itself (the gateway's are not); add {name} for evaluation"
+    return None

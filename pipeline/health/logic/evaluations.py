@@ -1,0 +1,42 @@
+"""The check of held-out evaluations: whether a rate fell since the first one, or below the best."""
+
+from lachesis.pipeline.evaluation.logic.history import FALL_BELOW_FIRST_ERRORS, Evaluations
+from lachesis.pipeline.evaluation.logic.rates import compare
+from lachesis.pipeline.health.logic.check import Finding
+from lachesis.schemas.annotations import EvalEvent
+
+__all__ = ["HeldOut"]
+
+
+class HeldOut:
+    """Warns while the newest held-out rate lies below the first by more than 3 standard errors of the difference, or
+    below the best by more than 4. The value is by how much it lies below.
+
+    Unlike other checks it judges evaluations, each when it comes. `judged_ns` is when the newest one judged had ended.
+    """
+
+    name = "held_out"
+
+    def __init__(self) -> None:
+        self.judged_ns = 0
+        self._evaluations = Evaluations.of()
+
+    def remember(self, event: EvalEvent) -> None:
+        """Take in an evaluation that was judged before."""
+        self._evaluations.add(event)
+
+    def judge(self, event: EvalEvent) -> Finding | None:
+        """Take in an evaluation and judge it, None where that was done before."""
+        self._evaluations.add(event)
+        if event.ended_ns <= self.judged_ns:
+            return None
+        self.judged_ns = event.ended_ns
+        env = self._evaluations.envs[event.env]
+        fall = env.find_fall()
+        if fall is not None:
+            change = fall.difference
+            return Finding("warn", -change.value, fall.bound * change.error, fall.describe())
+        found = None if env.first is env.newest else compare(env.first, env.newest)
+        if found is None:
+            return Finding("idle", reason="there is no earlier evaluation to compare it with")
+        return Finding("ok", -found.value, FALL_BELOW_FIRST_ERRORS * found.error)

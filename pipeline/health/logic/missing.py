@@ -1,0 +1,127 @@
+"""The check of missing ratings, which tells a rater that is away from an environment that nobody can judge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
+from lachesis.schemas.annotations import GroupScore
+from lachesis.schemas.values import shaped
+
+__all__ = ["Missing"]
+
+_GROUPS_OF_OUTAGE = 8
+"""Groups in a row in which a rater rates no sample, for one reason, from which on it counts as away."""
+_SCORE = "score"
+
+
+class _Run(msgspec.Struct):
+    """Groups in a row in which a rater rated no sample, for the same `reason`; `text` says more of the first one."""
+
+    reason: str
+    text: str
+    first: str
+    since_ns: int
+    groups: int = 0
+
+
+class Missing(Check):
+    """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
+
+    An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters,
+    and where that lasts it quarantines the environment. A rater that rates no sample of 8 groups in a row or more, for
+    one reason, is away or broken: that is told as its outage, with its error and since when, and never quarantines, for
+    the environment is as it was. What an outage takes does not count towards the share.
+    """
+
+    name = "missing"
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+
+    def judge(self, window: Window) -> Finding:
+        outages = self._outages(window)
+        taken = {index for _, indexes in outages.values() for index in indexes}
+        total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
+        for index, score in enumerate(window.scores):
+            total += len(score.scores)
+            columns = {name: _missing(column) for name, column in score.statuses.items()}
+            for name in columns:
+                if name in outages and index in outages[name][1]:
+                    columns[name] = []
+            columns[_SCORE] = [] if index in taken else [value is None for value in score.scores]
+            for name, flags in columns.items():
+                missing[name] = missing.get(name, 0) + sum(flags)
+                if any(flags):
+                    examples.setdefault(name, []).append(score.group)
+        if not total:
+            return Finding("idle", reason="no scores")
+        worst = max(missing, key=lambda name: missing[name])
+        share = missing[worst] / total
+        severity, threshold = graded(share, [(0.10, "warn")])
+        if severity != "ok":
+            what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
+            reason = f"{share:.0%} of the {what} missing; drop the rater, or mend it"
+            return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
+        if not outages:
+            return Finding(severity, share, threshold)
+        name = max(outages, key=lambda name: len(outages[name][1]))
+        run, indexes = outages[name]
+        groups = [window.scores[index].group for index in sorted(indexes)[:EXAMPLES]]
+        lost = sum(len(window.scores[index].scores) for index in indexes) / total
+        return Finding("warn", lost, threshold, _told(name, run, len(outages)), groups)
+
+    def _outages(self, window: Window) -> dict[str, tuple[_Run, set[int]]]:
+        """Follow the runs of every rater; return those long enough, with the places of their groups in the window."""
+        found: dict[str, tuple[_Run, set[int]]] = {}
+        here: dict[str, set[int]] = {}
+        for index, score in enumerate(window.scores):
+            for name in {*self._runs, *score.statuses}:
+                reason = _reason(score, name)
+                run = self._runs.get(name)
+                if reason is None:
+                    self._runs.pop(name, None)
+                    here.pop(name, None)
+                    continue
+                if run is None or run.reason != reason:
+                    text = score.failures.get(name, reason)
+                    since_ns = score.stamps[-1].start_ns if score.stamps else 0
+                    run = self._runs[name] = _Run(reason, text, score.group, since_ns)
+                    here[name] = set()
+                run.groups += 1
+                here.setdefault(name, set()).add(index)
+                if run.groups >= _GROUPS_OF_OUTAGE:
+                    earlier = found.get(name, (run, set()))[1]
+                    found[name] = (run, earlier | here[name])
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"runs": msgspec.to_builtins(self._runs)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._runs = shaped("health state of missing ratings", dict[str, _Run], state.get("runs", {}))
+
+
+def _missing(column: list[str]) -> list[bool]:
+    return [status not in {"ok", "abstain"} for status in column]
+
+
+def _reason(score: GroupScore, name: str) -> str | None:
+    """Return why the rater rated no sample of the group, None if it rated one: the status and the kind of error."""
+    column = score.statuses.get(name)
+    if column is None or not column or not all(_missing(column)):
+        return None
+    return f"{column[0]} {score.failures.get(name, '').partition(':')[0]}".strip()
+
+
+def _told(name: str, run: _Run, outages: int) -> str:
+    since = f"since {datetime.fromtimestamp(run.since_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC" if run.since_ns else ""
+    more = f"; and {outages - 1} more raters" if outages > 1 else ""
+    return (
+        f"rater {name} is away or broken, the environment is not to blame: {run.text[:200]}; it rated nothing in "
+        f"{run.groups} groups in a row {since}, from {run.first} on{more}"
+    )

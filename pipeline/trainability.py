@@ -1,0 +1,83 @@
+"""Whether a trainer can use a rollout group: one rule for the edges that take groups in and for the trainer itself.
+
+Pure. What an edge can know is refused there; what reaches a trainer all the same costs its own group, never a batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lachesis.schemas.columns import view
+from lachesis.schemas.control import PolicyRecord
+from lachesis.schemas.rollout import RolloutGroup
+
+__all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_untrainable"]
+
+NO_TURN_REWARDS = (
+    "rewards of single turns are not trained on; add them up into the reward of the sample, or assign credit yourself "
+    "with an advantage for each token"
+)
+"""Why `turn_rewards` are refused wherever they come in."""
+
+_SHOWN = 80
+"""Characters of a foreign tokenizer's hash or column's name that a reason repeats."""
+
+
+class TrainerLimits(NamedTuple):
+    """What a trainer can read. `tokenizer_hash` and `vocabulary` (the number of token ids) are None where unknown.
+
+    `text_only`: it reads text tokens alone, as the run's own trainer and the packed tensors of `lachesis.batches` do. A
+    trainer of one's own that reads the groups themselves may use attachments, columns and rewards of turns.
+    """
+
+    tokenizer_hash: str | None = None
+    vocabulary: int | None = None
+    text_only: bool = True
+
+    @classmethod
+    def of(cls, policy: PolicyRecord | None, *, text_only: bool) -> TrainerLimits:
+        """Return the limits that the run's policy record tells of."""
+        if policy is None:
+            return cls(text_only=text_only)
+        return cls(policy.tokenizer_hash, policy.vocabulary, text_only)
+
+
+def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
+    """Return why a trainer with these limits cannot use `group`, None if it can; the columns have been checked.
+
+    The reason does not name the group, so that groups with the same fault give the same text.
+    """
+    if limits.tokenizer_hash is not None and group.tokenizer_hash != limits.tokenizer_hash:
+        return (
+            f"tokenizer {group.tokenizer_hash[:12]!r} is not the trainer's, {limits.tokenizer_hash[:12]!r}; rollouts "
+            "and trainer must use the same"
+        )
+    if limits.text_only:
+        held = _held_besides_text(group)
+        if held:
+            return f"{held}: this run's trainer reads text tokens alone and would train without; leave it out"
+    return None if limits.vocabulary is None else _unknown_token(group, limits.vocabulary)
+
+
+def _held_besides_text(group: RolloutGroup) -> str:
+    sequences = group.sequences
+    held = ["attachments"] * bool(group.attachments)
+    held += ["turn_rewards"] * (sequences.turn_rewards is not None)
+    held += [name[:_SHOWN] for name in sorted(sequences.columns)]
+    return ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
+
+
+def _unknown_token(group: RolloutGroup, vocabulary: int) -> str | None:
+    sequences = group.sequences
+    tokens = view(sequences.tokens, "int32", sequences.n_tokens, "tokens")
+    highest = int(tokens.max())
+    if highest < vocabulary:
+        return None
+    at = int(np.argmax(tokens >= vocabulary))
+    sequence = int(np.searchsorted(sequences.cuts(), at, side="right")) - 1
+    return (
+        f"token id {int(tokens[at])} in sequence {sequence} is none of the {vocabulary} that the model knows; rollouts "
+        "and trainer must use the same tokenizer"
+    )

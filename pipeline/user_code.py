@@ -1,0 +1,78 @@
+"""Loads a user's Python: a module by name, or a file by path; from any number of threads at once.
+
+Guarantees: a module's code runs once a process, and a thread that asks while another one runs it waits for the end; a
+load that failed leaves no module behind, so the next one tries again. While a file runs it is in `sys.modules`, where
+dataclasses and pickle look for it. Files that import one another load as under Python's `import`, and do not deadlock,
+because only one thread at a time runs code of the user's.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["IMPORT_LOCK", "load_module"]
+
+IMPORT_LOCK: Final = threading.RLock()
+"""Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
+own locks are one for each module: two threads that import files in a circle see one of them half finished."""
+
+
+def load_module(place: str, what: str) -> ModuleType:
+    """Return the module called `place`, or the one in the file `place` if that ends with .py.
+
+    Raises ConfigError if there is none; `what` (an environment, say) names in its text what it was to hold. Whatever
+    the module raises while it runs, ImportError included, propagates as it is.
+    """
+    if place.endswith(".py"):
+        return _load_file(Path(place), what)
+    try:
+        with IMPORT_LOCK:
+            return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # only the module that was asked for: if one is missing inside it, its author has to see that
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"{what} module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
+            "path/to/file.py:NAME"
+        ) from error
+
+
+def _load_file(path: Path, what: str) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"{what} file {str(path)!r} does not exist")
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"lachesis_file_{re.sub(r'[^A-Za-z0-9_]', '_', path.stem)}_{digest}"
+    with IMPORT_LOCK:
+        _FINDER.files[name] = path
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.append(_FINDER)
+        return importlib.import_module(name)
+
+
+class _FileFinder(MetaPathFinder):
+    """Finds the files that were asked for, so that Python's import machinery runs them like any module."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Path] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        file = self.files.get(fullname)
+        return None if file is None else importlib.util.spec_from_file_location(fullname, file)
+
+
+_FINDER: Final = _FileFinder()

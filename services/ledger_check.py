@@ -1,0 +1,36 @@
+"""Verifies a run's ledger once, at its end: a run whose ledger is broken has not gone well, however it ended."""
+
+import logging
+
+import anyio
+
+from lachesis.pipeline.batching.evidence import check_evidence
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
+
+__all__ = ["verify_ledger"]
+
+log = logging.getLogger("lachesis")
+
+_VERIFY_S = 60.0
+"""How long it may take."""
+_SHOWN = 3
+
+
+async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
+    """Raise `LedgerError` if the ledger is broken. `found`: what the health service found while the run went on."""
+    reader = LedgerReader(bus, config.run, config.training.name)
+    try:
+        with anyio.fail_after(_VERIFY_S):
+            problems = [problem.text for problem in await reader.look() if problem.breaks]
+            if not problems and not found:
+                await check_evidence(bus, config, is_empty=not reader.entries)
+    except (TimeoutError, InfrastructureError, DataError) as error:
+        log.warning("the ledger was not verified: %s; `lachesis doctor` does it", error or f"over {_VERIFY_S} s")
+        problems = []
+    if problems or found:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        said = "; ".join(problems[:_SHOWN]) + more if problems else found
+        raise LedgerError(f"the ledger is broken: {said}. {LEDGER_MEND}")
