@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.codec import decode
@@ -41,10 +41,6 @@ __all__ = [
 ]
 
 log = logging.getLogger("lachesis")
-
-NATS_FOLDER = "nats"
-"""Where in a run's folder the embedded server keeps its store."""
-
 
 _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""

@@ -14,12 +14,14 @@ from array import array
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
 import msgspec
 from anyio.abc import Process, TaskGroup, TaskStatus
 
+from lachesis.pipeline.disk import write_when_room
 from lachesis.services.forkserver import LONGEST, PRELOADED, Began, Ended, Message, Outdated, Ready, Told, address
 
 __all__ = ["ForkServers", "Forked", "open_supervised"]
@@ -301,7 +303,7 @@ async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = su
 
     It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back.
     """
-    with file.open("ab") as sink:
+    with await write_when_room(file, partial(file.open, "ab")) as sink:
         return await anyio.open_process(
             command, stdin=stdin, stdout=sink, stderr=sink, env=os.environ, start_new_session=True
         )

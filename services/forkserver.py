@@ -22,11 +22,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from setproctitle import setproctitle
 
+from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.late_output import keep_output
 from lachesis.services.registry import SERVICES, load_main
 
 __all__ = [
@@ -92,6 +95,7 @@ def serve_forks(kind: str, door: Path) -> Told | None:
 
     Returns in every process that is forked, with what it is told to be; None: it is the fork server, no longer needed.
     """
+    keep_output()
     requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
@@ -246,7 +250,8 @@ def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
 def _become(told: Told, stdin: int) -> Told:
     """Take the place of a process that was started anew: a session, input and output of its own, and its name."""
     os.setsid()
-    sink = os.open(told.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    sink = write_when_room_sync(Path(told.log), partial(os.open, told.log, flags, 0o666))
     for given, standard in ((stdin, 0), (sink, 1), (sink, 2)):
         os.dup2(given, standard)
     os.close(stdin)

@@ -5,7 +5,7 @@ supervisor dies; either way within `services.drain_s` (the trainer: `training.dr
 
 Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
 another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
-7 a setting was changed that what is stored was made with.
+7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room.
 """
 
 import logging
@@ -22,6 +22,9 @@ from anyio.abc import TaskStatus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import is_disk_full
+from lachesis.pipeline.late_output import flush_output, keep_output
+from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas.errors import (
@@ -42,7 +45,17 @@ from lachesis.services.registry import Main, ServiceSpec, load_main
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.telemetry import follow_clock, open_tracing
 
-__all__ = ["DRAINED", "DRAIN_TIMEOUT", "FENCED", "REFUSED", "SETTINGS_CHANGED", "STARTUP", "Role", "run_process"]
+__all__ = [
+    "DRAINED",
+    "DRAIN_TIMEOUT",
+    "FENCED",
+    "NO_ROOM",
+    "REFUSED",
+    "SETTINGS_CHANGED",
+    "STARTUP",
+    "Role",
+    "run_process",
+]
 
 STARTUP = 2
 FENCED = 3
@@ -50,6 +63,7 @@ DRAIN_TIMEOUT = 4
 DRAINED = 5
 REFUSED = 6
 SETTINGS_CHANGED = 7
+NO_ROOM = 8
 
 log = logging.getLogger("lachesis")
 
@@ -75,6 +89,7 @@ class Role:
 
 def run_process(role: Role, config: RunConfig) -> int:
     """Run one service until it is told to stop, and return the exit code."""
+    keep_output()
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
     )
@@ -82,7 +97,7 @@ def run_process(role: Role, config: RunConfig) -> int:
     try:
         with open_tracing(config, role.name, role.replica) as tracing:
             return anyio.run(_run, role, load_main(role.spec), config, tracing)
-    except (LachesisError, BaseExceptionGroup) as error:
+    except (LachesisError, OSError, BaseExceptionGroup) as error:
         return _explain(error)
 
 
@@ -101,6 +116,15 @@ def _explain(error: BaseException) -> int:
             for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end
                 log.error("%s", text)
             return code
+    if all(is_disk_full(leaf) for leaf in ended_by):
+        for text in dict.fromkeys(str(leaf) for leaf in ended_by):
+            log.error("%s: make room on that disk; what was not finished is done again", text)
+        return NO_ROOM
+    mendable = [found for leaf in ended_by if (found := explain_os_error(leaf)) is not None]
+    if len(mendable) == len(ended_by):
+        for text in dict.fromkeys(mendable):
+            log.error("%s", text)
+        return STARTUP
     log.error("ended by an unexpected error", exc_info=error)
     return 1
 
@@ -124,6 +148,7 @@ async def _serve(
         open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
         anyio.create_task_group() as tasks,
     ):
+        tasks.start_soon(flush_output)
         tasks.start_soon(join_micro, bus, service, role.spec.about, place)
         tasks.start_soon(follow_clock, bus, tracing.clock)
         tasks.start_soon(bus.keep_served)

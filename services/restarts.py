@@ -3,14 +3,15 @@
 Guarantees that a process which cannot run ends the run instead of being started for ever, and that kills from outside
 do not: however many there are, they say nothing about the process. A process that came up and was killed (SIGKILL) was
 killed from outside unless the kernel did it for want of memory, which the kernel counts. One that another process
-keeps from its place waits: that is its last life, which drains, where the supervisor before this one was killed.
+keeps from its place waits: that is its last life, which drains, where the supervisor before this one was killed. So
+does one that met a full disk: that says nothing about it either.
 """
 
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.services.process import FENCED, STARTUP
+from lachesis.services.process import FENCED, NO_ROOM, STARTUP
 
 __all__ = ["MOST_FAILURES", "Life", "Restarts", "out_of_memory_kills"]
 
@@ -38,6 +39,8 @@ class Life:
 
     def __str__(self) -> str:
         how = f"ended with code {self.code}"
+        if self.code == NO_ROOM:
+            return f"{how} (a disk is full)"
         if self.killed and self.starved:
             return f"{how} (killed by the kernel, which was out of memory)"
         if self.code == FENCED and not self.ready:
@@ -56,6 +59,8 @@ class Restarts:
     def ended(self, life: Life) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
+        if life.code == NO_ROOM:
+            return LONGEST_PAUSE_S
         if life.code == FENCED and not self._was_ready:  # how often is bounded by the time that it has to become ready
             return min(max(SHORTEST_PAUSE_S, life.seconds), LONGEST_PAUSE_S)  # trying takes half of the time at most
         if life.killed and life.starved:

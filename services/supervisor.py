@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LEDGER_MEND
+from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -46,6 +49,7 @@ from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.run_lease import RunLease, lock_folder
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
+from lachesis.services.store_watch import watch_store
 from lachesis.services.unfinished import trace_unfinished
 from lachesis.services.watch import Watch
 
@@ -149,6 +153,7 @@ class Supervisor:
         self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
+        self._pids = LateFile(config.path / "pids.json")
         self._stopped: set[str] = set()
         self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
@@ -170,8 +175,12 @@ class Supervisor:
 
         Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
         """
-        self.config.path.mkdir(parents=True, exist_ok=True)
-        self.logs.mkdir(exist_ok=True)
+        try:
+            await write_when_room(self.logs, partial(self.logs.mkdir, parents=True, exist_ok=True))
+        except OSError as error:
+            raise StartupError(
+                f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
+            ) from error
         with lock_folder(self.config.path):
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
@@ -187,6 +196,8 @@ class Supervisor:
         if self._stop.is_set():
             return
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flush_output)
+            tasks.start_soon(retry_until_room, self._pids)
             tasks.start_soon(self._tell_promoted, bus)
             tasks.start_soon(self._watch_heartbeats, bus)
             for watch in self.watches:
@@ -389,6 +400,7 @@ class Supervisor:
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(self._keep_server, server)
+            tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
             yield
             tasks.cancel_scope.cancel()
 
@@ -402,13 +414,8 @@ class Supervisor:
 
     def _write_pids(self) -> None:
         pids = {row.planned.name: row.process.pid for row in self.running if row.process}
-        partial = self.config.path / ".pids.json.partial"
-        partial.write_bytes(
-            msgspec.json.format(
-                msgspec.json.encode({"supervisor": os.getpid(), "nats-server": self._server_pid, **pids})
-            )
-        )
-        partial.replace(self.config.path / "pids.json")
+        found = {"supervisor": os.getpid(), "nats-server": self._server_pid, **pids}
+        self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
 
 
 def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) -> None:

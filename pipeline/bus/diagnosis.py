@@ -67,7 +67,10 @@ async def _read(link: "Link", stream: str, data: bytes) -> str:
         return error.description
     if has_quorum(data) is False:
         return f"{stream} has no leader, so nothing of it can be stored or read{await _away(link)}"
-    return f"{link.server_name} answers for {stream}, but leaves this unanswered; its disk may be full or broken"
+    return (
+        f"{link.server_name} answers for {stream}, but leaves this unanswered: its disk is or was full or broken; once "
+        "that is mended, a server that is not the run's own has to be restarted"
+    )
 
 
 async def _away(link: "Link") -> str:

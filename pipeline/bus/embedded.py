@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -25,6 +26,7 @@ import msgspec
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.disk import is_disk_full, write_when_room
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 
@@ -68,6 +70,8 @@ def find_binary() -> Path:
     return Path(found)
 
 
+_START_BYTES = 1 << 20
+"""Room that a store needs for its server to start: for its configuration, its log and the file with its ports."""
 _DYING_S = 2.0
 """For so long the files of a server that was killed may still be held."""
 
@@ -85,6 +89,10 @@ class _PortTakenError(StartupError):
     pass
 
 
+class _KilledError(StartupError):
+    """Raised when a signal ended the server while it started, which says nothing about the next start."""
+
+
 class EmbeddedServer:
     """`async with EmbeddedServer(store) as server:` runs a server on the directory `store`, made if need be.
 
@@ -100,6 +108,8 @@ class EmbeddedServer:
         self._port = self._config.port
         self._process: asyncio.subprocess.Process | None = None
         self._lock: int | None = None
+        self.life = 0
+        """How often it was started: another number says that its log has begun again."""
 
     def __repr__(self) -> str:
         return f"EmbeddedServer({str(self.store)!r})"
@@ -129,7 +139,20 @@ class EmbeddedServer:
         return self.store / "nats-server.log"
 
     async def start(self) -> None:
-        """Start the server and wait until it takes connections. Raises `StartupError`."""
+        """Start the server and wait until it takes connections, also for room on its disk. Raises `StartupError`.
+
+        One that is killed while it starts is started again, several times.
+        """
+        for pause_s in _PAUSES_S:
+            try:
+                await self._start_once()
+            except _KilledError:
+                await anyio.sleep(pause_s)
+            else:
+                return
+        await self._start_once()
+
+    async def _start_once(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise StartupError(
                 "start the embedded server from the main thread; it ends with the thread that started it"
@@ -139,7 +162,8 @@ class EmbeddedServer:
         binary = self._binary or find_binary()
         came_before = self._port
         try:
-            self.store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mkdir = partial(self.store.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await write_when_room(self.store, mkdir, needed_bytes=_START_BYTES)
             lock = await self._acquire()
         except OSError as error:
             raise StartupError(f"cannot use {self.store} as the server's store: {error}") from error
@@ -152,7 +176,13 @@ class EmbeddedServer:
                 raise
             self._port = None
             await self._launch(binary, await self._acquire())
-        write_private(self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid)))
+        file, content = self.store / "endpoint.json", msgspec.json.encode(Endpoint(self.url, self.token, self.pid))
+        try:
+            await write_when_room(file, partial(write_private, file, content), needed_bytes=len(content))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.stop()
+            raise
 
     def _take_the_place_of_the_last(self) -> None:
         """Use the address and token of a server that did not end cleanly, and so has clients that look for it."""
@@ -164,6 +194,7 @@ class EmbeddedServer:
 
     async def _launch(self, binary: Path, lock: int) -> None:
         try:
+            await self._configure()
             process = await self._spawn(binary, lock)
             with anyio.fail_after(self._config.start_timeout_s):
                 await self._ready(process)
@@ -196,19 +227,26 @@ class EmbeddedServer:
             raise StartupError("the embedded server does not run")
         return await self._process.wait()
 
+    async def end(self) -> None:
+        """End the server's process cleanly, or kill it when that takes too long. The store stays held, so that it can
+        be started again in its place: `wait` returns."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGCONT)  # a stopped process cannot terminate
+        with anyio.move_on_after(self._config.stop_timeout_s, shield=True):
+            await process.wait()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+
     async def stop(self) -> None:
         """Stop the server cleanly, or kill it when that takes too long; then give the store free."""
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
-                self._process.send_signal(signal.SIGCONT)  # a stopped process cannot terminate
-            with anyio.move_on_after(self._config.stop_timeout_s, shield=True):
-                await self._process.wait()
-            if self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                with anyio.CancelScope(shield=True):
-                    await self._process.wait()
+        await self.end()
         self._process = None
         if self._lock is not None:
             (self.store / "endpoint.json").unlink(missing_ok=True)
@@ -234,12 +272,22 @@ class EmbeddedServer:
                 os.close(fd)
         return fd
 
-    async def _spawn(self, binary: Path, lock: int) -> asyncio.subprocess.Process:
+    async def _configure(self) -> None:
+        """Write the server's configuration and empty its log."""
         for stale in self.store.glob("*.ports"):
             stale.unlink()
+        config, text = self.store / "nats-server.conf", self._config_text().encode()
+
+        def write() -> None:
+            write_private(config, text)
+            os.close(os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+
+        await write_when_room(config, write, needed_bytes=_START_BYTES)
+        self.life += 1
+
+    async def _spawn(self, binary: Path, lock: int) -> asyncio.subprocess.Process:
         config = self.store / "nats-server.conf"
-        write_private(config, self._config_text().encode())
-        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        log = os.open(self.log_path, os.O_WRONLY | os.O_APPEND)
         try:
             process = self._process = await asyncio.create_subprocess_exec(
                 binary,
@@ -258,7 +306,11 @@ class EmbeddedServer:
         finally:
             os.close(log)
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"nats-server {process.pid}, started by process {os.getpid()}\n".encode(), 0)
+        try:
+            os.pwrite(lock, f"nats-server {process.pid}, started by process {os.getpid()}\n".encode(), 0)
+        except OSError as error:  # that is for people: what counts is the lock, which takes no room
+            if not is_disk_full(error):
+                raise
         return process
 
     def _config_text(self) -> str:
@@ -307,7 +359,8 @@ class EmbeddedServer:
                 f"port {self._port} on {self._config.host} is taken by another program; stop it, choose another port, "
                 "or set none to get any free one"
             )
-        return StartupError(f"nats-server ended with status {status} while starting; its log ends:\n{tail}")
+        kind = _KilledError if status < 0 else StartupError
+        return kind(f"nats-server ended with status {status} while starting; its log ends:\n{tail}")
 
     def _tail(self) -> str:
         try:

@@ -11,6 +11,10 @@ def write_private(path: Path, data: bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)
-    part.replace(path)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

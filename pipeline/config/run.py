@@ -24,6 +24,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
 
 __all__ = [
+    "NATS_FOLDER",
     "EnvironmentConfig",
     "EvaluationConfig",
     "InferenceConfig",
@@ -32,6 +33,9 @@ __all__ = [
     "TrainingConfig",
     "WandbConfig",
 ]
+
+NATS_FOLDER = "nats"
+"""Where in a run's folder the embedded server keeps its store."""
 
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -341,6 +345,11 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def path(self) -> Path:
         """The run's folder as an absolute path."""
         return Path(self.folder or f"runs/{self.run}").absolute()
+
+    @property
+    def store(self) -> Path | None:
+        """Where the run's own server keeps the streams; None: it has another server."""
+        return self.path / NATS_FOLDER if self.nats is None else None
 
     @property
     def trains_text_only(self) -> bool:

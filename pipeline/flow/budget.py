@@ -65,6 +65,8 @@ class Budget:
         self.lacks = False
         """Whether something was refused since the last figures that a larger share might allow."""
         self._read_s: float | None = None
+        self.disk_bytes: int | None = None
+        """What may still be stored before the disk under the streams is nearly full; None: not known."""
         self._landing: deque[tuple[float, int]] = deque()
         self._wanted: dict[str, int] = {}
         self._why: dict[str, str] = {}
@@ -72,6 +74,15 @@ class Budget:
     def promise(self, room: Room) -> None:
         for stream, size in room.by_stream().items():
             self._promised[stream] += size
+
+    def promised(self, stream: str) -> int:
+        """Return the bytes of a stream that are promised and not stored yet."""
+        return self._promised[stream]
+
+    def is_mostly_promised(self, stream: str) -> bool:
+        """Return whether more of a stream is promised than stored: trimming would make little room."""
+        usage = self._usage.get(stream)
+        return usage is not None and self._promised[stream] > usage.bytes
 
     def release(self, room: Room) -> None:
         for stream, size in room.by_stream().items():
@@ -133,6 +144,12 @@ class Budget:
 
     def refusal(self, room: Room) -> str | None:
         """Return why `room` cannot be promised, None if it can."""
+        everything = sum(self._promised.values()) + sum(room.by_stream().values())
+        if self.disk_bytes is not None and everything > self.disk_bytes:
+            return (
+                f"the disk that holds the streams is nearly full: {self.disk_bytes:,} bytes may still be stored, and "
+                f"{everything:,} would be promised; make room there, and the run goes on by itself"
+            )
         for stream, size in room.by_stream().items():
             usage = self._usage.get(stream)
             if usage is None or usage.max_bytes <= 0:

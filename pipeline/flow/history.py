@@ -101,7 +101,8 @@ class History:
         if why is None:
             self.metrics.pop(f"flow/held_from/{stream}", None)
         stopped = why is not None and short > gone
-        self._say(stream, f"no group is admitted: stream {stream} is full, and {why}" if stopped else None)
+        full = "has no room left:" if self._budget.is_mostly_promised(stream) else "is full, and"
+        self._say(stream, f"no group is admitted: stream {stream} {full} {why}" if stopped else None)
 
     async def _trim(self, stream: str, excess: int, claimed: Sequence[Claim]) -> tuple[int, Retention]:
         """Delete what is oldest until `excess` bytes are gone or nothing more may go; return how many went.
@@ -217,6 +218,11 @@ class History:
             for claim in floor.on(claimed, stream, name):
                 if claim.needs <= max(held.seq, enough):
                     holders.setdefault(claim.holder, f"{claim.holder} ({name} from {max(claim.needs, held.seq)} on)")
+        if first is None and self._budget.is_mostly_promised(stream):
+            return (
+                f"it holds {usage.bytes:,} bytes, and {self._budget.promised(stream):,} more are promised to groups "
+                f"under way: wait until they end, or lower environments.*.longest_tokens or samples, or {budget}"
+            )
         if first is None and self._config.flow.retention.min_age_s:
             return f"what is left is younger than flow.retention.min_age_s, or not this run's: wait, or {budget}"
         if first is None:

@@ -304,6 +304,7 @@ class Governor:
             "flow/last_rollout": self._last_rollout,
             "flow/last_entry": self._last_entry,
             **{f"flow/{name}": count for name, count in self._counts.items()},
+            **({} if self.budget.disk_bytes is None else {"flow/disk_bytes": self.budget.disk_bytes}),
             **{f"flow/fill/{stream}": share for stream, share in self.budget.fill().items()},
         }
 

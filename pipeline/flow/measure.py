@@ -7,7 +7,9 @@ wrote in between. Until that is certain the run promises no more than both the o
 import time
 
 from lachesis.pipeline.bus.api import StreamUsage
+from lachesis.pipeline.bus.store_room import KEEP_FREE_BYTES
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import room_at
 from lachesis.pipeline.flow import sharing
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.stage.service import Service
@@ -28,6 +30,7 @@ class Measure:
         self._service = service
         self._bus = service.bus
         self._flow = config.flow
+        self._store = config.store
         self._governor = governor
         self._has_taken_over = False
 
@@ -63,9 +66,15 @@ class Measure:
                 except FencedError:
                     continue  # somebody else wrote: all may be different now
             self._has_taken_over = True
+            budget.disk_bytes = self._disk_bytes()
             self._governor.usage(usage, asked_s, share)
             self._governor.contact(time.monotonic())
             return
+
+    def _disk_bytes(self) -> int | None:
+        if self._store is None or not (room := room_at(self._store)).total_bytes:
+            return None
+        return max(0, room.free_bytes - KEEP_FREE_BYTES)
 
     async def _usage(self) -> dict[str, StreamUsage]:
         return {name: await self._bus.usage(name) for name in (ROLLOUTS, EVENTS, TEACHER, LEDGER)}

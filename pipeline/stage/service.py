@@ -18,6 +18,7 @@ import tenacity
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.disk import SHORTAGES
 from lachesis.pipeline.stage.vitals import Vitals
 from lachesis.pipeline.telemetry.figures import Figures
 from lachesis.pipeline.telemetry.performance import Call
@@ -89,6 +90,9 @@ class Service:
         vitals, sink = self.vitals, self.tracing.sink
         metrics = vitals.metrics | self.tracing.figures()
         stage = self._with_stall(vitals.report())
+        if SHORTAGES.note is not None:  # it says more than that the server is slow, whose disk that may be as well
+            state = "draining" if stage.state == "draining" else "waiting"
+            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.note)
         beat = Heartbeat(
             run=self.run,
             service=self.name,

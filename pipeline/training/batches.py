@@ -33,12 +33,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
-from lachesis.pipeline.weights.files import write_weights
+from lachesis.pipeline.weights.files import weights_path, write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.errors import CheckpointError
 from lachesis.schemas.ids import PolicyVersion
@@ -143,7 +144,11 @@ class Batches:
         """Publish the weights after `step` batches."""
         tensors = policy_tensors(model)
         version = policy_version(step, self.lineage, tensors)
-        path = await anyio.to_thread.run_sync(lambda: write_weights(tensors, Path(folder).absolute(), version))
+        path = await write_when_room(
+            weights_path(folder, version),
+            lambda: write_weights(tensors, Path(folder).absolute(), version),
+            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        )
         await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer), vocabulary_of(model))
         return str(version)
 

@@ -19,7 +19,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -42,6 +43,7 @@ from lachesis.schemas.values import from_json
 
 __all__ = [
     "Checkpoint",
+    "checkpoint_bytes",
     "load_checkpoint",
     "only_writer",
     "save_checkpoint",
@@ -66,18 +68,28 @@ def only_writer(folder: Path) -> Iterator[None]:
     Raises `FencedError` when another process holds it, a stopped one included.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
+    with (folder / ".lock").open("a+b", buffering=0) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
             raise FencedError(
-                f"another trainer (pid {lock.read() or 'unknown'}) writes {folder}; stop it first, or leave it to it"
+                f"another trainer (pid {lock.read().decode() or 'unknown'}) writes {folder}; stop it first, or leave "
+                "it to it"
             ) from error
         lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        try:
+            lock.write(str(os.getpid()).encode())
+        except OSError as error:  # the pid is for people: what counts is the lock, which takes no room
+            if not is_disk_full(error):
+                raise
         yield
+
+
+def checkpoint_bytes(policy: Policy, learner: Learner) -> int:
+    """Return what the tensors of a checkpoint take, bytes: nearly all of it."""
+    tensors = [*policy_tensors(policy.model).values(), *_optimizer_tensors(learner).values()]
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def save_checkpoint(
@@ -96,7 +108,8 @@ def save_checkpoint(
 ) -> TrainerState:
     """Write a checkpoint of `learner` (whose model is the policy's) and make it the latest; return its state.
 
-    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed.
+    The newest `keep` checkpoints and the best one stay, others and leftovers of crashed writers are removed. A save
+    that fails (on a full disk, say) leaves nothing behind.
     """
     if learner.model is not policy.model:
         raise ValueError("the learner trains another model than the policy's.")
@@ -118,17 +131,31 @@ def save_checkpoint(
     )
     name = _free_name(folder, learner.steps)
     partial = folder / f"{PARTIAL}{name}"
-    shutil.rmtree(partial, ignore_errors=True)
-    save_policy(policy, partial)
-    save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
-    (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
-    write_sums(partial)
-    sync_tree(partial)
-    partial.rename(folder / name)
-    fsync(folder)
-    write_pointer(folder, POINTER, name)
+    _remove(folder.glob(f"{PARTIAL}*"))
+    try:
+        save_policy(policy, partial)
+        save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
+        (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
+        write_sums(partial)
+        sync_tree(partial)
+        partial.rename(folder / name)
+        fsync(folder)
+        write_pointer(folder, POINTER, name)
+    except BaseException:
+        _discard(folder, name)
+        raise
     _prune(folder, keep, name)
     return state
+
+
+def _discard(folder: Path, name: str) -> None:
+    """Remove what a save has left that failed, unless `latest` names it already."""
+    with suppress(OSError):  # the error that made it fail counts
+        pointer = folder / POINTER
+        named = pointer.read_text().strip() if pointer.exists() else None
+        if (folder / name).exists() and named != name:
+            (folder / name).rename(folder / f"{PARTIAL}{name}")
+        _remove(folder.glob(f"{PARTIAL}*"))
 
 
 def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:

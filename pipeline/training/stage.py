@@ -26,6 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.incidents import follow_incidents
@@ -33,7 +34,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch
-from lachesis.pipeline.training.checkpoint import only_writer, save_checkpoint
+from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
@@ -46,7 +47,7 @@ from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.training.traces import step_trace, trace_step
 from lachesis.pipeline.training.tracking import Tracking
-from lachesis.pipeline.weights.files import prune_weights, write_weights
+from lachesis.pipeline.weights.files import prune_weights, weights_path, write_weights
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
 from lachesis.schemas.annotations import Stamp
@@ -172,7 +173,7 @@ class _Trainer:
         """
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
         policy, learner, checkpoint = await resume(config, feed)
-        tracking.resume(learner.steps)
+        await tracking.resume(learner.steps)
         trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking, on_past=on_past)
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):
             trainer.voids, trainer.drops = list(checkpoint.state.voids), list(checkpoint.state.drops)
@@ -268,7 +269,7 @@ class _Trainer:
             self.on_past.trained(self.learner.steps)
         self.service.vitals.done(Stamp("trainer", batch.entry.written_ns, start_ns, ended_ns), len(batch.batch.groups))
         self.service.vitals.emitted += len(batch.batch.groups)
-        self._show(figures | self.service.tracing.figures())
+        await self._show(figures | self.service.tracing.figures())
         due = self.learner.steps - self.checkpointed >= self.config.training.checkpoint_every
         many = sum(len(drops.seqs) for drops in self.drops) >= _MAX_DROPS_PER_REPORT
         if due or many or self._finished():
@@ -316,9 +317,9 @@ class _Trainer:
         self.service.note("step", note)
         self.large_step = note
 
-    def _show(self, figures: dict[str, float]) -> None:
+    async def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures
-        self.tracking.log(self.overheard.figures() | figures)
+        await self.tracking.log(self.overheard.figures() | figures)
 
     def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
         """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""
@@ -332,7 +333,11 @@ class _Trainer:
         tensors = policy_tensors(self.policy.model)
         version = policy_version(self.learner.steps, self.lineage, tensors)
         folder = self.config.path / "weights"
-        path = await anyio.to_thread.run_sync(partial(write_weights, tensors, folder, version))
+        path = await write_when_room(
+            weights_path(folder, version),
+            partial(write_weights, tensors, folder, version),
+            needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+        )
         await self._tell(
             "publish the policy",
             partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash, self.limits.vocabulary),
@@ -345,7 +350,8 @@ class _Trainer:
         settings = self.config.training
         folder = self.config.path / CHECKPOINTS
         await self._point_to_best()  # so that the best one is not among those that are removed now
-        state = await anyio.to_thread.run_sync(
+        state = await write_when_room(
+            folder,
             partial(
                 save_checkpoint,
                 folder,
@@ -359,7 +365,8 @@ class _Trainer:
                 drops=self.drops,
                 numerics=self.numerics,
                 keep=settings.checkpoints_kept,
-            )
+            ),
+            needed_bytes=checkpoint_bytes(self.policy, self.learner),
         )
         self.checkpointed = self.learner.steps
         await self.report(state, latest_checkpoint(folder))
@@ -380,7 +387,8 @@ class _Trainer:
             await self.evaluations.catch_up()
         best = self.evaluations.evaluations.best
         if best is not None:
-            await anyio.to_thread.run_sync(point_to_best, self.config.path / CHECKPOINTS, best)
+            folder = self.config.path / CHECKPOINTS
+            await write_when_room(folder, partial(point_to_best, folder, best))
 
     async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
         """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.

@@ -127,9 +127,13 @@ def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
 def write_pointer(folder: Path, pointer: str, name: str) -> None:
     """Let the file `pointer` of `folder` name a checkpoint; a crash leaves it as it was, or as it shall be."""
     partial = folder / f"{PARTIAL}{pointer}"
-    partial.write_text(name + "\n")
-    fsync(partial)
-    partial.replace(folder / pointer)
+    try:
+        partial.write_text(name + "\n")
+        fsync(partial)
+        partial.replace(folder / pointer)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     fsync(folder)
 
 

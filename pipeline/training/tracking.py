@@ -16,9 +16,10 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.disk import write_when_room
 from lachesis.schemas.errors import StartupError
 
-__all__ = ["METRICS_FILE", "Tracking"]
+__all__ = ["METRICS_FILE", "Tracking", "append_row"]
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -34,33 +35,24 @@ class Tracking:
     """
 
     def __init__(self, config: RunConfig, name: str | None = None) -> None:
-        config.path.mkdir(parents=True, exist_ok=True)
         self._path = config.path / METRICS_FILE
-        self._file = self._path.open("ab", buffering=0)
         self._wandb = _open_wandb(config, name or config.run) if config.training.wandb.project else None
         self._rows = config.training.wandb.table_rows
         self._step = 0
 
-    def resume(self, step: int) -> None:
+    async def resume(self, step: int) -> None:
         """Keep the figures up to optimizer step `step` alone: those after it come again."""
         self._step = step
-        rows = self._path.read_bytes().splitlines(keepends=True)
+        rows = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
         kept = [row for row in rows if _step_of(row) <= step]
-        if kept == rows:
-            return
-        partial = self._path.with_name(f".{METRICS_FILE}.partial")
-        with partial.open("wb") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        if kept != rows:
+            await write_when_room(self._path, lambda: _replace(self._path, kept), needed_bytes=sum(map(len, kept)))
 
-    def log(self, figures: dict[str, float]) -> None:
-        """Write one step's figures; `train/step` is the step axis."""
+    async def log(self, figures: dict[str, float]) -> None:
+        """Write one step's figures, when the disk has room for them; `train/step` is the step axis."""
         self._step = int(figures.get("train/step", self._step))
-        self._file.write(msgspec.json.encode(figures) + b"\n")
+        row = msgspec.json.encode(figures) + b"\n"
+        await write_when_room(self._path, lambda: append_row(self._path, row), needed_bytes=len(row))
         if self._wandb is not None:
             self._wandb.log(figures, step=self._step)
 
@@ -77,9 +69,36 @@ class Tracking:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def append_row(path: Path, row: bytes) -> None:
+    """Append a whole row, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        rest = row
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(before)
+            raise
+
+
+def _replace(path: Path, rows: list[bytes]) -> None:
+    """Put a file of `rows` in the place of `path`, or leave that as it is."""
+    partial = path.with_name(f".{METRICS_FILE}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(rows)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _step_of(row: bytes) -> float:

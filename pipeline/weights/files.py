@@ -45,11 +45,14 @@ def inside(folder: Path, path: str) -> Path:
 def write_weights(tensors: Mapping[str, torch.Tensor], folder: str | Path, version: PolicyVersion) -> Path:
     """Write the weights of `version` and return the path. Writing a version again replaces it by the same content.
 
+    What a writer that was killed had begun here is removed: one process at a time writes a folder.
     Raises DataError when the tensors do not have the version's digest.
     """
     _check_digest(tensors, version, "the tensors to be written")
     path = weights_path(folder, version)
     make_folder(path.parent)
+    for leftover in path.parent.glob(".*.safetensors.*.partial"):
+        leftover.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:

@@ -8,6 +8,7 @@ import sys
 
 import typer
 
+from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
 
@@ -28,15 +29,23 @@ def main() -> None:
     except _UsageError as error:
         _explain(error)
         sys.exit(2)
-    except (LachesisError, BrokenPipeError, BaseExceptionGroup) as error:
+    except (LachesisError, OSError, BaseExceptionGroup) as error:
         ended_by = leaves(error)
         if all(isinstance(leaf, BrokenPipeError) for leaf in ended_by):
             sys.exit(0)  # whoever read the output has seen enough
-        if not all(isinstance(leaf, LachesisError) for leaf in ended_by):
+        texts = [_text_of(leaf) for leaf in ended_by]
+        if not all(texts):
             raise
-        for leaf in ended_by:
-            print(f"lachesis: {leaf}", file=sys.stderr)
+        for text in texts:
+            print(f"lachesis: {text}", file=sys.stderr)
         sys.exit(2)
+
+
+def _text_of(error: BaseException) -> str | None:
+    """Return what an expected error says, None for one that is a bug."""
+    if isinstance(error, LachesisError):
+        return str(error)
+    return explain_os_error(error)
 
 
 def _explain(error: Exception) -> None:

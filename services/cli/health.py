@@ -1,6 +1,7 @@
 """`lachesis health` and `lachesis resume`: what the health checks found, where that leaves each environment, and the
 way on."""
 
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
 from lachesis.services.connect import LOOK_S, History, connect_run, open_history
+from lachesis.services.live.store import StoreWarning
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 
@@ -50,7 +52,8 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
-    """Print where every environment stands, or alerts as they come. Exits with 1 unless all were judged and go on."""
+    """Print where every environment stands, or alerts as they come. Exits with 1 unless all were judged and go on,
+    or where the disk under the run's own server is full."""
     config = options.config()
     if follow:
         anyio.run(follow_health, config, as_json)
@@ -60,7 +63,10 @@ def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
         print_json(found)
     else:
         _print(found)
-    if not all(health.well for health in found):
+    disk = StoreWarning(config).finding()
+    if disk.text is not None:
+        print(f"warning: {disk.text}", file=sys.stderr)
+    if disk.stops or not all(health.well for health in found):
         raise typer.Exit(1)
 
 

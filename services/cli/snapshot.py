@@ -32,6 +32,7 @@ from lachesis.services.live.evaluations import EvaluationStatus, evaluation_rows
 from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.progress import newest_figures
 from lachesis.services.live.services import ServiceStatus, merge
+from lachesis.services.live.store import StoreWarning
 from lachesis.services.supervisor import planned_services
 
 __all__ = ["Snapshot", "StreamStatus", "cluster_problems", "server_version", "take"]
@@ -152,7 +153,7 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         ended=ended,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
-        problems=problems,
+        problems=problems if ended else [*StoreWarning(config).look(), *problems],
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
         services=services,
         ledger=found.get("ledger"),

@@ -38,6 +38,7 @@ from lachesis.services.live.evaluations import (
 from lachesis.services.live.overview import Overview, Rewards, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
+from lachesis.services.live.store import StoreWarning
 from lachesis.services.live.window import Recent, StageRow
 from lachesis.services.supervisor import planned_services
 
@@ -126,6 +127,7 @@ class _Watch:
         self.config = config
         self.recent = Recent(window_s, planned_services(config))
         self.rewards = Rewards()
+        self.store = StoreWarning(config)
         self.bus: Bus | None = None
         self._evaluations: list[EvaluationStatus] = []
         self._fallen: list[str] = []
@@ -134,7 +136,7 @@ class _Watch:
         url = self.config.telemetry.jaeger_url
         overview = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
-        warnings = [*([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
+        warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
         return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=warnings)
 
     async def draw(self) -> None:

@@ -16,6 +16,7 @@ from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluatio
 from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError
@@ -42,6 +43,7 @@ _FINISH_S = 5.0
 
 def run_up(options: Options) -> None:
     """Run until told to stop or until the run is finished. Raises `ConfigError`, `StartupError`."""
+    keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
     check_named(config)

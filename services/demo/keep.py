@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import anyio.abc
 
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room
 from lachesis.services.process import STARTUP
 
 __all__ = ["LOG", "keep_supervisor"]
@@ -45,7 +47,8 @@ async def keep_supervisor(config: RunConfig, file: Path, beside: Beside, came_up
 
 async def _one_life(config: RunConfig, file: Path, beside: Beside) -> int:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}  # they are in the file
-    with (config.path / LOG).open("ab") as log:
+    log_file = config.path / LOG
+    with await write_when_room(log_file, partial(log_file.open, "ab")) as log:
         process = await anyio.open_process(
             [sys.executable, "-m", "lachesis", "up", "--config", str(file)],
             stdin=subprocess.DEVNULL,

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
 from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
@@ -63,7 +64,7 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
         cached = made.is_dir() and not fresh
         if not cached:
             _make(made, pairs, settings, threads)
-        shutil.copytree(made, folder, dirs_exist_ok=True)
+        write_when_room_sync(Path(folder), lambda: shutil.copytree(made, folder, dirs_exist_ok=True))
     return Prepared(
         folder=config.model or str(folder),
         cached=cached,
@@ -132,7 +133,7 @@ def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig,
     warm_start(policy, pairs, settings)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=target.parent, prefix=".partial-"))
-    save_policy(policy, partial)
+    write_when_room_sync(partial, lambda: save_policy(policy, partial))
     sync_tree(partial)  # what is found here is taken for whole, also after a power loss
     shutil.rmtree(target, ignore_errors=True)
     try:

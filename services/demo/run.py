@@ -18,6 +18,8 @@ import anyio.to_process
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.demo.keep import LOG, keep_supervisor
@@ -41,6 +43,7 @@ def run_demo(options: DemoOptions) -> int:
 
     Raises `ConfigError` when it cannot begin.
     """
+    keep_output()
     logging.getLogger("nats").setLevel(logging.CRITICAL)  # a server that goes away is shown in the figures
     config = demo_config(options)
     if config.path.exists() and any(config.path.iterdir()):
@@ -164,8 +167,11 @@ def _conclude(demo: _Demo, prepared: Prepared, *, gate: bool) -> Summary:
         gate=gate,
         places={name: str(place) for name, place in places.items() if place},
     )
-    draw_plots(path / PLOTS, summary, demo.observed, _read_figures(config), prepared.difficulties)
-    (path / SUMMARY_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    figures = _read_figures(config)
+    draw = partial(draw_plots, path / PLOTS, summary, demo.observed, figures, prepared.difficulties)
+    write_when_room_sync(path / PLOTS, draw)
+    content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
+    write_when_room_sync(path / SUMMARY_FILE, partial((path / SUMMARY_FILE).write_bytes, content))
     return summary
 
 

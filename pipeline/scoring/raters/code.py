@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
 import anyio.abc
 
+from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.scoring.rater import Rater, Sample
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, StartupError
 
@@ -97,7 +98,7 @@ class CodeRater(Rater):
     async def _run(self, program: bytes, text: str) -> str | None:
         """Return what the program printed, None if it failed or printed too much."""
         read, write = os.pipe()
-        with tempfile.TemporaryDirectory() as folder, os.fdopen(read, "rb") as report:
+        with _full_disk_raised(), tempfile.TemporaryDirectory() as folder, os.fdopen(read, "rb") as report:
             file, scratch = _prepared(Path(folder), program)
             try:
                 process = await anyio.open_process(
@@ -124,6 +125,17 @@ class CodeRater(Rater):
     def _command(self, scratch: str, report: int) -> list[str]:
         bare = [sys.executable, "-I", "-S", str(_SANDBOX)]
         return [*bare, str(report), scratch, *self._limits, sys.executable, "-I"]
+
+
+@contextmanager
+def _full_disk_raised() -> Iterator[None]:
+    """Raise `InfrastructureError` for a full disk: it says nothing about the code."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        raise InfrastructureError(f"rater code: {error}; make room in {tempfile.gettempdir()}") from error
 
 
 def _prepared(folder: Path, program: bytes) -> tuple[Path, Path]:

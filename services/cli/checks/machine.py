@@ -8,7 +8,6 @@ import netrc
 import os
 import platform
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -18,16 +17,19 @@ from pathlib import Path
 
 from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
 from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.bus.store_room import assess, stored_bytes
 from lachesis.pipeline.config.budgets import check_budgets
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.disk import device_of, room_at
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
-from lachesis.services.connect import NATS_FOLDER
 
 __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 
 DISTRIBUTION = "lachesis-rl"
+_LEAST_FREE_BYTES = 1 << 30
+"""Room below which a run should not be begun."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _FOR_DEVELOPERS = "dev"
 
@@ -39,6 +41,8 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
     yield binary(config)
     yield from files(config)
     yield disk(config)
+    if (folder := run_folder(config)) is not None:
+        yield folder
     yield budgets(config)
     if not running:
         yield from ports(config)
@@ -167,17 +171,28 @@ def _mode(path: Path) -> Finding:
 
 
 def disk(config: RunConfig) -> Finding:
-    """Compare the room on the disk with what the streams may still grow by."""
-    if config.nats is not None:
+    """Compare the room on the disk that holds the streams with what they may still grow by."""
+    if config.store is None:
         return ok("disk", "the streams lie on the server's disk; not checked from here")
-    budget = config.streams.total_bytes()
-    free = shutil.disk_usage(_existing(config.path)).free
-    taken = sum(_size(path) for path in (config.path / NATS_FOLDER).rglob("*"))
-    text = f"{human_bytes(free)} free, streams take {human_bytes(taken)} of {human_bytes(budget)}"
-    if free < 1 << 30:
-        return fail("disk", text, "free some space, or choose another --set folder=DIR")
-    if free + taken < budget:
-        return warn("disk", text, "lower streams.*_bytes, free some space, or choose another --set folder=DIR")
+    budget, taken, room = config.streams.total_bytes(), stored_bytes(config.store), room_at(config.store)
+    text = f"{human_bytes(room.free_bytes)} free for {config.store}, where the streams take {human_bytes(taken)} of "
+    text += human_bytes(budget)
+    mend = "free some space there, or choose another --set folder=DIR"
+    if assess(config.store, room, taken, budget).stops or room.free_bytes < _LEAST_FREE_BYTES:
+        return fail("disk", text, mend)
+    if room.free_bytes + taken < budget:
+        return warn("disk", text, f"lower streams.*_bytes, {mend}")
+    return ok("disk", text)
+
+
+def run_folder(config: RunConfig) -> Finding | None:
+    """Look at the disk of the run's folder (checkpoints, weights, logs) where the streams lie on another one."""
+    room = room_at(config.path)
+    if config.store is not None and device_of(config.store) == device_of(config.path):
+        return None
+    text = f"{human_bytes(room.free_bytes)} free for {config.path} (checkpoints, weights, logs)"
+    if room.total_bytes and room.free_bytes < _LEAST_FREE_BYTES:
+        return fail("disk", text, "free some space there, or choose another --set folder=DIR")
     return ok("disk", text)
 
 
@@ -188,13 +203,6 @@ def budgets(config: RunConfig) -> Finding:
     except ConfigError as error:
         return fail("budgets", str(error), "raise it, in the configuration and with lachesis init")
     return ok("budgets", "each stream holds what the run must keep at once")
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0  # gone since it was listed, as a server's files go
 
 
 def ports(config: RunConfig) -> Iterator[Finding]:

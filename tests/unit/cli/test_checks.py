@@ -7,6 +7,7 @@ import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
+from lachesis.pipeline.disk import Room
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.checks import cluster, machine, server
@@ -93,7 +94,7 @@ def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytes
     config = RunConfig(folder=str(tmp_path))
     budget = config.streams.total_bytes()
     for free, level in ((budget + 1, "OK"), (budget - 1, "WARN"), (1000, "FAIL")):
-        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _, free=free: type("Usage", (), {"free": free}))
+        monkeypatch.setattr(machine, "room_at", lambda path, free=free: Room(free * (path == config.store), 1 << 50))
         assert machine.disk(config).level == level
 
 

@@ -92,3 +92,24 @@ def test_schema_writes_what_check_accepts_and_notices_every_change(tmp_path: Pat
     assert done.returncode == 1
     for text in ("different: ", "asyncapi.json", "left over: ", "Old.schema.json", "missing: ", "ScoreEvent"):
         assert text in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run.toml").write_text(
+        'mode = "observe"\ninference.policy.url = "http://127.0.0.1:9"\n[environments.words]\nkind = "reasoning_gym"\n'
+        'params = {dataset = "spell_backward"}\n'
+    )
+    for folder in (tmp_path / "file" / "run", Path("/proc/none/run")):
+        done = lachesis("up", "--config", str(tmp_path / "run.toml"), f"--set=folder={folder}")
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert str(folder) in done.stderr.splitlines()[-1]
+        assert "choose another --set folder=DIR" in done.stderr
+
+
+def test_no_room_for_what_a_command_writes_is_one_line(tmp_path: Path) -> None:
+    done = lachesis("schema", "--out", "/dev/full/x")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "/dev/full" in done.stderr

@@ -532,3 +532,30 @@ def test_a_halted_environment_gets_no_lease_and_the_others_do() -> None:
     assert not it.blocked  # no batch is cut short for it
     it.halt("a", None)
     assert it.ask(acquire("a"), 0.0).granted
+
+
+def test_no_group_is_admitted_into_the_last_room_of_the_disk() -> None:
+    it = governor()
+    it.budget.disk_bytes = 50_000
+    granted = 0
+    while (reply := it.ask(acquire(), 1.0)).granted:
+        granted += 1
+    assert granted > 0
+    assert "the disk that holds the streams is nearly full" in str(reply.reason)
+    it.budget.disk_bytes = 10**9
+    assert it.ask(acquire(), 1.0).granted
+
+
+def test_a_disk_that_nothing_is_known_of_stops_nobody() -> None:
+    it = governor()
+    assert it.budget.disk_bytes is None
+    assert it.ask(acquire(), 1.0).granted
+
+
+def test_what_fills_a_stream_is_known_for_promises() -> None:
+    it = governor()
+    it.usage({ROLLOUTS: StreamUsage(1, 10, 10, 700, 100_000), EVENTS: usage(0), TEACHER: usage(0)}, 0.0)
+    assert not it.budget.is_mostly_promised(ROLLOUTS)
+    assert it.ask(acquire(), 1.0).granted
+    assert it.budget.promised(ROLLOUTS) == 1000
+    assert it.budget.is_mostly_promised(ROLLOUTS)

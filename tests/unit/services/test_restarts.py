@@ -1,5 +1,5 @@
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
-from lachesis.services.process import FENCED, STARTUP
+from lachesis.services.process import FENCED, NO_ROOM, STARTUP
 from lachesis.services.restarts import (
     LONGEST_PAUSE_S,
     MOST_FAILURES,
@@ -63,6 +63,14 @@ def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
 def test_a_process_that_was_up_once_and_never_comes_up_again_ends_the_run_however_long_it_tries() -> None:
     assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=False)) == MOST_FAILURES
     assert lives_until_the_end(Life(STARTUP, 10.0, ready=False)) is None, "the server is away"
+
+
+def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> None:
+    full = Life(NO_ROOM, 0.5, ready=False)
+    history = Restarts()
+    assert {history.ended(full) for _ in range(1000)} == {LONGEST_PAUSE_S}
+    assert history.failures == 0
+    assert "disk is full" in str(full)
 
 
 def test_one_whose_last_life_still_drains_waits_for_it() -> None:

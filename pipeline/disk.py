@@ -1,0 +1,228 @@
+"""Writing on a disk that may be full: a write waits for room, says so once, and goes on when there is room again.
+
+Guarantees that only a lack of space is waited out (every other error is raised), that each shortage and its end are
+logged once for each file system, and that a heartbeat can show what this process waits for (`SHORTAGES`).
+"""
+
+import errno
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import anyio
+import anyio.to_thread
+
+__all__ = [
+    "SHORTAGES",
+    "LateFile",
+    "Room",
+    "Shortage",
+    "Shortages",
+    "device_of",
+    "is_disk_full",
+    "missing_bytes",
+    "retry_until_room",
+    "room_at",
+    "write_when_room",
+    "write_when_room_sync",
+]
+
+log = logging.getLogger("lachesis")
+
+T = TypeVar("T")
+
+RETRY_S = 0.5
+"""Between two looks at a disk that is full."""
+MAX_RESERVE_BYTES = 64 << 20
+"""A large write leaves as much room as it takes, at most this, to other writers: to JetStream above all, which does not
+recover by itself from a disk that was full."""
+_BLOCK_BYTES = 4096
+"""What the smallest file takes."""
+_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
+"""How errors that are no `OSError` of their own say which error of the system they are about: those of libraries in
+Rust (safetensors, tokenizers), and `shutil.Error`."""
+
+
+class Room(NamedTuple):
+    """What a file system has. `total_bytes` is 0 where it does not say; `inodes`: whether one more file can be made."""
+
+    free_bytes: int
+    total_bytes: int
+    inodes: bool = True
+
+
+class Shortage(NamedTuple):
+    """A write to `path` that waits for room; `lack` says what is missing."""
+
+    path: Path
+    lack: str
+
+    def __str__(self) -> str:
+        return f"the disk is full: {self.lack} to write {self.path}; make room there, and it goes on by itself"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, or the share of one that a quota allows, is full."""
+    return _errno_of(error) in _ERRNOS
+
+
+def _errno_of(error: BaseException) -> int | None:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1] or found[2]) if found else None
+
+
+def missing_bytes(room: Room, needed_bytes: int) -> int:
+    """Return how many bytes more must be free for a write of `needed_bytes`, 0 if it may begin."""
+    if not room.total_bytes:
+        return 0
+    return max(0, needed_bytes + min(needed_bytes, MAX_RESERVE_BYTES) - room.free_bytes)
+
+
+def room_at(path: Path) -> Room:
+    """Return what the file system has that `path`, or the nearest folder above it that exists, lies on."""
+    for folder in (path, *path.absolute().parents):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            found = os.statvfs(folder)
+            inodes = found.f_favail > 0 or not found.f_files
+            return Room(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, inodes)
+    return Room(0, 0)
+
+
+class Shortages:
+    """The writes of this process that wait for room."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Path, Shortage] = {}
+        self._said: dict[int, tuple[Path, float]] = {}
+        """By file system: the path that was named, and since when, of `time.monotonic`."""
+
+    def begin(self, shortage: Shortage) -> None:
+        """Take in that a write waits, or what it still misses."""
+        self._waiting[shortage.path] = shortage  # where it was in the order, if it waited before
+        device = device_of(shortage.path)
+        if device not in self._said:
+            self._said[device] = shortage.path, time.monotonic()
+            log.warning("%s", shortage)
+
+    def end(self, path: Path) -> None:
+        """Take in that a write waits no more: it is done, or given up."""
+        if self._waiting.pop(path, None) is None:
+            return
+        waiting = {device_of(other) for other in self._waiting}
+        for device in self._said.keys() - waiting:
+            named, since = self._said.pop(device)
+            log.warning("%s: the write waits for room no more, after %.1f s", named, time.monotonic() - since)
+
+    @property
+    def note(self) -> str | None:
+        """The write that waits longest, as text; None: none does."""
+        return next((str(shortage) for shortage in self._waiting.values()), None)
+
+
+SHORTAGES = Shortages()
+"""Those of this process."""
+
+
+def device_of(path: Path) -> int:
+    """Return which file system `path`, or the nearest folder above it that exists, lies on."""
+    for folder in (path, *path.absolute().parents):
+        with suppress(OSError):
+            return folder.stat().st_dev
+    return 0
+
+
+def _attempt(path: Path, write: Callable[[], T], needed_bytes: int) -> tuple[T] | Shortage:
+    """Write if there seems to be room; return what came of it, or what is missing."""
+    missing = missing_bytes(room_at(path), needed_bytes)
+    if missing:
+        return Shortage(path, f"at least {missing:,} bytes missing")
+    try:
+        return (write(),)
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        return Shortage(path, _lack(room_at(path), needed_bytes, _errno_of(error)))
+
+
+def _lack(room: Room, needed_bytes: int, number: int | None) -> str:
+    if number == errno.EDQUOT:
+        return "a quota is used up"
+    if not room.inodes:
+        return "no inode is free"
+    return f"at least {max(_BLOCK_BYTES, missing_bytes(room, needed_bytes)):,} bytes missing"
+
+
+async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: int = 0) -> T:
+    """Return what `write` does, in a thread, once `path` has room for `needed_bytes`.
+
+    `write` is called again after each time that it met a full disk, so it must leave nothing behind when it does. All
+    its other errors are raised.
+    """
+    try:
+        while isinstance(done := await anyio.to_thread.run_sync(_attempt, path, write, needed_bytes), Shortage):
+            SHORTAGES.begin(done)
+            await anyio.sleep(RETRY_S)
+    finally:
+        SHORTAGES.end(path)
+    return done[0]
+
+
+def write_when_room_sync(path: Path, write: Callable[[], T], *, needed_bytes: int = 0) -> T:
+    """As `write_when_room`, where there is no event loop that it would stop."""
+    try:
+        while isinstance(done := _attempt(path, write, needed_bytes), Shortage):
+            SHORTAGES.begin(done)
+            time.sleep(RETRY_S)
+    finally:
+        SHORTAGES.end(path)
+    return done[0]
+
+
+class LateFile:
+    """A small file whose newest content is written now, or when there is room: its writer never waits."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._content: bytes | None = None
+
+    def write(self, content: bytes) -> None:
+        """Replace the file's content, as soon as can be."""
+        self._content = content
+        self.retry()
+
+    def retry(self) -> None:
+        """Write what could not be written before, if there is anything."""
+        content = self._content
+        if content is None:
+            return
+        done = _attempt(self._path, lambda: self._replace(content), len(content))
+        if isinstance(done, Shortage):
+            SHORTAGES.begin(done)
+            return
+        self._content = None
+        SHORTAGES.end(self._path)
+
+    def _replace(self, content: bytes) -> None:
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        try:
+            partial.write_bytes(content)
+            partial.replace(self._path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+async def retry_until_room(*files: LateFile) -> None:
+    """Write what is late of `files` when there is room for it. Runs until cancelled."""
+    while True:
+        await anyio.sleep(RETRY_S)
+        for file in files:
+            file.retry()

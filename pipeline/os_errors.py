@@ -1,0 +1,25 @@
+"""Errors of the file system that are nobody's bug, in words: what, where, and how to mend it. Pure."""
+
+import errno
+
+__all__ = ["explain_os_error"]
+
+_ELSEWHERE = "choose another place"
+_MENDS = {
+    errno.ENOSPC: "make room on that disk, or write to another one",
+    errno.EDQUOT: "raise the quota, make room, or write to another disk",
+    errno.EROFS: "that file system is read-only: write to another one",
+    errno.EACCES: f"let this user write there, or {_ELSEWHERE}",
+    errno.EPERM: f"let this user write there, or {_ELSEWHERE}",
+    errno.ENOTDIR: f"a part of that path is a file: {_ELSEWHERE}",
+    errno.EISDIR: "name a file in that folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def explain_os_error(error: BaseException) -> str | None:
+    """Return what a user can do about an error of the file system; None: it is none, or may be a bug."""
+    if not isinstance(error, OSError) or error.errno not in _MENDS:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; {_MENDS[error.errno]}"

@@ -1,0 +1,35 @@
+"""What to say of the disk under a run's own server: its streams, and the whole run, stand still once it is full."""
+
+import time
+
+from lachesis.pipeline.bus.store_room import StoreFinding, assess, stored_bytes
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import room_at
+
+__all__ = ["StoreWarning"]
+
+_MEASURE_S = 10.0
+"""Between two measurements of what the store holds, which look at each of its files."""
+
+
+class StoreWarning:
+    """The disk of one run, looked at again and again."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._stored = 0
+        self._measured_s = float("-inf")
+
+    def look(self) -> list[str]:
+        """Return what there is to warn of, nothing where the server is not the run's own."""
+        text = self.finding().text
+        return [] if text is None else [text]
+
+    def finding(self) -> StoreFinding:
+        """Return how the disk stands now."""
+        store = self._config.store
+        if store is None or not store.is_dir():
+            return StoreFinding("ok")
+        if time.monotonic() - self._measured_s >= _MEASURE_S:
+            self._stored, self._measured_s = stored_bytes(store), time.monotonic()
+        return assess(store, room_at(store), self._stored, self._config.streams.total_bytes())

@@ -1,0 +1,159 @@
+"""What a run writes besides its streams, on a real disk that is full: nothing half written passes for whole, nothing is
+left behind, and all is written once there is room."""
+
+import io
+import sys
+from functools import partial
+from pathlib import Path
+
+import anyio
+import pytest
+import torch
+
+from lachesis.pipeline.bus.private import write_private
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import SHORTAGES, LateFile, is_disk_full, write_when_room
+from lachesis.pipeline.late_output import keep_output
+from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpoint, only_writer, save_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.state import latest_checkpoint
+from lachesis.pipeline.training.sums import verify_sums
+from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking, append_row
+from lachesis.pipeline.weights.files import read_weights, weights_path, write_weights
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return build_tiny_policy(0, width=64, layers=2, heads=2, max_length=64)
+
+
+async def waiting() -> None:
+    """Wait until something waits for room."""
+    with anyio.fail_after(60):
+        while SHORTAGES.note is None:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(small_disk, policy: Policy) -> None:
+    disk = small_disk(16)
+    folder = disk.path / "checkpoints"
+    learner = Learner(policy.model, LearnerConfig())
+    save = partial(
+        save_checkpoint, folder, policy, learner, lineage="a", ledger_position=1, chain_hash="0" * 64, unreported=[]
+    )
+    save()
+    before = files(folder)
+    learner.steps = 1
+    for room in (0, 20_000, checkpoint_bytes(policy, learner) + 4096):  # fails sooner and later, down to the last file
+        disk.fill(leave=room)
+        with pytest.raises(Exception, match=r"No space left|os error 28") as caught:
+            save()
+        assert is_disk_full(caught.value)
+        assert files(folder) == before
+        assert load_checkpoint(latest_checkpoint(folder), LearnerConfig()).state.step == 0
+        disk.free()
+    disk.fill(leave=2 * checkpoint_bytes(policy, learner) - 1)  # enough, but nothing for others
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(write_when_room, folder, save, needed_bytes=checkpoint_bytes(policy, learner)))
+        await waiting()
+        assert str(folder) in str(SHORTAGES.note)
+        assert files(folder) == before
+        disk.free()
+    latest = latest_checkpoint(folder)
+    assert latest is not None
+    verify_sums(latest)
+    assert latest.name == "step-00000001"
+    assert not any(".partial" in name for name in files(folder))
+
+
+async def test_weights_wait_for_room(small_disk, policy: Policy) -> None:
+    disk = small_disk(16)
+    tensors = policy_tensors(policy.model)
+    version = policy_version(1, "a", tensors)
+    folder = disk.path / "weights"
+    folder.mkdir()
+    (folder / ".0-a-1.safetensors.17.partial").write_bytes(b"of a trainer that was killed")
+    disk.fill(leave=10_000)
+    with pytest.raises(Exception, match="os error 28"):
+        write_weights(tensors, folder, version)
+    assert files(folder) == set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(
+            write_when_room, weights_path(folder, version), partial(write_weights, tensors, folder, version)
+        )
+        await waiting()
+        disk.free()
+    found = read_weights(weights_path(folder, version), version, tensors)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+async def test_figures_wait_for_room_and_no_row_is_torn(small_disk) -> None:
+    disk = small_disk(1)
+    config = RunConfig(folder=str(disk.path / "run"))
+    with Tracking(config) as tracking:
+        await tracking.resume(0)
+        await tracking.log({"train/step": 1.0})
+        disk.fill()
+        row = {"train/step": 2.0} | {f"figure/{number}": 0.5 for number in range(2000)}
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tracking.log, row)
+            await waiting()
+            assert (config.path / METRICS_FILE).read_bytes() == b'{"train/step":1.0}\n'
+            disk.free()
+        await tracking.log({"train/step": 3.0})
+    disk.fill(leave=8192)
+    before = (config.path / METRICS_FILE).read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        append_row(config.path / METRICS_FILE, bytes(60_000))  # what is there is less than it seemed
+    assert (config.path / METRICS_FILE).read_bytes() == before
+    rows = (config.path / METRICS_FILE).read_bytes().splitlines()
+    assert [row[:17] for row in rows] == [f'{{"train/step":{step}.0'.encode() for step in (1, 2, 3)]
+
+
+def test_small_files_are_whole_or_as_they_were(small_disk) -> None:
+    disk = small_disk(1)
+    secret, pids = disk.path / "endpoint.json", disk.path / "pids.json"
+    late = LateFile(pids)
+    write_private(secret, b"before")
+    late.write(b"before")
+    disk.fill()
+    with pytest.raises(OSError, match="No space left"):
+        write_private(secret, bytes(9000))
+    late.write(bytes(9000))
+    assert secret.read_bytes() == pids.read_bytes() == b"before"
+    assert files(disk.path) == {"endpoint.json", "pids.json", "ballast"}
+    disk.free()
+    late.retry()
+    assert pids.read_bytes() == bytes(9000)
+
+
+def test_a_folder_is_held_on_a_full_disk(small_disk) -> None:
+    disk = small_disk(1)
+    with only_writer(disk.path / "checkpoints"):
+        pass
+    disk.fill()
+    with only_writer(disk.path / "checkpoints"):
+        assert disk.free_bytes() == 0
+
+
+def test_lines_on_a_full_disk_are_written_later(small_disk, monkeypatch) -> None:
+    disk = small_disk(1)
+    with (disk.path / "log").open("w") as log:
+        monkeypatch.setattr(sys, "stdout", io.StringIO())  # which has no descriptor, and stays as it is
+        monkeypatch.setattr(sys, "stderr", log)
+        keep_output()
+        print("before", file=sys.stderr)
+        disk.fill()
+        for number in range(1000):
+            print(f"line {number}", file=sys.stderr, flush=True)
+        disk.free()
+        sys.stderr.flush()
+    lines = (disk.path / "log").read_text().splitlines()
+    assert lines == ["before", *(f"line {number}" for number in range(1000))]
