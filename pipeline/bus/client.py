@@ -60,6 +60,13 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
             self._pongs[0] = asyncio.Future()
         await super()._process_pong()
 
+    async def _attempt_reconnect(self) -> None:
+        """The stock client waits until its peer has taken in what is still unsent, which a dead one never does."""
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        await super()._attempt_reconnect()
+
 
 def _text(raw: bytes) -> bytes:
     """Return the bytes with what is no UTF-8 replaced."""

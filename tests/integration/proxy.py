@@ -16,8 +16,7 @@ class Proxy:
         self.port = port
         self._target = target
         self._heard = {"questions": anyio.Event(), "answers": anyio.Event()}
-        for heard in self._heard.values():
-            heard.set()
+        self.pass_on()
         self._connections: set[anyio.CancelScope] = set()
 
     @property
@@ -37,14 +36,21 @@ class Proxy:
 
         What is cut meanwhile is lost.
         """
-        directions = ["answers"] if answers_only else ["questions", "answers"]
-        for direction in directions:
-            self._heard[direction] = anyio.Event()
+        self.hold_back(answers_only=answers_only)
         try:
             await anyio.sleep(seconds)
         finally:
-            for direction in directions:
-                self._heard[direction].set()
+            self.pass_on()
+
+    def hold_back(self, *, answers_only: bool = False) -> None:
+        """Pass nothing on, or nothing that the server says, until `pass_on`; tell nobody."""
+        for direction in ["answers"] if answers_only else ["questions", "answers"]:
+            self._heard[direction] = anyio.Event()
+
+    def pass_on(self) -> None:
+        """Go on where it stopped."""
+        for heard in self._heard.values():
+            heard.set()
 
     async def relay(self, client: SocketStream) -> None:
         """Serve one connection."""

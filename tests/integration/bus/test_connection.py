@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -239,3 +240,23 @@ async def test_no_attempt_to_reconnect_outlives_the_connection(tmp_path: Path, m
 
     await until(lambda: not attempts(), 30)
     assert swallowed.is_set()
+
+
+async def test_a_dead_peer_that_takes_in_nothing_does_not_hold_up_the_next(
+    fresh_server: EmbeddedServer, streams_config: StreamsConfig
+) -> None:
+    """As where a machine loses its power: no connection ends, and what was written is never taken in."""
+    port = int(fresh_server.url.rpartition(":")[2])
+    async with open_proxy(port) as one, open_proxy(port) as other:
+        url = f"nats://127.0.0.1:{one.port},nats://127.0.0.1:{other.port}"
+        async with await connect(url, name="test", token=fresh_server.token) as bus:
+            await bus.ensure_streams(streams_config)
+            dead, living = (one, other) if one.connections else (other, one)
+            dead.hold_back()
+            with anyio.fail_after(60):
+                async with anyio.create_task_group() as tasks:
+                    for i in range(40):  # more than the sockets on the way take
+                        tasks.start_soon(partial(bus.publish, MATH, bytes(400_000), msg_id=f"dead-{i}"))
+            assert living.connections
+            assert (await bus.extent(ROLLOUTS, MATH)).messages == 40
+            dead.pass_on()
