@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -160,9 +161,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=None, help="JSON file of the result; default runs/chaos-SEED.json")
     parser.add_argument("--operations", action="store_true", help="operate a cluster under a run instead")
     parser.add_argument("--only-operation", action="append", choices=list(OPERATIONS), help="play only this operation")
+    parser.add_argument("--secured", action="store_true", help="operate it with TLS and a key for each service")
     arguments = parser.parse_args()
     if arguments.operations or arguments.only_operation:
-        return _operate(arguments.seed, arguments.only_operation or list(OPERATIONS))
+        return _operate(arguments.seed, arguments.only_operation or list(OPERATIONS), secured=arguments.secured)
     logging.disable(logging.WARNING)  # what the audit reads warns in its own words; the checks say what is wrong
     if arguments.out is None:
         arguments.out = Path("runs") / f"chaos-{arguments.seed}.json"
@@ -176,9 +178,9 @@ def main() -> int:
     return 1 if report.violations else 0
 
 
-def _operate(seed: int, names: list[str]) -> int:
+def _operate(seed: int, names: list[str], *, secured: bool) -> int:
     folder = Path(tempfile.mkdtemp(prefix="lachesis operations "))
-    violations = anyio.run(operate, seed, names, folder)
+    violations = anyio.run(partial(operate, seed, names, folder, secured=secured))
     print(f"seed {seed}, violations: {len(violations)}", *violations, sep="\n")
     if violations:
         print(f"everything is kept in {folder}")

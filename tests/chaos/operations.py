@@ -4,8 +4,9 @@
 
 The operations are those of whoever keeps a cluster: rolling restarts, killed leaders, a node that is drained (lame
 duck), one that comes back with an empty store, the loss of the quorum, a node that is cut off from the others while
-clients still reach it, leaders that step down, and streams that go from three copies to one and back. The seed decides
-their order. After each one the run has to take `FRESH` steps, and no service may have ended.
+clients still reach it, leaders of streams and buckets that step down, and streams that go from three copies to one and
+back. The seed decides their order. After each one the run has to take `FRESH` steps, and no service may have ended.
+With `--secured` the nodes have TLS, and every process the key of its service.
 """
 
 import random
@@ -24,7 +25,8 @@ from integration.cluster.partition import SplitCluster, open_split_cluster
 from integration.harness import RUN, Run
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas.subjects import LEDGER, STREAMS
+from lachesis.pipeline.bus.kv import bucket_stream
+from lachesis.schemas.subjects import BUCKETS, LEDGER, STREAMS
 
 __all__ = ["OPERATIONS", "operate"]
 
@@ -32,6 +34,8 @@ FRESH = 5
 """Steps after which every service has worked since: more than what may have been under way."""
 _NO_QUORUM_S = 10.0
 _CUT_OFF_S = 60.0
+_STORED = [*STREAMS, *map(bucket_stream, BUCKETS.values())]
+"""Every stream and every key-value bucket of a run."""
 _ENDLESS = 100_000
 """Steps that no campaign reaches."""
 
@@ -46,8 +50,8 @@ class _Site:
     rng: random.Random
 
     async def whole(self) -> None:
-        """Wait until every stream has all its copies."""
-        await settled(self.bus, list(STREAMS))
+        """Wait until every stream and bucket has all its copies."""
+        await settled(self.bus, _STORED)
 
     async def restart(self, node: str, how: signal.Signals) -> None:
         await self.cluster.end(node, how)
@@ -55,7 +59,7 @@ class _Site:
         await self.whole()
 
     async def any_leader(self) -> str:
-        return await leader_of(self.bus, self.rng.choice(list(STREAMS)))
+        return await leader_of(self.bus, self.rng.choice(_STORED))
 
 
 async def _rolling_restart(site: _Site) -> None:
@@ -111,7 +115,7 @@ async def _scaling(site: _Site) -> None:
     config = site.run.load_config().streams
     for replicas in (1, 3):
         await site.bus.ensure_streams(msgspec.structs.replace(config, replicas=replicas))
-        await settled(site.bus, list(STREAMS), replicas)
+        await settled(site.bus, _STORED, replicas)
 
 
 OPERATIONS: dict[str, Callable[[_Site], Awaitable[None]]] = {
@@ -126,13 +130,16 @@ OPERATIONS: dict[str, Callable[[_Site], Awaitable[None]]] = {
 }
 
 
-async def operate(seed: int, names: list[str], folder: Path) -> list[str]:
-    """Play the operations `names` in an order that the seed decides; print how each went, and return violations."""
+async def operate(seed: int, names: list[str], folder: Path, *, secured: bool) -> list[str]:
+    """Play the operations `names` in an order that the seed decides; print how each went, and return violations.
+
+    With `secured` the nodes have TLS, and every process the key of its service.
+    """
     rng = random.Random(seed)
     found: list[str] = []
     home = folder / "a run"
     home.mkdir()
-    async with open_split_cluster(folder / "three nodes") as cluster:
+    async with open_split_cluster(folder / "three nodes", secured=secured) as cluster:
         with Run(home, _ENDLESS, cluster) as run:
             await anyio.to_thread.run_sync(run.start)
             await run.wait_for_step(2)

@@ -47,8 +47,7 @@ class Cluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         for file in DEPLOY.glob("*.conf"):
             shutil.copy(file, self.folder)
-        (self.folder / "auth.conf").write_text(f'authorization {{ token: "{TOKEN}" }}\n')
-        (self.folder / "token").write_text(TOKEN)
+        self.write_auth()
         peers = ", ".join(f'"nats-route://route:secret@127.0.0.1:{port}"' for port in self.routes.values())
         (self.folder / "routes.conf").write_text(
             f'authorization {{ user: "route", password: "secret" }}\nroutes: [{peers}]\n'
@@ -56,6 +55,11 @@ class Cluster:
         for name in self.names:
             self.start(name)
         return self
+
+    def write_auth(self) -> None:
+        """Write who may connect."""
+        (self.folder / "auth.conf").write_text(f'authorization {{ token: "{TOKEN}" }}\n')
+        (self.folder / "token").write_text(TOKEN)
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():

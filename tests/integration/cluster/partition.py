@@ -1,15 +1,24 @@
 """A cluster whose nodes reach one another through proxies, so that one can be cut off while clients still reach it."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 from integration.cluster.nodes import Cluster
+from integration.harness import CONFIG, RUN, SUMS
 from integration.proxy import Proxy, open_proxy
+from integration.security.secured import auth_init, make_certificates
 
-__all__ = ["SplitCluster", "open_split_cluster"]
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.connection import connect
+
+__all__ = ["SecuredCluster", "SplitCluster", "open_split_cluster"]
+
+_ADMIN = "admin"
+"""Name and password of a user who may do everything in the run's account, as whoever keeps a cluster does."""
 
 
 class SplitCluster(Cluster):
@@ -46,10 +55,48 @@ class SplitCluster(Cluster):
                     tasks.start_soon(link.silence, seconds)
 
 
+class SecuredCluster(SplitCluster):
+    """Clients have TLS and the keys that `lachesis auth init` makes for the run `RUN` of the harness."""
+
+    def write_auth(self) -> None:
+        make_certificates(self.folder)
+        tls = ("--cert", str(self.folder / "server.pem"), "--key", str(self.folder / "server.key"))
+        auth_init(self.folder, *tls, "--run", RUN, config=CONFIG.format(sums=SUMS, steps=1))
+        account = self.folder / "auth" / f"{RUN}.conf"
+        user = f"{{ user: {_ADMIN}, password: {_ADMIN} }}"
+        account.write_text(account.read_text().replace("users: [", f"users: [\n    {user}", 1))
+        tls_conf = self.folder / "tls.conf"
+        tls_conf.write_text(tls_conf.read_text().replace("tls {", "tls {\n  timeout: 30", 1))
+
+    def config_of(self, name: str) -> Path:
+        config = super().config_of(name)
+        (config.parent / "auth").mkdir(exist_ok=True)
+        shutil.copy(self.folder / "auth" / f"{RUN}.conf", config.parent / "auth")
+        return config
+
+    @property
+    def url(self) -> str:
+        return super().url.replace("nats://", "tls://")
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        sets = {"nats.nkey_folder": self.folder / "auth" / RUN, "nats.ca_file": self._ca_file, "streams.replicas": "3"}
+        return ("--nats", self.url, *(f"--set={key}={value}" for key, value in sets.items()))
+
+    @property
+    def _ca_file(self) -> str:
+        return str(self.folder / "ca.pem")
+
+    def connect(self, name: str, **config: Any) -> Any:
+        url = self.url.replace("tls://", f"tls://{_ADMIN}:{_ADMIN}@")
+        settings = {"url": url, "ca_file": self._ca_file, "connect_timeout_s": 60.0}
+        return connect(name=name, config=ConnectionConfig(**settings | config))
+
+
 @asynccontextmanager
-async def open_split_cluster(folder: Path, size: int = 3) -> AsyncIterator[SplitCluster]:
+async def open_split_cluster(folder: Path, size: int = 3, *, secured: bool = False) -> AsyncIterator[SplitCluster]:
     """Run a cluster whose nodes can be cut off from one another, while the context is open."""
-    cluster = SplitCluster(folder, size)
+    cluster = SecuredCluster(folder, size) if secured else SplitCluster(folder, size)
     async with AsyncExitStack() as stack:
         for one in cluster.names:
             for other in cluster.names:
