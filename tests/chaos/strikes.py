@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import anyio
 import psutil
@@ -24,6 +25,7 @@ from lachesis.services.supervisor import plan
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]
 
+_UNASKED = Path(__file__).parents[1] / "integration" / "unasked.py"
 _GIVE_UP_S = 180.0
 """After so long, whatever was struck is called lost."""
 _SECOND_SERVER = (
@@ -221,7 +223,10 @@ class Striker:
             self.tally.recovery[strike.action, SUPERVISOR].append(anyio.current_time() - since)
 
     async def _duplicate(self, strike: Strike) -> None:
-        """Start a second instance, let it live for a while, and end it. It may be refused or fenced, never fail."""
+        """Start a second instance, let it live for a while, and end it. It may be refused or fenced, never fail.
+
+        A single writer is started as at the same moment as the first, or it would be refused by name every time.
+        """
         run = self.run
         kind = kind_of(strike.target)
         with (run.folder / "duplicates.log").open("ab") as log:
@@ -235,7 +240,8 @@ class Striker:
                 second = run.spawn("up", log=log)
             else:
                 part = strike.target.partition("-")[2]
-                second = run.spawn("run", kind, *([part] if part and not part.isdigit() else []), log=log)
+                command = ["run", kind, *([part] if part and not part.isdigit() else [])]
+                second = run.spawn(*command, log=log, program=(str(_UNASKED),))
         started = self.observer.started
         await self.observer.wait(lambda: second.pid in started or second.poll() is not None)
         await anyio.sleep(strike.seconds)

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Self
@@ -123,10 +123,12 @@ class Run:
         with (self.folder / "up.log").open("ab") as log:
             self.process = self.spawn("up", log=log)
 
-    def spawn(self, *command: str, log: object) -> "subprocess.Popen[bytes]":
-        """Start a `lachesis` command on the run, in the background."""
+    def spawn(
+        self, *command: str, log: object, program: Sequence[str] = ("-m", "lachesis")
+    ) -> "subprocess.Popen[bytes]":
+        """Start a `lachesis` command on the run, in the background; `program` is what Python runs."""
         return subprocess.Popen(
-            [sys.executable, "-m", "lachesis", *command, *self.arguments],
+            [sys.executable, *program, *command, *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -17,14 +17,14 @@ from lachesis.services.cli import main
 
 folder = Path(os.environ["TRAINER_FOLDER"])
 stop_in = int(os.environ.get("STOP_IN", "-1"))
-pack, step = FedBatch.pack, Learner.step
+select, step = FedBatch.select, Learner.step
 
 
-def packing(batch, *args, **kwargs):
+def selecting(batch, *args, **kwargs):
     digest = hashlib.sha256(msgspec.msgpack.encode(batch.batch)).hexdigest()
     with (folder / "manifests").open("a") as file:
         file.write(f"{batch.batch.number} {digest}\n")
-    return pack(batch, *args, **kwargs)
+    return select(batch, *args, **kwargs)
 
 
 def stepping(learner, batch):
@@ -45,7 +45,7 @@ def stepping(learner, batch):
     return step(learner, batch)
 
 
-FedBatch.pack = packing
+FedBatch.select = selecting
 Learner.step = stepping
 if __name__ == "__main__":
     main()

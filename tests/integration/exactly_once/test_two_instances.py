@@ -1,6 +1,8 @@
-"""Two processes of a single-writer service, started by mistake: one is fenced and says so, and the record is whole."""
+"""Two processes of a single-writer service, started at the same moment, so that neither is refused by name: one is
+fenced and says so, and the record is whole."""
 
 import subprocess
+from pathlib import Path
 
 import anyio
 import pytest
@@ -37,6 +39,8 @@ window = 4
 checkpoint_every = 1
 """
 
+UNASKED = Path(__file__).parents[1] / "unasked.py"
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -50,7 +54,7 @@ async def one_of_two(site, bus, service, feed, *, config=CONFIG):
     first = site.start(config, service)
     await site.ready(bus, RUN, first)
     await feed()
-    second = site.start(config, service, "--replica", "2")
+    second = site.start(config, service, "--replica", "2", program=(str(UNASKED),))
     found: list[subprocess.Popen[bytes]] = []
 
     async def keep_feeding():

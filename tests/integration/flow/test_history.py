@@ -146,7 +146,7 @@ class World:
         async with anyio.create_task_group() as tasks, aclosing(feed.batches()) as batches:
             tasks.start_soon(report_when_idle)
             async for batch in batches:
-                assert batch.failure is None, batch.failure
+                assert not batch.unfetched, batch.unfetched
                 assert batch.batch.number == self.batches
                 feed.advance(batch)
                 self.batches += 1
