@@ -13,12 +13,13 @@ from integration.proxy import Proxy, open_proxy
 from integration.security.secured import auth_init, make_certificates
 
 from lachesis.pipeline.bus.config import ConnectionConfig
-from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.connection import connect, for_identity
+from lachesis.schemas.access import OPERATOR
 
 __all__ = ["SecuredCluster", "SplitCluster", "open_split_cluster"]
 
-_ADMIN = "admin"
-"""Name and password of a user who may do everything in the run's account, as whoever keeps a cluster does."""
+_STEP_DOWN = '"$JS.API.STREAM.LEADER.STEPDOWN.*"'
+"""What whoever keeps a cluster does besides what the run's operator may."""
 
 
 class SplitCluster(Cluster):
@@ -63,8 +64,8 @@ class SecuredCluster(SplitCluster):
         tls = ("--cert", str(self.folder / "server.pem"), "--key", str(self.folder / "server.key"))
         auth_init(self.folder, *tls, "--run", RUN, config=CONFIG.format(sums=SUMS, steps=1))
         account = self.folder / "auth" / f"{RUN}.conf"
-        user = f"{{ user: {_ADMIN}, password: {_ADMIN} }}"
-        account.write_text(account.read_text().replace("users: [", f"users: [\n    {user}", 1))
+        before, name, operator = account.read_text().partition(f"# {OPERATOR}\n")
+        account.write_text(before + name + operator.replace("allow: [", f"allow: [{_STEP_DOWN}, ", 1))
         tls_conf = self.folder / "tls.conf"
         tls_conf.write_text(tls_conf.read_text().replace("tls {", "tls {\n  timeout: 30", 1))
 
@@ -88,9 +89,9 @@ class SecuredCluster(SplitCluster):
         return str(self.folder / "ca.pem")
 
     def connect(self, name: str, **config: Any) -> Any:
-        url = self.url.replace("tls://", f"tls://{_ADMIN}:{_ADMIN}@")
-        settings = {"url": url, "ca_file": self._ca_file, "connect_timeout_s": 60.0}
-        return connect(name=name, config=ConnectionConfig(**settings | config))
+        keys = str(self.folder / "auth" / RUN)
+        settings = {"url": self.url, "ca_file": self._ca_file, "nkey_folder": keys, "connect_timeout_s": 60.0}
+        return connect(name=name, config=for_identity(ConnectionConfig(**settings | config), OPERATOR))
 
 
 @asynccontextmanager
