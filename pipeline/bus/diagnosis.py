@@ -1,7 +1,7 @@
 """Why the server does not do what it was asked: asked of the server itself, in words for people.
 
-Guarantees an answer within `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server that can
-know has said so: a cluster without a leader has nobody who answers for a stream, and that is no missing stream.
+Guarantees an answer within three times `DIAGNOSIS_S`, whatever is silent. "No such stream" is said only where a server
+that can know has said so: a cluster without a leader has nobody who answers for a stream, and that is no missing one.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from lachesis.pipeline.config.secrets import without_secrets
 if TYPE_CHECKING:
     from lachesis.pipeline.bus.link import Link
 
-__all__ = ["DIAGNOSIS_S", "explain", "servers_away"]
+__all__ = ["DIAGNOSIS_S", "ask_about", "explain", "servers_away"]
 
 DIAGNOSIS_S = 1.5
-"""Most that asking the server, and most that trying every configured address, may take, seconds."""
+"""Most that each question to the server, and trying every configured address, may take, seconds."""
 _KEPT_S = 2.0
 """An explanation is not asked for again for so long: many waits have the same reason."""
 _DEFAULT_PORT = 4222
@@ -42,12 +42,9 @@ async def explain(link: "Link", stream: str) -> str:
 async def _explain(link: "Link", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is away'}{await _away(link)}"
-    subject = f"$JS.API.STREAM.INFO.{stream}"
-    link.optional.add(subject)  # not every identity may ask that
-    if stream and subject not in link.refused:
-        msg = await link.ask(subject, b"", timeout_s=DIAGNOSIS_S)
-        if msg is not None and msg.data:
-            return await _read(link, stream, msg.data)
+    described = await ask_about(link, stream, timeout_s=DIAGNOSIS_S)
+    if described is not None:
+        return await _read(link, stream, described)
     msg = await link.ask("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
     if msg is None:
         return f"{link.server_name} takes connections and does not answer{await _away(link)}"
@@ -56,6 +53,16 @@ async def _explain(link: "Link", stream: str) -> str:
         return f"JetStream at {link.server_name} has no leader, so nothing can be stored or read{await _away(link)}"
     what = stream or "this"
     return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
+
+
+async def ask_about(link: "Link", stream: str, *, timeout_s: float) -> bytes | None:
+    """Return what `STREAM.INFO` says of a stream; None where nothing comes, or this identity may not ask."""
+    subject = f"$JS.API.STREAM.INFO.{stream}"
+    link.optional.add(subject)
+    if not stream or subject in link.refused:
+        return None
+    msg = await link.ask(subject, b"", timeout_s=timeout_s)
+    return msg.data or None if msg is not None else None
 
 
 async def _read(link: "Link", stream: str, data: bytes) -> str:

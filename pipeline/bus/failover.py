@@ -13,7 +13,7 @@ from urllib.parse import ParseResult
 import anyio
 
 from lachesis.pipeline.bus.answers import error_in, has_quorum
-from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.diagnosis import ask_about, explain
 from lachesis.pipeline.bus.link import Link, is_no_responder
 from lachesis.pipeline.bus.stalls import Wait
 from lachesis.schemas.subjects import LEDGER
@@ -153,12 +153,9 @@ class Failover:
 
 async def _serves(link: Link, stream: str) -> bool:
     """Whether JetStream and `stream` are served at the server of a connection: somebody who can know answers."""
-    subject = f"$JS.API.STREAM.INFO.{stream}"
-    link.optional.add(subject)  # not every identity may ask that
-    if stream and subject not in link.refused:
-        msg = await link.ask(subject, b"", timeout_s=_ANSWER_S)
-        if msg is not None and msg.data and (found := has_quorum(msg.data)) is not None:
-            return found
+    described = await ask_about(link, stream, timeout_s=_ANSWER_S)
+    if described is not None and (found := has_quorum(described)) is not None:
+        return found
     msg = await link.ask("$JS.API.INFO", b"", timeout_s=_ANSWER_S)
     return msg is not None and not is_no_responder(msg) and error_in(msg.data) is None
 

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from unit.spans import Sink
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
@@ -23,27 +24,6 @@ CONFIG = RunConfig(
     batching=BatchingConfig(batch_size=4, max_staleness=2),
 )
 LATE = Stamp("teacher", 2_000, 6_000, 7_000, 2)
-
-
-class Sink:
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
-
-    def roots(self):
-        """Return outcome and sampling reason of the rollouts that ended, by group."""
-        return {
-            span.trace: (span.attributes["rl.outcome"], span.attributes["rl.sampling.reason"])
-            for span in self.spans
-            if span.name == "rollout"
-        }
 
 
 @asynccontextmanager

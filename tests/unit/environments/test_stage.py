@@ -8,6 +8,7 @@ import anyio
 import msgspec
 import numpy as np
 import pytest
+from unit.spans import Sink
 
 from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -409,21 +410,6 @@ async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env,
         await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
         service.drain()
     assert not await stored(lab)
-
-
-class Sink:
-    """Keeps what is exported."""
-
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

@@ -2,6 +2,7 @@
 
 import httpx
 import pytest
+from unit.spans import Sink
 
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
@@ -17,19 +18,6 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import new_group_id
 
 GENERATE = "/inference/v1/generate"
-
-
-class Sink:
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from contextlib import aclosing, contextmanager
 
 import msgspec
 import pytest
+from unit.spans import Sink
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -65,19 +66,6 @@ async def test_what_is_batched_and_not_trained_is_unfinished_and_what_is_dead_is
     assert found.pop(groups[2].id) == ("unfinished", "batched, and not trained")
     assert found.pop(groups[3].id) == ("unfinished", waiting)
     assert found.pop(groups[4].id) == ("dead_letter", "scorer, poison: it kills")
-
-
-class Sink:
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from unit.spans import Sink
 
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -13,26 +14,6 @@ from lachesis.schemas.errors import DataError
 
 TIMES = 5_000_000, 9_000_000
 SCORED, TAUGHT = Stamp("scorer", 1_000, 3_000, 4_000), Stamp("teacher", 1_000, 3_000, 4_000)
-
-
-class Sink:
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
-
-    def roots(self):
-        return {
-            span.trace: (span.attributes["rl.outcome"], span.attributes["rl.sampling.reason"])
-            for span in self.spans
-            if span.name == "rollout"
-        }
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from functools import partial
 
 import anyio
+from unit.spans import Sink
 
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -139,19 +140,6 @@ async def test_a_drain_ends_the_wait_for_a_server_that_is_down(lab):
             tasks.start_soon(follow_policy, service, server, anyio.Event(), "main")
             await lab.until(retried)
             service.drain()
-
-
-class Sink:
-    traces, dropped = True, 0
-
-    def __init__(self):
-        self.spans = []
-
-    def emit(self, spans):
-        self.spans += spans
-
-    def observe(self, figures):
-        pass
 
 
 async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
