@@ -169,6 +169,12 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Optimizer steps after which the trainer stops. Default None: it goes on."""
     learner: LearnerConfig = LearnerConfig()
     """The optimizer step."""
+    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """What the trainer computes on: auto, cpu, cuda or cuda:N. auto: the first GPU that torch sees, else the CPU.
+    Default auto."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
+    auto."""
     threads: PositiveInt = 1
     """CPU threads; one thread gives the same bits every time. Default 1."""
     checkpoint_every: PositiveInt = 10

@@ -158,10 +158,13 @@ def _discard(folder: Path, name: str) -> None:
         _remove(folder.glob(f"{PARTIAL}*"))
 
 
-def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
+def load_checkpoint(
+    path: str | Path, config: LearnerConfig, *, device: torch.device | None = None, attention: str = "auto"
+) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
 
-    Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
+    `device` and `attention`: see `load_model`. Raises CheckpointError when the folder is incomplete, damaged, or its
+    weights are not those of its policy version.
     """
     path = Path(path)
     verify_sums(path)
@@ -169,7 +172,7 @@ def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
         state = from_json(STATE, TrainerState, (path / STATE).read_bytes())
         recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
-        policy = load_model(path)
+        policy = load_model(path, device=device, attention=attention)
     except (OSError, SafetensorError, SchemaError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
     found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
@@ -212,7 +215,11 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, torch.Tensor], path:
         raise CheckpointError(f"checkpoint {path}: its random state is none of torch's: {error}") from error
     for name, parameter in names.items():
         if entries[name]:
-            learner.optimizer.state[parameter] = entries[name]
+            # AdamW counts its steps on the CPU
+            learner.optimizer.state[parameter] = {
+                entry: value if entry == "step" else value.to(parameter.device)
+                for entry, value in entries[name].items()
+            }
 
 
 def _free_name(folder: Path, step: int) -> str:

@@ -18,7 +18,7 @@ PositiveInt = Annotated[int, Meta(gt=0)]
 _RATE_TIMES_ROOT = 0.2
 """Learning rate times the root of the trainable parameters. Measured: 3e-4 suits the demo's 0.45 million, and 2e-5 the
 135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
-_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None}
+_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
 """Values of settings that early trainers had not."""
 
 
@@ -90,6 +90,12 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_tokens_per_microbatch: PositiveInt = 16384
     """Padded tokens (rows * longest row) of one forward and backward pass. Bounds memory, changes no result beyond
     rounding. A single longer sequence makes a micro-batch of its own. Default 16384."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
+    float32 on a CPU. Default auto."""
+    recompute_layers: bool = False
+    """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
+    backward pass. Memory for activations falls to about one layer's, for a third more work. Default false."""
     temperature: Positive = 1.0
     """Sampling temperature of the rollouts: logits are divided by it, so that the ratio compares like with like.
     Default 1."""
@@ -108,6 +114,10 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
         if self.on_large_step != "warn" and self.max_step_kl is None:
             raise ConfigError(f'on_large_step is "{self.on_large_step}", but no max_step_kl says what large is.')
+
+    def uses_bfloat16(self, device: str) -> bool:
+        """Return whether matrix products are computed in bfloat16 on a device of this type ("cpu", "cuda")."""
+        return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
 
     def peak_rate(self, parameters: int) -> float:
         """Return the rate after the warm-up for a model of so many trainable parameters."""

@@ -78,8 +78,10 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def load_model(path_or_hf_id: str | Path) -> Policy:
+def load_model(path_or_hf_id: str | Path, *, device: torch.device | None = None, attention: str = "auto") -> Policy:
     """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
+
+    `device`: where its weights go; None: the CPU. `attention`: see `training.attention`.
 
     Weights come from safetensors alone, and no code that lies beside them is run.
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
@@ -89,11 +91,15 @@ def load_model(path_or_hf_id: str | Path) -> Policy:
     tokenizer = load_tokenizer(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation=None if attention == "auto" else attention,
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise _cannot_load(name, error) from error
-    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+    return Policy(model.eval().to(device or "cpu"), tokenizer, tokenizer_hash(tokenizer))
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:

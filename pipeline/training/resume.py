@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
+import torch
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
@@ -23,8 +24,8 @@ __all__ = ["resume"]
 log = logging.getLogger("lachesis")
 
 
-async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, Checkpoint | None]:
-    """Return what to train, and the checkpoint it is from (None: there is none yet); put the feed behind it.
+async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tuple[Policy, Learner, Checkpoint | None]:
+    """Return what to train, on `device`, and the checkpoint it is from (None: none yet); place the feed after it.
 
     Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
     weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
@@ -32,8 +33,10 @@ async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, C
     """
     folder = config.path / CHECKPOINTS
     path = latest_checkpoint(folder)
+    attention = config.training.attention
     if path is not None:
-        checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, config.training.learner))
+        load = partial(load_checkpoint, path, config.training.learner, device=device, attention=attention)
+        checkpoint = await anyio.to_thread.run_sync(load)
         await _check(checkpoint, feed, folder)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
@@ -45,7 +48,7 @@ async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, C
         )
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
-    policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
+    policy = await anyio.to_thread.run_sync(partial(load_model, config.model, device=device, attention=attention))
     return policy, Learner(policy.model, config.training.learner), None
 
 

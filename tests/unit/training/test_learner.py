@@ -7,7 +7,8 @@ import torch
 
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
-from lachesis.pipeline.training.learner import Learner, token_logprobs
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.warmstart import warm_start
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import DataError
