@@ -265,4 +265,5 @@ def recompute_layers(model: Any, *, on: bool) -> None:
         )
     for layer in layers:
         layer.training = layer.gradient_checkpointing = on
-        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        layer._gradient_checkpointing_func = again  # noqa: SLF001 - what its documentation asks for

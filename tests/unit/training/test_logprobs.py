@@ -107,7 +107,7 @@ def test_layers_computed_again_change_no_gradient_and_switch_no_dropout_on(small
     policy = small_policy()
     data, calls, norms = batch(policy, 0), [], []
     layer = policy.model.model.layers[0]
-    layer.mlp.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     for again in (False, True, False):
         policy.model.load_state_dict(small_policy().model.state_dict())
         learner = Learner(policy.model, LearnerConfig(recompute_layers=again, max_step_kl=None))
