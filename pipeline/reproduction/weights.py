@@ -32,6 +32,7 @@ from lachesis.pipeline.training.feed import FedBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.pipeline.training.model import Policy, load_model
 from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.resume import load_reference
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.verification.checks import Finding, Verdict
 from lachesis.pipeline.weights.tensors import policy_tensors, vocabulary_of, weights_digest
@@ -142,13 +143,15 @@ class _Settings:
 def _load(
     begin: Begin, config: RunConfig, device: torch.device, facts: Facts, compares: _Compared
 ) -> tuple[_Again, Position]:
-    attention = config.training.attention
+    attention, reference = config.training.attention, load_reference(config, device)
     if begin.state is not None:
-        checkpoint = load_checkpoint(begin.path, config.training.learner, device=device, attention=attention)
+        checkpoint = load_checkpoint(
+            begin.path, config.training.learner, device=device, attention=attention, reference=reference
+        )
         policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position
     else:
         policy = load_model(begin.path, device=device, attention=attention)
-        learner, position = Learner(policy.model, config.training.learner), Position()
+        learner, position = Learner(policy.model, config.training.learner, reference=reference), Position()
     return _Again(policy, learner, _copy(policy), _Settings(config, facts, device), compares), position
 
 

@@ -5,7 +5,7 @@ import torch
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.logprobs import SampledLogprobs
-from lachesis.pipeline.training.loss import grpo_loss, loss_denominator
+from lachesis.pipeline.training.loss import loss_denominator, policy_loss
 from lachesis.pipeline.training.model import Policy
 
 __all__ = ["losses"]
@@ -19,7 +19,7 @@ def losses(policy: Policy, batch: PackedBatch, config: LearnerConfig) -> tuple[d
         name = str(dtype).removeprefix("torch.")
         model = policy.model.float()
         logprobs_BT, entropy_BT = SampledLogprobs(model, dtype)(batch.tokens_BT, config.temperature, batch.mask_BT)
-        output = grpo_loss(
+        output = policy_loss(
             logprobs_BT, entropy_BT, batch, config.loss, denominator=loss_denominator(batch, config.loss)
         )
         output.loss.backward()  # type: ignore[no-untyped-call]

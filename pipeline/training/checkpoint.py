@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -159,12 +159,18 @@ def _discard(folder: Path, name: str) -> None:
 
 
 def load_checkpoint(
-    path: str | Path, config: LearnerConfig, *, device: torch.device | None = None, attention: str = "auto"
+    path: str | Path,
+    config: LearnerConfig,
+    *,
+    device: torch.device | None = None,
+    attention: str = "auto",
+    reference: Any = None,
 ) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
 
-    `device` and `attention`: see `load_model`. Raises CheckpointError when the folder is incomplete, damaged, or its
-    weights are not those of its policy version.
+    `device` and `attention`: see `load_model`. `reference`: see `Learner`.
+
+    Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
     """
     path = Path(path)
     verify_sums(path)
@@ -178,7 +184,7 @@ def load_checkpoint(
     found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
     if recorded != found:
         raise CheckpointError(f"checkpoint {path} holds weights {found}, but records {state.policy_version}.")
-    learner = Learner(policy.model, config, steps=state.step)
+    learner = Learner(policy.model, config, steps=state.step, reference=reference)
     _restore_optimizer(learner, tensors, path)
     return Checkpoint(policy, learner, state, path)
 

@@ -21,7 +21,7 @@ from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.logprobs import SampledLogprobs
-from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
+from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
 from lachesis.pipeline.weights.tensors import vocabulary_of
@@ -54,9 +54,11 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kl: float
     kl_k1: float
     clip_fraction: float
+    masked_fraction: float
     ratio_mean: float
     effective_sample_size: float
     teacher_kl_k1: float | None
+    reference_kl: float | None
     sequences: int
     tokens: int
     """All tokens, padding left out."""
@@ -83,10 +85,14 @@ class _Gradient(NamedTuple):
 
 
 class Learner:
-    """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run."""
+    """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run.
 
-    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0) -> None:
+    `reference` is the model that `loss.kl_coef` keeps the policy near to; it is never changed.
+    """
+
+    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0, reference: Any = None) -> None:
         self.model = model
+        self.reference = reference
         self.steps = steps
         self.device = next(model.parameters()).device
         self.optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
@@ -99,8 +105,11 @@ class Learner:
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
         precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
-        if self._sampled.precision != precision:
-            self._sampled = SampledLogprobs(self.model, precision)
+        entropy_gradient = config.loss.entropy_coef > 0
+        if (self._sampled.precision, self._sampled.entropy_gradient) != (precision, entropy_gradient):
+            self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
+        if config.loss.kl_coef and self.reference is None:
+            raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
         recompute_layers(self.model, on=config.recompute_layers)
         for group in self.optimizer.param_groups:
             group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
@@ -162,6 +171,13 @@ class Learner:
     def _logprobs(self, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         return self._sampled(tokens_BT, self.config.temperature, mask_BT)[0]
 
+    def _reference_logprobs(self, micro: PackedBatch) -> torch.Tensor | None:
+        if self.reference is None or not self.config.loss.kl_coef:
+            return None
+        with torch.no_grad():
+            sampled = SampledLogprobs(self.reference, self._sampled.precision)
+            return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
+
     def unsound_groups(self, batch: PackedBatch) -> list[str]:
         """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
 
@@ -187,7 +203,14 @@ class Learner:
             padded += micro.tokens_BT.numel()
             logprobs_BT, entropy_BT = self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)
             before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
-            output = grpo_loss(logprobs_BT, entropy_BT, micro, self.config.loss, denominator=denominator)
+            output = policy_loss(
+                logprobs_BT,
+                entropy_BT,
+                micro,
+                self.config.loss,
+                denominator=denominator,
+                reference_BT=self._reference_logprobs(micro),
+            )
             output.loss.backward()  # type: ignore[no-untyped-call]
             loss += output.loss.item()
             sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))

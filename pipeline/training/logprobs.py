@@ -38,12 +38,14 @@ Slice = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 class SampledLogprobs:
     """How one model's logprobs are computed: the precision of its passes and the way to its logits.
 
-    `precision`: of matrix products; weights, softmax and what is returned stay in float32.
+    `precision`: of matrix products; weights, softmax and what is returned stay in float32. `entropy_gradient`: whether
+    the entropy has a gradient too.
     """
 
-    def __init__(self, model: Any, precision: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: Any, precision: torch.dtype = torch.float32, *, entropy_gradient: bool = False) -> None:
         self._model = model
         self.precision = precision
+        self.entropy_gradient = entropy_gradient
         self._body = None
         self._head = None
         found = _body_and_head(model)
@@ -62,7 +64,7 @@ class SampledLogprobs:
     def __call__(
         self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropy [B,T].
+        """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropies [B,T].
 
         Float32 nats, at `temperature`; 0 in both at position 0 and where `mask_BT` is false. Rows are padded on the
         right, so causal attention alone keeps padding out of every real position, and no attention mask is needed.
@@ -80,7 +82,7 @@ class SampledLogprobs:
         def of_slice(hidden_NH: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             with self._autocast(hidden_NH.device.type):
                 logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
-            return _pick(logits_NV.float() / temperature, targets_N)
+            return _pick(logits_NV.float() / temperature, targets_N, entropy_gradient=self.entropy_gradient)
 
         logprobs_N, entropy_N = self._in_slices(of_slice, hidden_NH, targets_N)
         shape = tokens_BT[:, 1:].shape
@@ -129,10 +131,12 @@ def _body_and_head(model: Any) -> tuple[Any, Any] | None:
     return None if body is None or body is inner or not hasattr(head, "weight") else (body, head)
 
 
-def _pick(logits_NV: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logprobs [N] of the targets, and the entropy [N], which has no gradient."""
+def _pick(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, *, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logprobs [N] of the targets, and the entropy [N]."""
     all_NV = torch.log_softmax(logits_NV, dim=-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_N = torch.special.entr(all_NV.exp()).sum(-1)
     return all_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
 

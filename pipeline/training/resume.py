@@ -7,6 +7,7 @@ the text says how to mend it: a broker that was rolled back is the usual reason.
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
 import torch
@@ -19,7 +20,7 @@ from lachesis.pipeline.training.model import Policy, load_model
 from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
-__all__ = ["resume"]
+__all__ = ["load_reference", "resume"]
 
 log = logging.getLogger("lachesis")
 
@@ -34,9 +35,10 @@ async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tu
     folder = config.path / CHECKPOINTS
     path = latest_checkpoint(folder)
     attention = config.training.attention
+    reference = await anyio.to_thread.run_sync(load_reference, config, device)
     if path is not None:
         load = partial(load_checkpoint, path, config.training.learner, device=device, attention=attention)
-        checkpoint = await anyio.to_thread.run_sync(load)
+        checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
         await _check(checkpoint, feed, folder)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
@@ -49,7 +51,21 @@ async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tu
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
     policy = await anyio.to_thread.run_sync(partial(load_model, config.model, device=device, attention=attention))
-    return policy, Learner(policy.model, config.training.learner), None
+    return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def load_reference(config: RunConfig, device: torch.device) -> Any:
+    """Return the model that the run began with, on `device`, if the loss keeps the policy near to it; else None.
+
+    Raises `ConfigError` when the configuration names no model, or one that cannot be loaded.
+    """
+    if not config.training.learner.loss.kl_coef:
+        return None
+    if config.model is None:
+        raise ConfigError(
+            "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
+        )
+    return load_model(config.model, device=device, attention=config.training.attention).model.requires_grad_(False)
 
 
 async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
