@@ -24,13 +24,14 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.reproduction.batches import Facts, Progress
 from lachesis.pipeline.reproduction.logic import numerics_after, unlike
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.device import prepare_device
 from lachesis.pipeline.training.feed import FedBatch
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import Policy, load_model, model_setup
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.resume import load_reference
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
@@ -143,14 +144,13 @@ class _Settings:
 def _load(
     begin: Begin, config: RunConfig, device: torch.device, facts: Facts, compares: _Compared
 ) -> tuple[_Again, Position]:
-    attention, reference = config.training.attention, load_reference(config, device)
+    setup = model_setup(config, device)
+    reference = load_reference(config, setup)
     if begin.state is not None:
-        checkpoint = load_checkpoint(
-            begin.path, config.training.learner, device=device, attention=attention, reference=reference
-        )
+        checkpoint = load_checkpoint(begin.path, config.training.learner, setup, reference=reference)
         policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position
     else:
-        policy = load_model(begin.path, device=device, attention=attention)
+        policy = load_trainable_model(begin.path, setup)
         learner, position = Learner(policy.model, config.training.learner, reference=reference), Position()
     return _Again(policy, learner, _copy(policy), _Settings(config, facts, device), compares), position
 

@@ -30,9 +30,10 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model, save_policy
+from lachesis.pipeline.training.model import ModelSetup, Policy, save_policy
 from lachesis.pipeline.training.state import PARTIAL, POINTER, STATE, TrainerState, best_checkpoint, write_pointer
 from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
@@ -134,6 +135,7 @@ def save_checkpoint(
     _remove(folder.glob(f"{PARTIAL}*"))
     try:
         save_policy(policy, partial)
+        save_adapters(policy.model, partial)
         save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
         (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_sums(partial)
@@ -161,14 +163,13 @@ def _discard(folder: Path, name: str) -> None:
 def load_checkpoint(
     path: str | Path,
     config: LearnerConfig,
+    setup: ModelSetup | None = None,
     *,
-    device: torch.device | None = None,
-    attention: str = "auto",
     reference: Any = None,
 ) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
 
-    `device` and `attention`: see `load_model`. `reference`: see `Learner`.
+    `setup`: how the trainer sets up its model; None: all weights, on the CPU. `reference`: see `Learner`.
 
     Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
     """
@@ -178,7 +179,7 @@ def load_checkpoint(
         state = from_json(STATE, TrainerState, (path / STATE).read_bytes())
         recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
-        policy = load_model(path, device=device, attention=attention)
+        policy = load_checkpointed_model(path, setup or ModelSetup())
     except (OSError, SafetensorError, SchemaError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
     found = policy_version(state.step, state.lineage, policy_tensors(policy.model))

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
-__all__ = ["LearnerConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
+__all__ = ["LearnerConfig", "LoraConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
 
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
@@ -185,6 +185,18 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)
     return shaped("numerics.learner", LearnerConfig, _BEFORE | known)
+
+
+class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters (arXiv:2106.09685) instead of all weights, by peft."""
+
+    rank: PositiveInt = 32
+    """Rank of each adapter. Default 32."""
+    alpha: Positive | None = None
+    """Adapters count alpha / rank times. Default None: as rank, once."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that get an adapter, such as ["q_proj", "v_proj"]; all-linear: every linear layer but the
+    output head. Default all-linear."""
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

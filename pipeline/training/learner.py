@@ -24,7 +24,7 @@ from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
-from lachesis.pipeline.weights.tensors import vocabulary_of
+from lachesis.pipeline.weights.tensors import has_adapters, vocabulary_of
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["Learner", "NonFiniteError", "StepMetrics", "train_soundly"]
@@ -87,7 +87,8 @@ class _Gradient(NamedTuple):
 class Learner:
     """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run.
 
-    `reference` is the model that `loss.kl_coef` keeps the policy near to; it is never changed.
+    `reference` is the model that `loss.kl_coef` keeps the policy near to; it is never changed. A model with adapters
+    needs none.
     """
 
     def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0, reference: Any = None) -> None:
@@ -108,7 +109,7 @@ class Learner:
         entropy_gradient = config.loss.entropy_coef > 0
         if (self._sampled.precision, self._sampled.entropy_gradient) != (precision, entropy_gradient):
             self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
-        if config.loss.kl_coef and self.reference is None:
+        if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
             raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
         recompute_layers(self.model, on=config.recompute_layers)
         for group in self.optimizer.param_groups:
@@ -172,9 +173,12 @@ class Learner:
         return self._sampled(tokens_BT, self.config.temperature, mask_BT)[0]
 
     def _reference_logprobs(self, micro: PackedBatch) -> torch.Tensor | None:
-        if self.reference is None or not self.config.loss.kl_coef:
+        if not self.config.loss.kl_coef:
             return None
         with torch.no_grad():
+            if self.reference is None:
+                with self.model.disable_adapter():
+                    return self._logprobs(micro.tokens_BT, micro.mask_BT)
             sampled = SampledLogprobs(self.reference, self._sampled.precision)
             return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
 

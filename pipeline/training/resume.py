@@ -13,10 +13,11 @@ import anyio.to_thread
 import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import ModelSetup, Policy, load_model, model_setup
 from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
@@ -34,10 +35,10 @@ async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tu
     """
     folder = config.path / CHECKPOINTS
     path = latest_checkpoint(folder)
-    attention = config.training.attention
-    reference = await anyio.to_thread.run_sync(load_reference, config, device)
+    setup = model_setup(config, device)
+    reference = await anyio.to_thread.run_sync(load_reference, config, setup)
     if path is not None:
-        load = partial(load_checkpoint, path, config.training.learner, device=device, attention=attention)
+        load = partial(load_checkpoint, path, config.training.learner, setup)
         checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
         await _check(checkpoint, feed, folder)
         feed.position = checkpoint.state.position
@@ -50,22 +51,24 @@ async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tu
         )
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
-    policy = await anyio.to_thread.run_sync(partial(load_model, config.model, device=device, attention=attention))
+    policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
     return policy, Learner(policy.model, config.training.learner, reference=reference), None
 
 
-def load_reference(config: RunConfig, device: torch.device) -> Any:
-    """Return the model that the run began with, on `device`, if the loss keeps the policy near to it; else None.
+def load_reference(config: RunConfig, setup: ModelSetup) -> Any:
+    """Return the model that the run began with, if the loss keeps the policy near to it; else None.
+
+    Adapters need none: without them the policy is that model.
 
     Raises `ConfigError` when the configuration names no model, or one that cannot be loaded.
     """
-    if not config.training.learner.loss.kl_coef:
+    if not config.training.learner.loss.kl_coef or setup.lora is not None:
         return None
     if config.model is None:
         raise ConfigError(
             "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
         )
-    return load_model(config.model, device=device, attention=config.training.attention).model.requires_grad_(False)
+    return load_model(config.model, setup).model.requires_grad_(False)
 
 
 async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
