@@ -10,7 +10,10 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = ["BUILTIN", "load_environment"]
 
-BUILTIN = {"reasoning_gym": "lachesis.pipeline.environments.reasoning_gym:ReasoningGym"}
+BUILTIN = {
+    "reasoning_gym": "lachesis.pipeline.environments.reasoning_gym:ReasoningGym",
+    "spell_backward": "lachesis.pipeline.environments.spelling:SpellBackward",
+}
 """Built-in environments by name."""
 
 

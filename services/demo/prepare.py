@@ -19,7 +19,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
-from lachesis.pipeline.environments.reasoning_gym import ReasoningGym
+from lachesis.pipeline.environments.spelling import SpellBackward
 from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
@@ -31,7 +31,7 @@ SLIPS = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 _CODE = ("config.py", "model.py", "tokenizer.py", "warmstart.py")
 """Modules of lachesis.pipeline.training that decide what the warm start makes."""
-_LIBRARIES = ("reasoning-gym", "tokenizers", "torch", "transformers")
+_LIBRARIES = ("tokenizers", "torch", "transformers")
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
     """Make the model, or find it in `cache`, and put a copy into the run's folder. Imports torch only to make one.
 
-    Raises ConfigError when the environments are not of reasoning-gym.
+    Raises ConfigError when the environments are others than the demo's.
     """
     started = time.monotonic()
     train, held_out, warm = _pools(config)
@@ -111,13 +111,13 @@ def cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
     return fallback
 
 
-def _pools(config: RunConfig) -> tuple[ReasoningGym, ReasoningGym, ReasoningGym]:
+def _pools(config: RunConfig) -> tuple[SpellBackward, SpellBackward, SpellBackward]:
     """Return the tasks of training, of evaluation and of the warm start."""
     (train,), (held_out,) = config.environments.values(), config.evaluation.values()
-    if {train.kind, held_out.kind} != {"reasoning_gym"}:
-        raise ConfigError("the demo's tasks are those of reasoning_gym; use `lachesis up` for runs of your own")
+    if {train.kind, held_out.kind} != {"spell_backward"}:
+        raise ConfigError("the demo's task is spell_backward; use `lachesis up` for runs of your own")
     warm: dict[str, Any] = {**train.params, "split": "warm_start", "size": WARM_START_PAIRS}
-    return ReasoningGym(**train.params), ReasoningGym(**held_out.params), ReasoningGym(**warm)
+    return SpellBackward(**train.params), SpellBackward(**held_out.params), SpellBackward(**warm)
 
 
 def _make(target: Path, pairs: list[tuple[str, str]], settings: WarmStartConfig, threads: int) -> None:
