@@ -13,7 +13,7 @@ __all__ = ["BOXED", "MAX_LENGTH_BOUNTY", "FormatMarker", "RewardConfig", "is_tag
 
 BOXED = r"\boxed"
 MAX_LENGTH_BOUNTY = 0.05
-_TAG = re.compile(r"(<[A-Za-z][\w-]{0,63}>)")
+_TAG = re.compile(r"<[A-Za-z][\w-]{0,63}>")
 _ELEMENT = re.compile(r"(<([A-Za-z][\w-]{0,63})>)(?:\.\.\.|…)?</\2>")
 # A backspace is what TOML makes of "\boxed" between double quotes.
 _BOX = re.compile(r"(?:\\b|\x08)oxed(?:\{(?:\.\.\.|…)?\}?)?")

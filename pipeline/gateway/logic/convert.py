@@ -144,9 +144,10 @@ def _check_temperatures(data: ScoredData, origin: Origin) -> None:
         return
     named = [(f"overrides[{i}]", given) for i, given in enumerate(data.overrides or [])]
     for name, given in [*named, ("group_overrides", data.group_overrides or {})]:
-        if given.get("temperature") not in {None, origin.temperature}:
+        temperature = given.get("temperature")
+        if temperature is not None and temperature != origin.temperature:
             raise SchemaError(
-                f"{name}.temperature: {given['temperature']!r:.40}, but this run's trainer divides all logits by "
+                f"{name}.temperature: {temperature!r:.40}, but this run's trainer divides all logits by "
                 f"training.learner.temperature, {origin.temperature:g}; leave it out, or change that setting"
             )
 

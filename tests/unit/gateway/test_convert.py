@@ -78,6 +78,7 @@ def test_an_advantage_set_to_zero_excludes_the_sample_from_training_alone(make_s
             r"overrides\[1\].temperature: 0.5.*training.learner.temperature, 0.7",
         ),
         ({"group_overrides": {"temperature": 1}}, "group_overrides.temperature: 1,"),
+        ({"group_overrides": {"temperature": {"a": []}}}, "group_overrides.temperature: "),
         ({"overrides": [{"temperature": 0.7}, {"temperature": None}], "group_overrides": {"temperature": 0.7}}, None),
         ({"generation_params": {"temperature": 0.5}}, None),
     ],
