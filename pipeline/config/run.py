@@ -19,7 +19,7 @@ from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LIVE, check_name
 
@@ -169,6 +169,15 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Optimizer steps after which the trainer stops. Default None: it goes on."""
     learner: LearnerConfig = LearnerConfig()
     """The optimizer step."""
+    device: Annotated[str, msgspec.Meta(pattern="^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """What the trainer computes on: auto, cpu, cuda or cuda:N. auto: the first GPU that torch sees, else the CPU.
+    Default auto."""
+    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    """Implementation of attention. auto: the model's default, which is sdpa (fused kernels) where it has it. Default
+    auto."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters (the extra `lora`) instead of all weights. Inference servers get whole weights, the
+    adapters merged in, and a checkpoint holds both. Default None: all weights are trained."""
     threads: PositiveInt = 1
     """CPU threads; one thread gives the same bits every time. Default 1."""
     checkpoint_every: PositiveInt = 10

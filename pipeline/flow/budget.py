@@ -75,14 +75,24 @@ class Budget:
         for stream, size in room.by_stream().items():
             self._promised[stream] += size
 
-    def promised(self, stream: str) -> int:
-        """Return the bytes of a stream that are promised and not stored yet."""
-        return self._promised[stream]
-
     def is_mostly_promised(self, stream: str) -> bool:
-        """Return whether more of a stream is promised than stored: trimming would make little room."""
+        """Return whether more of a stream is promised, by any run, than stored: trimming would make little room."""
         usage = self._usage.get(stream)
-        return usage is not None and self._promised[stream] > usage.bytes
+        return usage is not None and self._promised[stream] + self._elsewhere(stream) > usage.bytes
+
+    def explain_promises(self, stream: str) -> str:
+        """Say what of a stream is stored, what is promised and to whom, and how to get more room."""
+        own, elsewhere, budget = self._promised[stream], self._elsewhere(stream), f"streams.{stream.lower()}_bytes"
+        room = f"it holds {self._usage[stream].bytes:,} bytes, and"
+        if elsewhere > own:
+            return (
+                f"{room} {own + elsewhere:,} more are promised{self._to_whom(stream)}: wait until they end, stop what "
+                f"is not needed of them, or raise {budget}"
+            )
+        return (
+            f"{room} {own + elsewhere:,} more are promised to groups under way{self._to_whom(stream)}: wait until they "
+            f"end, or lower environments.*.longest_tokens or samples, or raise {budget}"
+        )
 
     def release(self, room: Room) -> None:
         for stream, size in room.by_stream().items():
@@ -159,8 +169,8 @@ class Budget:
                 for refused in (self._wanted, self._refused):
                     refused[stream] = max(size, refused.get(stream, 0))
                 return (
-                    f"stream {stream} holds {usage.bytes} bytes and {promised + elsewhere} more are promised"
-                    f"{self._to_whom(stream)}, of {self._config.close_at:.0%} of {usage.max_bytes}; "
+                    f"stream {stream} holds {usage.bytes:,} bytes and {promised + elsewhere:,} more are promised"
+                    f"{self._to_whom(stream)}, of {self._config.close_at:.0%} of {usage.max_bytes:,}; "
                     f"{self._why.get(stream) or self._what_helps(stream)}"
                 )
             if self._share is not None and promised > self._share.own.get(stream, 0):
@@ -175,7 +185,7 @@ class Budget:
         if self._share is None or not elsewhere:
             return ""
         names = self._share.names
-        return f", {elsewhere} of them to {'runs' if len(names) > 1 else 'run'} {', '.join(names)}"
+        return f", {elsewhere:,} of them to {'runs' if len(names) > 1 else 'run'} {', '.join(names)}"
 
     def _what_helps(self, stream: str) -> str:
         if not self._elsewhere(stream):

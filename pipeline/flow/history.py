@@ -219,10 +219,7 @@ class History:
                 if claim.needs <= max(held.seq, enough):
                     holders.setdefault(claim.holder, f"{claim.holder} ({name} from {max(claim.needs, held.seq)} on)")
         if first is None and self._budget.is_mostly_promised(stream):
-            return (
-                f"it holds {usage.bytes:,} bytes, and {self._budget.promised(stream):,} more are promised to groups "
-                f"under way: wait until they end, or lower environments.*.longest_tokens or samples, or {budget}"
-            )
+            return self._budget.explain_promises(stream)
         if first is None and self._config.flow.retention.min_age_s:
             return f"what is left is younger than flow.retention.min_age_s, or not this run's: wait, or {budget}"
         if first is None:

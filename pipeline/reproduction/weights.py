@@ -24,13 +24,16 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.reproduction.batches import Facts, Progress
 from lachesis.pipeline.reproduction.logic import numerics_after, unlike
 from lachesis.pipeline.trainability import TrainerLimits
+from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
+from lachesis.pipeline.training.device import prepare_device
 from lachesis.pipeline.training.feed import FedBatch
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import Policy, load_model, model_setup
 from lachesis.pipeline.training.numerics import numerics_of
+from lachesis.pipeline.training.resume import load_reference
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
 from lachesis.pipeline.verification.checks import Finding, Verdict
 from lachesis.pipeline.weights.tensors import policy_tensors, vocabulary_of, weights_digest
@@ -77,10 +80,10 @@ async def retrain(
             f"there is nothing to train again between step {first} and step {last}: begin earlier (--from), or wait "
             "for the next checkpoint"
         )
-    torch.use_deterministic_algorithms(mode=True)
+    device = prepare_device(config.training.device, config.training.threads)
     drops = facts.drops
     compares = _Compared(facts, config, sampled=sampled)
-    again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, facts, compares))
+    again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, device, facts, compares))
     await anyio.to_thread.run_sync(again.compare)
     started = time.monotonic()
     async with aclosing(follow_ledger(bus, config.run, trainer, position, follow=False)) as entries:
@@ -108,7 +111,8 @@ async def retrain(
 class _Settings:
     """How the run took its steps: as it recorded, else as the configuration says."""
 
-    def __init__(self, config: RunConfig, facts: Facts) -> None:
+    def __init__(self, config: RunConfig, facts: Facts, device: torch.device) -> None:
+        self._device = device
         self.other: list[str] = []
         """In what this process is not the one that took the steps so far."""
         self._config = config
@@ -129,7 +133,7 @@ class _Settings:
         return shuffle_seed
 
     def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
-        ours = numerics_of(self._config)
+        ours = numerics_of(self._config, self._device)
         found = unlike(recorded, ours) if recorded else ["what it was trained with is not recorded"]
         self.other += [text for text in found if text not in self.other]
         if recorded is None:
@@ -137,14 +141,18 @@ class _Settings:
         return learner_on_record(recorded.learner.encode()), recorded.shuffle_seed
 
 
-def _load(begin: Begin, config: RunConfig, facts: Facts, compares: _Compared) -> tuple[_Again, Position]:
+def _load(
+    begin: Begin, config: RunConfig, device: torch.device, facts: Facts, compares: _Compared
+) -> tuple[_Again, Position]:
+    setup = model_setup(config, device)
+    reference = load_reference(config, setup)
     if begin.state is not None:
-        checkpoint = load_checkpoint(begin.path, config.training.learner)
+        checkpoint = load_checkpoint(begin.path, config.training.learner, setup, reference=reference)
         policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position
     else:
-        policy = load_model(begin.path)
-        learner, position = Learner(policy.model, config.training.learner), Position()
-    return _Again(policy, learner, _copy(policy), _Settings(config, facts), compares), position
+        policy = load_trainable_model(begin.path, setup)
+        learner, position = Learner(policy.model, config.training.learner, reference=reference), Position()
+    return _Again(policy, learner, _copy(policy), _Settings(config, facts, device), compares), position
 
 
 async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:

@@ -4,8 +4,8 @@ import torch
 
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.learner import token_logprobs
-from lachesis.pipeline.training.loss import grpo_loss, loss_denominator
+from lachesis.pipeline.training.logprobs import SampledLogprobs
+from lachesis.pipeline.training.loss import loss_denominator, policy_loss
 from lachesis.pipeline.training.model import Policy
 
 __all__ = ["losses"]
@@ -18,9 +18,8 @@ def losses(policy: Policy, batch: PackedBatch, config: LearnerConfig) -> tuple[d
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         model = policy.model.float()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
-            logprobs_BT, entropy_BT = token_logprobs(model, batch.tokens_BT, config.temperature)
-        output = grpo_loss(
+        logprobs_BT, entropy_BT = SampledLogprobs(model, dtype)(batch.tokens_BT, config.temperature, batch.mask_BT)
+        output = policy_loss(
             logprobs_BT, entropy_BT, batch, config.loss, denominator=loss_denominator(batch, config.loss)
         )
         output.loss.backward()  # type: ignore[no-untyped-call]

@@ -3,13 +3,13 @@
 In: `TrainingSequence`s, checked one by one. Out: `PackedBatch`. Guarantees that a value at a position the mask leaves
 out (prompt, padding) is 0, that nothing non-finite passes, and that row order is the order given.
 
-Dimension suffixes: B sequences, T tokens (the longest sequence), V vocabulary.
+Dimension suffixes: B sequences, b some of them, T tokens (the longest sequence), V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -77,40 +77,43 @@ class PackedBatch:
         """Tokens the loss covers."""
         return int(self.mask_BT.sum())
 
-    def microbatches(self, max_tokens: int) -> Iterator[PackedBatch]:
-        """Yield consecutive rows as batches of at most `max_tokens` padded tokens, each trimmed to its longest row.
+    def microbatches(self, max_tokens: int) -> Iterator[tuple[torch.Tensor, PackedBatch]]:
+        """Yield rows of like length as batches of at most `max_tokens` padded tokens, the longest first.
 
-        Every row comes exactly once, in order. A row longer than `max_tokens` makes a batch of its own.
+        With each come its row numbers (int64 [b]). Every row comes exactly once, and each batch is trimmed to its
+        longest row. A row longer than `max_tokens` makes a batch of its own. What needs the most memory is computed
+        first, so that too little of it is found out at once.
         """
-        lengths = self.lengths_B.tolist()
-        start = longest = 0
-        for row, length in enumerate(lengths):
-            longest = max(longest, length)
-            if row > start and longest * (row + 1 - start) > max_tokens:
-                yield self._rows(start, row)
-                start, longest = row, length
-        if start < len(lengths):
-            yield self._rows(start, len(lengths))
+        longest_first = torch.argsort(self.lengths_B, descending=True, stable=True)
+        start = 0
+        while start < self.sequences:
+            rows = max(1, max_tokens // int(self.lengths_B[longest_first[start]]))
+            rows_b = longest_first[start : start + rows]
+            yield rows_b, self._rows(rows_b)
+            start += rows
 
     def of_group(self, group: str) -> PackedBatch:
-        """Return the rows of one group, which follow one another, trimmed to the longest of them."""
-        start = self.group_ids.index(group)
-        return self._rows(start, start + self.group_ids.count(group))
+        """Return the rows of one group, trimmed to the longest of them."""
+        return self._rows(torch.tensor([row for row, name in enumerate(self.group_ids) if name == group]))
 
-    def _rows(self, start: int, stop: int) -> PackedBatch:
-        width = int(self.lengths_B[start:stop].max())
+    def to(self, device: torch.device) -> PackedBatch:
+        """Return the batch with its tensors on `device`."""
+        return self._each_tensor(lambda values: values.to(device))
+
+    def _rows(self, rows_b: torch.Tensor) -> PackedBatch:
+        width = int(self.lengths_B[rows_b].max())
+        rows = rows_b.tolist()
+        narrow = self._each_tensor(lambda values: values[rows_b] if values.dim() == 1 else values[rows_b, :width])
         return replace(
-            self,
-            tokens_BT=self.tokens_BT[start:stop, :width],
-            mask_BT=self.mask_BT[start:stop, :width],
-            logprobs_BT=self.logprobs_BT[start:stop, :width],
-            advantages_BT=self.advantages_BT[start:stop, :width],
-            teacher_logprobs_BT=self.teacher_logprobs_BT[start:stop, :width],
-            teacher_mask_BT=self.teacher_mask_BT[start:stop, :width],
-            lengths_B=self.lengths_B[start:stop],
-            group_ids=self.group_ids[start:stop],
-            policy_steps=self.policy_steps[start:stop],
+            narrow,
+            group_ids=tuple(self.group_ids[row] for row in rows),
+            policy_steps=tuple(self.policy_steps[row] for row in rows),
         )
+
+    def _each_tensor(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PackedBatch:
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        changed: dict[str, Any] = {name: change(values) for name, values in columns.items() if torch.is_tensor(values)}
+        return replace(self, **changed)
 
 
 def pack(sequences: Sequence[TrainingSequence], *, pad_id: int = 0) -> PackedBatch:

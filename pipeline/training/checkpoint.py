@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -30,9 +30,10 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model, save_policy
+from lachesis.pipeline.training.model import ModelSetup, Policy, save_policy
 from lachesis.pipeline.training.state import PARTIAL, POINTER, STATE, TrainerState, best_checkpoint, write_pointer
 from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
@@ -134,6 +135,7 @@ def save_checkpoint(
     _remove(folder.glob(f"{PARTIAL}*"))
     try:
         save_policy(policy, partial)
+        save_adapters(policy.model, partial)
         save_file(_optimizer_tensors(learner), partial / "optimizer.safetensors")
         (partial / STATE).write_bytes(msgspec.json.format(msgspec.json.encode(state)))
         write_sums(partial)
@@ -158,8 +160,16 @@ def _discard(folder: Path, name: str) -> None:
         _remove(folder.glob(f"{PARTIAL}*"))
 
 
-def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
+def load_checkpoint(
+    path: str | Path,
+    config: LearnerConfig,
+    setup: ModelSetup | None = None,
+    *,
+    reference: Any = None,
+) -> Checkpoint:
     """Load a checkpoint folder and set torch's random state to the recorded one.
+
+    `setup`: how the trainer sets up its model; None: all weights, on the CPU. `reference`: see `Learner`.
 
     Raises CheckpointError when the folder is incomplete, damaged, or its weights are not those of its policy version.
     """
@@ -169,13 +179,13 @@ def load_checkpoint(path: str | Path, config: LearnerConfig) -> Checkpoint:
         state = from_json(STATE, TrainerState, (path / STATE).read_bytes())
         recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
-        policy = load_model(path)
+        policy = load_checkpointed_model(path, setup or ModelSetup())
     except (OSError, SafetensorError, SchemaError, ConfigError) as error:
         raise CheckpointError(f"checkpoint {path} cannot be loaded: {error}") from error
     found = policy_version(state.step, state.lineage, policy_tensors(policy.model))
     if recorded != found:
         raise CheckpointError(f"checkpoint {path} holds weights {found}, but records {state.policy_version}.")
-    learner = Learner(policy.model, config, steps=state.step)
+    learner = Learner(policy.model, config, steps=state.step, reference=reference)
     _restore_optimizer(learner, tensors, path)
     return Checkpoint(policy, learner, state, path)
 
@@ -212,7 +222,11 @@ def _restore_optimizer(learner: Learner, tensors: dict[str, torch.Tensor], path:
         raise CheckpointError(f"checkpoint {path}: its random state is none of torch's: {error}") from error
     for name, parameter in names.items():
         if entries[name]:
-            learner.optimizer.state[parameter] = entries[name]
+            # AdamW counts its steps on the CPU
+            learner.optimizer.state[parameter] = {
+                entry: value if entry == "step" else value.to(parameter.device)
+                for entry, value in entries[name].items()
+            }
 
 
 def _free_name(folder: Path, step: int) -> str:

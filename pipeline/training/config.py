@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.values import from_json, shaped
 
-__all__ = ["LearnerConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
+__all__ = ["LearnerConfig", "LoraConfig", "LossConfig", "WarmStartConfig", "learner_on_record"]
 
 Positive = Annotated[float, Meta(gt=0)]
 PositiveInt = Annotated[int, Meta(gt=0)]
@@ -18,39 +18,82 @@ PositiveInt = Annotated[int, Meta(gt=0)]
 _RATE_TIMES_ROOT = 0.2
 """Learning rate times the root of the trainable parameters. Measured: 3e-4 suits the demo's 0.45 million, and 2e-5 the
 135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
-_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None}
+_CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dppo": (0.0, 0.0)}
+"""Clip distances below and above by objective."""
+_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
 """Values of settings that early trainers had not."""
 
 
 class LossConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The policy-gradient loss."""
+    """The policy-gradient loss; `training/loss.py` has the formulas."""
 
-    clip_low: Positive = 0.2
-    """Lower clip distance of the importance ratio: it is clipped at 1 - clip_low. Default 0.2."""
-    clip_high: Positive = 0.28
-    """Upper clip distance (clip-higher, DAPO): the ratio is clipped at 1 + clip_high. Default 0.28."""
+    objective: Literal["ppo", "gspo", "cispo", "dppo"] = "ppo"
+    """ppo: clipped ratios of tokens (GRPO, DAPO). gspo: clipped ratios of sequences. cispo: the clipped ratio only
+    weights the gradient, so no token loses its own. dppo: a bound on how far probabilities move instead of a clip.
+    Default ppo."""
+    clip_low: Positive | None = None
+    """Lower clip distance of the importance ratio: it is clipped at 1 - clip_low. Default None: 0.2 for ppo, 3e-4 for
+    gspo, 1 (no lower clip) for cispo. dppo clips nothing."""
+    clip_high: Positive | None = None
+    """Upper clip distance: the ratio is clipped at 1 + clip_high. Default None: 0.28 for ppo (clip-higher, DAPO), 4e-4
+    for gspo, 4 for cispo (arXiv:2510.13786)."""
     dual_clip: Positive | None = 3.0
-    """For negative advantages the surrogate is at least dual_clip * advantage. Above 1; None: off. Default 3."""
+    """With ppo, for negative advantages, the surrogate is at least dual_clip * advantage. Above 1; None: off.
+    Default 3."""
+    divergence: Literal["tv", "kl"] = "tv"
+    """With dppo, what max_divergence bounds: total variation or KL, of the sampled token against all others. Default
+    tv."""
+    max_divergence: Positive = 0.2
+    """With dppo, tokens beyond it are moved no further. Default 0.2; for KL take 0.05."""
     anchor: Literal["rollout", "proximal"] = "rollout"
     """What the ratio is taken against. rollout: the logprobs the rollout was sampled with. proximal: the trainer's own
-    policy at the start of the step, the rollout's distance being corrected by `tis_cap` (decoupled loss)."""
+    policy at the start of the step; the rollout's distance w = pi_train / pi_rollout weights the loss (decoupled
+    loss)."""
     tis_cap: Positive | None = 2.0
-    """Truncated importance sampling, with anchor "proximal" only: each token's loss is weighted by
-    min(pi_train / pi_rollout, tis_cap). None turns the weight off. Default 2."""
-    aggregation: Literal["token_mean", "constant_length"] = "token_mean"
-    """token_mean: sum over trainable tokens / their number (DAPO). constant_length: / (sequences * constant_length)
-    (Dr.GRPO, no length bias)."""
+    """Upper bound on w; see outside. None: no bound, and under "truncate" no weight. Default 2."""
+    tis_floor: Positive | None = None
+    """Lower bound on w, with outside "mask". IcePop takes 0.5 to 5. Default None."""
+    outside: Literal["truncate", "mask"] = "truncate"
+    """What becomes of tokens with w beyond the bounds. truncate: with anchor "proximal" their weight is tis_cap. mask:
+    they are left out, with either anchor. Default truncate."""
+    sequence_cap: Positive | None = None
+    """A sequence whose product of w exceeds it is left out. Default None; 3 is usual."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant_length"] = "token_mean"
+    """token_mean: sum over trainable tokens / their number (DAPO). sequence_mean: the mean over sequences of their
+    means (GRPO, GSPO). constant_length: / (sequences * constant_length) (Dr.GRPO, no length bias)."""
     constant_length: PositiveInt = 16
     """Tokens each sequence counts as under aggregation "constant_length". Default 16."""
     teacher_coef: Annotated[float, Meta(ge=0)] = 0.0
     """Weight of the teacher term: the advantage loses teacher_coef * (logprob_train - logprob_teacher) at each token,
     in advantage per nat. Default 0 (off)."""
+    kl_coef: Annotated[float, Meta(ge=0)] = 0.0
+    """Weight of the KL divergence to the model that the run began with, which the trainer then holds as well. Default 0
+    (off)."""
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    """k3: the loss gains kl_coef * (r - 1 - log r), r = pi_reference / pi. k1: the advantage gains kl_coef * log r.
+    Default k3."""
+    entropy_coef: Annotated[float, Meta(ge=0)] = 0.0
+    """Weight of an entropy bonus, advantage per nat. Default 0 (off)."""
 
     def __post_init__(self) -> None:
         if self.dual_clip is not None and self.dual_clip <= 1:
             raise ConfigError(f"dual_clip is {self.dual_clip}; it must be greater than 1, or None to turn it off.")
-        if self.clip_low >= 1:
+        if self.low >= 1 and self.objective != "cispo":
             raise ConfigError(f"clip_low is {self.clip_low}; it must be below 1, the ratio cannot fall below 0.")
+        if self.tis_floor is not None and self.outside != "mask":
+            raise ConfigError(f'tis_floor is {self.tis_floor}, which needs outside = "mask".')
+        if self.tis_floor is not None and self.tis_cap is not None and self.tis_floor >= self.tis_cap:
+            raise ConfigError(f"tis_floor is {self.tis_floor}; it must be below tis_cap, {self.tis_cap}.")
+
+    @property
+    def low(self) -> float:
+        """The lower clip distance in force."""
+        return _CLIPS[self.objective][0] if self.clip_low is None else self.clip_low
+
+    @property
+    def high(self) -> float:
+        """The upper clip distance in force."""
+        return _CLIPS[self.objective][1] if self.clip_high is None else self.clip_high
 
 
 class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +133,12 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_tokens_per_microbatch: PositiveInt = 16384
     """Padded tokens (rows * longest row) of one forward and backward pass. Bounds memory, changes no result beyond
     rounding. A single longer sequence makes a micro-batch of its own. Default 16384."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What matrix products are computed in; weights, moments and softmax stay in float32. auto: bfloat16 on a GPU,
+    float32 on a CPU. Default auto."""
+    recompute_layers: bool = False
+    """Activation checkpointing: keep only the inputs of the model's layers, and compute each layer again in the
+    backward pass. Memory for activations falls to about one layer's, for a third more work. Default false."""
     temperature: Positive = 1.0
     """Sampling temperature of the rollouts: logits are divided by it, so that the ratio compares like with like.
     Default 1."""
@@ -108,6 +157,10 @@ class LearnerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
         if self.on_large_step != "warn" and self.max_step_kl is None:
             raise ConfigError(f'on_large_step is "{self.on_large_step}", but no max_step_kl says what large is.')
+
+    def uses_bfloat16(self, device: str) -> bool:
+        """Return whether matrix products are computed in bfloat16 on a device of this type ("cpu", "cuda")."""
+        return self.precision == "bfloat16" or (self.precision == "auto" and device == "cuda")
 
     def peak_rate(self, parameters: int) -> float:
         """Return the rate after the warm-up for a model of so many trainable parameters."""
@@ -132,6 +185,18 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)
     return shaped("numerics.learner", LearnerConfig, _BEFORE | known)
+
+
+class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters (arXiv:2106.09685) instead of all weights, by peft."""
+
+    rank: PositiveInt = 32
+    """Rank of each adapter. Default 32."""
+    alpha: Positive | None = None
+    """Adapters count alpha / rank times. Default None: as rank, once."""
+    targets: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that get an adapter, such as ["q_proj", "v_proj"]; all-linear: every linear layer but the
+    output head. Default all-linear."""
 
 
 class WarmStartConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

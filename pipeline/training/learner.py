@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.training.batch import PackedBatch, pack
 from lachesis.pipeline.training.config import LearnerConfig
-from lachesis.pipeline.training.loss import LossMetrics, LossSums, grpo_loss, loss_denominator
+from lachesis.pipeline.training.logprobs import SampledLogprobs
+from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
-from lachesis.pipeline.weights.tensors import vocabulary_of
-from lachesis.schemas.errors import DataError
+from lachesis.pipeline.weights.tensors import has_adapters, vocabulary_of
+from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["Learner", "NonFiniteError", "StepMetrics", "token_logprobs", "train_soundly"]
+__all__ = ["Learner", "NonFiniteError", "StepMetrics", "train_soundly"]
 
 
 class NonFiniteError(DataError):
@@ -50,24 +54,30 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
     kl: float
     kl_k1: float
     clip_fraction: float
+    masked_fraction: float
     ratio_mean: float
     effective_sample_size: float
     teacher_kl_k1: float | None
+    reference_kl: float | None
     sequences: int
     tokens: int
     """All tokens, padding left out."""
     trainable_tokens: int
+    padding: float
+    """Share of the tokens computed that were padding, 0 to 1."""
     seconds: float
     """Wall time of the step."""
 
 
 class _Gradient(NamedTuple):
-    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on."""
+    """What one backward pass gave: `norm` before clipping; `probe` is what the step is to be measured on; `padding` the
+    share of the tokens computed that were none."""
 
     loss: float
     norm: float
     sums: LossSums
     probe: StepProbe | None
+    padding: float
 
     @property
     def is_finite(self) -> bool:
@@ -75,12 +85,19 @@ class _Gradient(NamedTuple):
 
 
 class Learner:
-    """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run."""
+    """Owns a model and its AdamW state. `steps` counts optimizer steps taken over the whole run.
 
-    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0) -> None:
+    `reference` is the model that `loss.kl_coef` keeps the policy near to; it is never changed. A model with adapters
+    needs none.
+    """
+
+    def __init__(self, model: Any, config: LearnerConfig, *, steps: int = 0, reference: Any = None) -> None:
         self.model = model
+        self.reference = reference
         self.steps = steps
+        self.device = next(model.parameters()).device
         self.optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])
+        self._sampled = SampledLogprobs(model)
         self.configure(config)
 
     def configure(self, config: LearnerConfig) -> None:
@@ -88,6 +105,13 @@ class Learner:
         self.config = config
         trained = sum(parameter.numel() for group in self.optimizer.param_groups for parameter in group["params"])
         self.peak_rate = config.peak_rate(trained)
+        precision = torch.bfloat16 if config.uses_bfloat16(self.device.type) else torch.float32
+        entropy_gradient = config.loss.entropy_coef > 0
+        if (self._sampled.precision, self._sampled.entropy_gradient) != (precision, entropy_gradient):
+            self._sampled = SampledLogprobs(self.model, precision, entropy_gradient=entropy_gradient)
+        if config.loss.kl_coef and self.reference is None and not has_adapters(self.model):
+            raise ConfigError("training.learner.loss.kl_coef is set, but the learner has no reference model")
+        recompute_layers(self.model, on=config.recompute_layers)
         for group in self.optimizer.param_groups:
             group.update(betas=(config.beta1, config.beta2), weight_decay=config.weight_decay)
 
@@ -110,12 +134,11 @@ class Learner:
         try:
             with traced("forward_backward"):
                 gradient = self._gradient(batch, loss_denominator(batch, self.config.loss))
-            loss, grad_norm = gradient.loss, gradient.norm
             if not gradient.is_finite:
                 torch.set_rng_state(random_state)
                 raise NonFiniteError(
-                    f"loss {loss} and gradient norm {grad_norm} of a batch of {batch.sequences} sequences are not "
-                    "finite; the weights were left as they were. Look at the batch's logprobs and advantages."
+                    f"loss {gradient.loss} and gradient norm {gradient.norm} of a batch of {batch.sequences} sequences "
+                    "are not finite; the weights were left as they were. Look at the batch's logprobs and advantages."
                 )
             with traced("optimizer.step"):
                 size = self._move(rate, gradient.probe)
@@ -123,7 +146,7 @@ class Learner:
             self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         seconds = time.perf_counter() - started
-        return self._metrics(batch, gradient.sums, size, loss=loss, grad_norm=grad_norm, rate=rate, seconds=seconds)
+        return self._metrics(batch, gradient, size, rate=rate, seconds=seconds)
 
     def _move(self, rate: float, probe: StepProbe | None) -> StepSize | None:
         """Take the optimizer step, as far as it may go. Returns how large it was, None where that is not measured."""
@@ -146,8 +169,18 @@ class Learner:
         before.restore()
         raise DataError(describe_large_step(size, config, rate) or "the step was too large")
 
-    def _logprobs(self, tokens_BT: torch.Tensor) -> torch.Tensor:
-        return token_logprobs(self.model, tokens_BT, self.config.temperature)[0]
+    def _logprobs(self, tokens_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        return self._sampled(tokens_BT, self.config.temperature, mask_BT)[0]
+
+    def _reference_logprobs(self, micro: PackedBatch) -> torch.Tensor | None:
+        if not self.config.loss.kl_coef:
+            return None
+        with torch.no_grad():
+            if self.reference is None:
+                with self.model.disable_adapter():
+                    return self._logprobs(micro.tokens_BT, micro.mask_BT)
+            sampled = SampledLogprobs(self.reference, self._sampled.precision)
+            return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
 
     def unsound_groups(self, batch: PackedBatch) -> list[str]:
         """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
@@ -168,18 +201,27 @@ class Learner:
 
     def _gradient(self, batch: PackedBatch, denominator: int) -> _Gradient:
         """Add the gradient of `batch` to the model's parameters, clipped."""
-        loss, sums, probe = 0.0, None, None
-        for micro in batch.microbatches(self.config.max_tokens_per_microbatch):
-            logprobs_BT, entropy_BT = token_logprobs(self.model, micro.tokens_BT, self.config.temperature)
-            if probe is None and self.config.max_step_kl is not None:
-                probe = StepProbe.of(micro, logprobs_BT)
-            output = grpo_loss(logprobs_BT, entropy_BT, micro, self.config.loss, denominator=denominator)
+        loss, sums, padded, before_BT = 0.0, None, 0, torch.zeros(batch.tokens_BT.shape)
+        for rows_b, part in batch.microbatches(self.config.max_tokens_per_microbatch):
+            micro = part.to(self.device)
+            padded += micro.tokens_BT.numel()
+            logprobs_BT, entropy_BT = self._sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)
+            before_BT[rows_b, : micro.tokens_BT.shape[1]] = logprobs_BT.detach().cpu()
+            output = policy_loss(
+                logprobs_BT,
+                entropy_BT,
+                micro,
+                self.config.loss,
+                denominator=denominator,
+                reference_BT=self._reference_logprobs(micro),
+            )
             output.loss.backward()  # type: ignore[no-untyped-call]
             loss += output.loss.item()
             sums = output.sums if sums is None else LossSums(*map(torch.add, sums, output.sums))
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
         assert sums is not None  # noqa: S101 - a batch has at least one micro-batch
-        return _Gradient(loss, grad_norm, sums, probe)
+        probe = None if self.config.max_step_kl is None else StepProbe.of(batch, before_BT, self.device)
+        return _Gradient(loss, grad_norm, sums, probe, 1 - int(batch.lengths_B.sum()) / padded)
 
     def _check(self, batch: PackedBatch) -> None:
         if not batch.trainable_tokens:
@@ -194,19 +236,18 @@ class Learner:
     def _metrics(
         self,
         batch: PackedBatch,
-        sums: LossSums,
+        gradient: _Gradient,
         size: StepSize | None,
         *,
-        loss: float,
-        grad_norm: float,
         rate: float,
         seconds: float,
     ) -> StepMetrics:
-        metrics = LossMetrics.from_sums(sums)._asdict()
+        metrics = LossMetrics.from_sums(gradient.sums)._asdict()
         return StepMetrics(
             step=self.steps,
-            loss=loss,
-            grad_norm=grad_norm,
+            loss=gradient.loss,
+            grad_norm=gradient.norm,
+            padding=gradient.padding,
             learning_rate=rate,
             step_kl=None if size is None else size.kl,
             step_share=1.0 if size is None else size.share,
@@ -238,16 +279,18 @@ def train_soundly(
     return selected, learner.step(packed), packed
 
 
-def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropy [B,T] there.
+def recompute_layers(model: Any, *, on: bool) -> None:
+    """Keep only the inputs of the model's layers for the backward pass, which computes the rest of each again.
 
-    Position 0 is 0 in both. Rows are padded on the right, so causal attention alone keeps padding out of every real
-    position and no attention mask is needed. Nats, at `temperature`.
+    Raises `ConfigError` when the model has no layers that can. Dropout stays off: of its modules only the layers
+    themselves, which have none of their own, count as training.
     """
-    logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1].float() / temperature
-    all_BTV = torch.log_softmax(logits_BTV, dim=-1)
-    picked_BT = all_BTV.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1)
-    with torch.no_grad():
-        entropy_BT = torch.special.entr(all_BTV.exp()).sum(-1)
-    first_B1 = picked_BT.new_zeros(len(tokens_BT), 1)
-    return torch.cat([first_B1, picked_BT], dim=1), torch.cat([first_B1, entropy_BT], dim=1)
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if on and not layers:
+        raise ConfigError(
+            f"training.learner.recompute_layers: {type(model).__name__} has no layers that can be computed again"
+        )
+    for layer in layers:
+        layer.training = layer.gradient_checkpointing = on
+        again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        layer._gradient_checkpointing_func = again  # noqa: SLF001 - what its documentation asks for

@@ -43,6 +43,8 @@ def step_figures(
         "train/entropy": step.entropy,
         "train/kl": step.kl,
         "train/clip_fraction": step.clip_fraction,
+        "train/masked_fraction": step.masked_fraction,
+        "train/padding": step.padding,
         "train/learning_rate": step.learning_rate,
         "train/ratio_mean": step.ratio_mean,
         "train/effective_sample_size": step.effective_sample_size,
@@ -66,6 +68,8 @@ def step_figures(
         figures |= {"train/step_kl": step.step_kl, "train/step_share": step.step_share}
     if step.teacher_kl_k1 is not None:
         figures["teacher/kl"] = step.teacher_kl_k1
+    if step.reference_kl is not None:
+        figures["train/reference_kl"] = step.reference_kl
     return figures
 
 

@@ -8,6 +8,7 @@ load them, and no custom code travels with them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +16,40 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.tokenizer import build_character_tokenizer, tokenizer_hash
+from lachesis.pipeline.weights.tensors import has_adapters, policy_tensors
 from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log
 
-__all__ = ["Policy", "build_tiny_policy", "load_model", "load_tokenizer", "save_policy"]
+__all__ = ["ModelSetup", "Policy", "build_tiny_policy", "load_model", "load_tokenizer", "model_setup", "save_policy"]
+
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSetup:
+    """How a model is set up for a trainer."""
+
+    device: torch.device = _CPU
+    """Where its weights go."""
+    attention: str = "auto"
+    """See `training.attention`."""
+    lora: LoraConfig | None = None
+    """The adapters that are trained; None: all weights."""
+    base: str | None = None
+    """The model that the run began with: adapters belong to its weights."""
+    seed: int = 0
+    """Seed of fresh adapters."""
+
+
+def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
+    """Return how the trainer of a run sets up its model on `device`."""
+    training = config.training
+    return ModelSetup(device, training.attention, training.lora, config.model, config.seed)
 
 
 class Policy(NamedTuple):
@@ -73,27 +102,39 @@ def build_tiny_policy(
 
 
 def save_policy(policy: Policy, folder: str | Path) -> None:
-    """Write model (safetensors), configuration and tokenizer with its chat template into `folder`."""
-    policy.model.save_pretrained(folder)
+    """Write model (safetensors), configuration and tokenizer with its chat template into `folder`.
+
+    Of a model with adapters the whole weights are written, the adapters merged in.
+    """
+    if has_adapters(policy.model):
+        policy.model.get_base_model().save_pretrained(folder, state_dict=policy_tensors(policy.model))
+    else:
+        policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
 
 
-def load_model(path_or_hf_id: str | Path) -> Policy:
+def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Policy:
     """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
+
+    `setup`: device and attention; its adapters are not added here. None: the CPU.
 
     Weights come from safetensors alone, and no code that lies beside them is run.
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
     end-of-sequence token.
     """
-    name = str(path_or_hf_id)
+    name, setup = str(path_or_hf_id), setup or ModelSetup()
     tokenizer = load_tokenizer(name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=torch.float32, trust_remote_code=False, use_safetensors=True
+            name,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            attn_implementation=None if setup.attention == "auto" else setup.attention,
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise _cannot_load(name, error) from error
-    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+    return Policy(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:

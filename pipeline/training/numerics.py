@@ -14,11 +14,11 @@ from lachesis.schemas.ledger import Numerics
 __all__ = ["numerics_of"]
 
 
-def numerics_of(config: RunConfig) -> Numerics:
-    """Return those of a trainer of this configuration in this process, whose threads are set already."""
+def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
+    """Return those of a trainer of this configuration on `device` in this process, whose threads are set already."""
     return Numerics(
         torch=str(torch.__version__),
-        processor=_processor(),
+        processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         instructions=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         learner=msgspec.json.encode(config.training.learner).decode(),

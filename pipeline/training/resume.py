@@ -7,24 +7,27 @@ the text says how to mend it: a broker that was rolled back is the usual reason.
 import logging
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio.to_thread
+import torch
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import ModelSetup, Policy, load_model, model_setup
 from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
-__all__ = ["resume"]
+__all__ = ["load_reference", "resume"]
 
 log = logging.getLogger("lachesis")
 
 
-async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, Checkpoint | None]:
-    """Return what to train, and the checkpoint it is from (None: there is none yet); put the feed behind it.
+async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tuple[Policy, Learner, Checkpoint | None]:
+    """Return what to train, on `device`, and the checkpoint it is from (None: none yet); place the feed after it.
 
     Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
     weights, and `LedgerError` when the ledger is not the one, or does not go as far as the one, that the checkpoint was
@@ -32,8 +35,11 @@ async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, C
     """
     folder = config.path / CHECKPOINTS
     path = latest_checkpoint(folder)
+    setup = model_setup(config, device)
+    reference = await anyio.to_thread.run_sync(load_reference, config, setup)
     if path is not None:
-        checkpoint = await anyio.to_thread.run_sync(partial(load_checkpoint, path, config.training.learner))
+        load = partial(load_checkpoint, path, config.training.learner, setup)
+        checkpoint = await anyio.to_thread.run_sync(partial(load, reference=reference))
         await _check(checkpoint, feed, folder)
         feed.position = checkpoint.state.position
         log.info("resumed from %s at step %d", path.name, checkpoint.state.step)
@@ -45,8 +51,24 @@ async def resume(config: RunConfig, feed: BatchFeed) -> tuple[Policy, Learner, C
         )
     if config.model is None:
         raise ConfigError("model: not set; name a local folder or a Hugging Face id")
-    policy = await anyio.to_thread.run_sync(partial(load_model, config.model))
-    return policy, Learner(policy.model, config.training.learner), None
+    policy = await anyio.to_thread.run_sync(partial(load_trainable_model, config.model, setup))
+    return policy, Learner(policy.model, config.training.learner, reference=reference), None
+
+
+def load_reference(config: RunConfig, setup: ModelSetup) -> Any:
+    """Return the model that the run began with, if the loss keeps the policy near to it; else None.
+
+    Adapters need none: without them the policy is that model.
+
+    Raises `ConfigError` when the configuration names no model, or one that cannot be loaded.
+    """
+    if not config.training.learner.loss.kl_coef or setup.lora is not None:
+        return None
+    if config.model is None:
+        raise ConfigError(
+            "training.learner.loss.kl_coef is set, so `model` must name the model that the run began with"
+        )
+    return load_model(config.model, setup).model.requires_grad_(False)
 
 
 async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:

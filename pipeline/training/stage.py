@@ -35,6 +35,7 @@ from lachesis.pipeline.telemetry.recorder import recording, traced
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
+from lachesis.pipeline.training.device import prepare_device
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
@@ -84,14 +85,13 @@ class OnPast:
 async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
-    torch.set_num_threads(config.training.threads)
-    torch.use_deterministic_algorithms(mode=True)
+    device = prepare_device(config.training.device, config.training.threads)
     policy_url = config.role("policy").url
     try:
         name = config.run if on_past is None else f"{config.run}-{config.training.name}"
         with only_writer(config.path / CHECKPOINTS), Tracking(config, name) as tracking:
             async with background() as tasks:
-                trainer = await _Trainer.restored(service, config, tracking, on_past)
+                trainer = await _Trainer.restored(service, config, device, tracking, on_past)
                 tasks.start_soon(_tell_drain, service, config)
                 if on_past is None:
                     if policy_url is not None:
@@ -156,7 +156,7 @@ class _Trainer:
         self.slowest: deque[tuple[float, str]] = deque(maxlen=_SLOW_STEPS)  # seconds and group, one a step
         self.tracking = tracking
         self.on_past = on_past
-        self.numerics = numerics_of(config)
+        self.numerics = numerics_of(config, learner.device)
         self.overheard = Overheard()
         self.evaluations = EvaluationReader(service.bus, config)
         self.checkpointed = learner.steps
@@ -165,14 +165,14 @@ class _Trainer:
 
     @classmethod
     async def restored(
-        cls, service: Service, config: RunConfig, tracking: Tracking, on_past: OnPast | None
+        cls, service: Service, config: RunConfig, device: torch.device, tracking: Tracking, on_past: OnPast | None
     ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
         A checkpoint whose report was cut off is reported now.
         """
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
-        policy, learner, checkpoint = await resume(config, feed)
+        policy, learner, checkpoint = await resume(config, feed, device)
         await tracking.resume(learner.steps)
         trainer = cls(service, config, policy=policy, learner=learner, feed=feed, tracking=tracking, on_past=on_past)
         if checkpoint is not None and (feed.report is None or feed.report.step < checkpoint.state.step):

@@ -25,8 +25,8 @@ PROBE_TOKENS = 4096
 MAX_HALVINGS = 10
 """After so many halvings, a thousandth of the step, what is left of it is not taken at all."""
 
-Logprobs = Callable[[torch.Tensor], torch.Tensor]
-"""From tokens [B,T] to the policy's logprobs [B,T] of them."""
+Logprobs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From tokens and mask [B,T] to the policy's logprobs [B,T] of the tokens under the mask."""
 
 
 class StepSize(NamedTuple):
@@ -46,16 +46,16 @@ class StepProbe:
     logprobs_BT: torch.Tensor
 
     @classmethod
-    def of(cls, micro: PackedBatch, logprobs_BT: torch.Tensor) -> StepProbe:
-        """Take rows evenly over the micro-batch, whose tokens have `logprobs_BT` before the step."""
-        rows = max(1, PROBE_TOKENS // micro.tokens_BT.shape[1])
-        every = slice(None, None, -(-micro.sequences // rows))
-        return cls(micro.tokens_BT[every], micro.mask_BT[every], logprobs_BT.detach()[every])
+    def of(cls, batch: PackedBatch, logprobs_BT: torch.Tensor, device: torch.device) -> StepProbe:
+        """Take rows evenly over the batch, whose tokens under the mask have `logprobs_BT` before the step."""
+        rows = max(1, PROBE_TOKENS // batch.tokens_BT.shape[1])
+        every = slice(None, None, -(-batch.sequences // rows))
+        return cls(*(values_BT[every].to(device) for values_BT in (batch.tokens_BT, batch.mask_BT, logprobs_BT)))
 
     def kl(self, logprobs: Logprobs) -> float:
         """Return how far the policy is from where it was, nats a token."""
         with torch.no_grad():
-            after_BT = logprobs(self.tokens_BT)
+            after_BT = logprobs(self.tokens_BT, self.mask_BT)
         moved = (after_BT - self.logprobs_BT)[self.mask_BT].clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).double()
         return float((moved.exp() - 1 - moved).mean()) if moved.numel() else 0.0
 

@@ -13,13 +13,13 @@ from lachesis.schemas.errors import CheckpointError
 __all__ = ["SUMS", "verify_sums", "write_sums"]
 
 SUMS = "SHA256SUMS"
-_LINE = re.compile(r"([0-9a-f]{64})  ([^/\\\n]+)")
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n]+)")
 _LONGEST = 1 << 20
 
 
 def write_sums(folder: Path) -> None:
-    """Seal the files of `folder`, which has no folders inside."""
-    lines = [f"{_digest(path)}  {path.name}\n" for path in sorted(folder.iterdir()) if path.name != SUMS]
+    """Seal the files of `folder`, those in folders inside too."""
+    lines = [f"{_digest(folder / name)}  {name}\n" for name in sorted(_names(folder))]
     (folder / SUMS).write_text("".join(lines), encoding="utf-8")
 
 
@@ -34,7 +34,7 @@ def verify_sums(folder: Path) -> None:
     sums = {match[2]: match[1] for match in found if match is not None}
     if not sums or len(sums) != len(found):
         raise CheckpointError(f"checkpoint {folder}: its {SUMS} is damaged")
-    present = {path.name for path in folder.iterdir()} - {SUMS}
+    present = _names(folder)
     for what, names in (("missing", sums.keys() - present), ("not its own", present - sums.keys())):
         if names:
             raise CheckpointError(f"checkpoint {folder}: {', '.join(sorted(names)[:5])}: {what}")
@@ -44,6 +44,12 @@ def verify_sums(folder: Path) -> None:
             raise CheckpointError(
                 f"checkpoint {folder}: {name} is not what was written; take an older checkpoint of that folder"
             )
+
+
+def _names(folder: Path) -> set[str]:
+    """Return what lies in a folder and the folders inside, by path from it; folders themselves have no name."""
+    paths = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    return {path.relative_to(folder).as_posix() for path in paths} - {SUMS}
 
 
 def _digest(path: Path) -> str:

@@ -19,6 +19,7 @@ from lachesis.schemas.ids import PolicyVersion
 __all__ = [
     "DIGEST_LENGTH",
     "check_coverage",
+    "has_adapters",
     "load_tensors",
     "policy_tensors",
     "policy_version",
@@ -33,19 +34,41 @@ DIGEST_LENGTH = 12
 def policy_tensors(model: Any) -> dict[str, torch.Tensor]:
     """Return the parameters and persistent buffers of `model` by name, sorted, without copies.
 
-    Tensors that share storage (tied embeddings) appear once, under the name that `save_pretrained` stores them by,
-    which is the one that vLLM looks for; if neither is, under the one that sorts first.
+    Of a model with adapters they are those of the model without, the adapters merged in (which takes copies). Tensors
+    that share storage (tied embeddings) appear once, under the name that `save_pretrained` stores them by, which is the
+    one that vLLM looks for; if neither is, under the one that sorts first.
     """
     tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[int, torch.Size, tuple[int, ...]]] = set()
     tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ()
-    for name, tensor in sorted(model.state_dict(keep_vars=False).items(), key=lambda item: (item[0] in tied, item[0])):
+    state = _merged(model) if has_adapters(model) else model.state_dict(keep_vars=False)
+    for name, tensor in sorted(state.items(), key=lambda item: (item[0] in tied, item[0])):
         identity = (tensor.data_ptr(), tensor.shape, tensor.stride())
         if identity in seen and tensor.numel():
             continue
         seen.add(identity)
         tensors[name] = tensor
     return dict(sorted(tensors.items()))
+
+
+def has_adapters(model: Any) -> bool:
+    """Return whether `model` is one with adapters, as peft makes them."""
+    return hasattr(model, "get_base_model")
+
+
+def _merged(model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model with adapters as they are when those are merged in, under the model's own names."""
+    from peft.tuners.lora import LoraLayer
+
+    base = model.get_base_model()
+    state = {
+        name.replace(".base_layer.", "."): tensor for name, tensor in base.state_dict().items() if ".lora_" not in name
+    }
+    with torch.no_grad():
+        for name, module in base.named_modules():
+            if isinstance(module, LoraLayer):
+                state[f"{name}.weight"] = module.get_base_layer().weight + module.get_delta_weight("default")
+    return state
 
 
 def vocabulary_of(model: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The README's examples are the files they name, short, and they work."""
+"""The examples of the READMEs are the files they name, short, and they work; their links lead somewhere."""
 
 import importlib.util
 import re
@@ -18,7 +18,19 @@ from lachesis.testing import FakeInference
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-EXAMPLES = dict(re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", README, flags=re.DOTALL))
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in [
+        *ROOT.glob("*.md"),
+        *(page for top in ("deploy", "pipeline", "tests") for page in (ROOT / top).rglob("*.md")),
+    ]
+}
+EXAMPLES = dict(
+    found
+    for text in PAGES.values()
+    for found in re.findall(r"<!-- example: (\S+) -->\n```python\n(.*?)```", text, flags=re.DOTALL)
+)
+MOST_BYTES = 14_000
 LONGEST = {"tests/examples/trainer_loop.py": 40}
 
 
@@ -31,14 +43,21 @@ def load(path: str) -> ModuleType:
     return module
 
 
-def test_the_readme_shows_an_environment_a_rater_and_a_trainer() -> None:
-    assert len(EXAMPLES) >= 4
+def test_the_readme_shows_an_environment_a_rater_and_a_trainer_and_stays_short() -> None:
+    assert len(re.findall("<!-- example", README)) == 3
+    assert len(README.encode()) <= MOST_BYTES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files_that_are_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", PAGES[page])
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_an_example_is_what_the_readme_shows_and_short(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
-    assert text == EXAMPLES[path], f"copy {path} into the README"
+    assert text == EXAMPLES[path], f"copy {path} into the README that shows it"
     assert len(text.splitlines()) <= LONGEST.get(path, 25)
 
 
@@ -61,7 +80,9 @@ def test_the_rater_of_the_readme_rates() -> None:
     assert brevity(Sample(prompt="", completion="", token_count=40), enough=20) == 0.5
 
 
-@pytest.mark.parametrize("text", re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL))
+@pytest.mark.parametrize(
+    "text", [text for page in PAGES.values() for text in re.findall(r"```toml\n(.*?)```", page, flags=re.DOTALL)]
+)
 def test_a_configuration_of_the_readme_is_one(text: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(text)
@@ -69,7 +90,7 @@ def test_a_configuration_of_the_readme_is_one(text: str, tmp_path: Path) -> None
 
 
 def test_every_command_of_the_readme_is_there() -> None:
-    table = README[README.index("| command | does |") : README.index("Each service by hand")]
+    table = README[README.index("| command | does |") : README.index("Each takes `--config FILE`")]
     names = {
         name for cell in re.findall(r"^\| (.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)
     }

@@ -22,6 +22,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.retention import Reservations
+from lachesis.schemas.subjects import ROLLOUTS
 
 SIZE = 100_000
 BUDGET = 4 << 20
@@ -57,6 +58,7 @@ class Run:
             await connect(self._server.url, name=self.name, token=self._server.token) as bus,
             open_service(bus, "governor", self.name) as service,
         ):
+            self.vitals = service.vitals
             await run_governor(service, self.config)
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply | None:
@@ -118,6 +120,7 @@ async def test_what_a_dead_run_was_promised_is_free_once_its_leases_have_run_out
 ) -> None:
     one, two, _ = runs
     most = CLOSE // SIZE
+    await nats_bus.publish(subjects.rollout("one", "a"), b"x" * 10_000, msg_id="1")  # all that is stored
     async with one.running() as dies:
         with anyio.fail_after(60):
             while len(one.held) < most:  # noqa: ASYNC110
@@ -127,6 +130,11 @@ async def test_what_a_dead_run_was_promised_is_free_once_its_leases_have_run_out
                 while not two.reason:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             assert "to run one, of 80%" in two.reason
+            with anyio.fail_after(60):
+                while ROLLOUTS not in str(two.vitals.note):  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+            assert "ROLLOUTS has no room left: it holds 10,0" in str(two.vitals.note)
+            assert "of them to run one: wait until they end" in str(two.vitals.note)
             dies.cancel()
             expires_ns = (await reservations(nats_bus)).runs["one"].expires_ns
             with anyio.fail_after(60):

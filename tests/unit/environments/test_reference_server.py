@@ -17,7 +17,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.training.learner import token_logprobs
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.model import Policy, build_tiny_policy
 from lachesis.schemas.rollout import RolloutGroup
 

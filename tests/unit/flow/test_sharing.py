@@ -109,7 +109,7 @@ def test_a_budget_promises_no_more_than_its_share_and_says_who_has_the_rest() ->
     assert budget.lacks
     assert budget.demand().wanted == {ROLLOUTS: 150}
     refusal = str(budget.refusal(Room(rollouts=201)))
-    assert "holds 0 bytes and 801 more are promised, 600 of them to run b, of 80% of 1000" in refusal
+    assert "holds 0 bytes and 801 more are promised, 600 of them to run b, of 80% of 1,000" in refusal
     assert budget.demand().wanted == {ROLLOUTS: 201}
 
 

@@ -17,7 +17,7 @@ from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.training.learner import token_logprobs
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.model import build_tiny_policy
 from lachesis.pipeline.weights.files import write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version

@@ -122,7 +122,9 @@ async def test_each_step_is_taken_with_as_many_threads_as_it_was(lab, fresh, mon
     numerics_of, step, used = trainer.numerics_of, Learner.step, []
     for steps, threads in [(2, 2), (STEPS, 1)]:
         monkeypatch.setattr(
-            trainer, "numerics_of", lambda config, n=threads: msgspec.structs.replace(numerics_of(config), threads=n)
+            trainer,
+            "numerics_of",
+            lambda config, device, n=threads: msgspec.structs.replace(numerics_of(config, device), threads=n),
         )
         await life(lab, fresh, steps=steps)
 
@@ -140,7 +142,9 @@ async def test_another_machine_anywhere_on_the_way_is_told(lab, fresh, monkeypat
     for steps, processor, torch_version in [(2, "one", "9.9"), (4, "two", "9.9"), (STEPS, None, None)]:
         changes = {"processor": processor, "torch": torch_version} if processor else {}
         monkeypatch.setattr(
-            trainer, "numerics_of", lambda config, of=changes: msgspec.structs.replace(numerics_of(config), **of)
+            trainer,
+            "numerics_of",
+            lambda config, device, of=changes: msgspec.structs.replace(numerics_of(config, device), **of),
         )
         await life(lab, fresh, steps=steps)
     found = await again(lab, fresh)
@@ -188,7 +192,9 @@ async def test_other_weights_are_told_by_step(lab, config, monkeypatch):
 async def test_on_another_machine_they_are_close_or_not(lab, config, monkeypatch, by, verdict):
     numerics_of = module.numerics_of
     monkeypatch.setattr(
-        module, "numerics_of", lambda config: msgspec.structs.replace(numerics_of(config), processor="another")
+        module,
+        "numerics_of",
+        lambda config, device: msgspec.structs.replace(numerics_of(config, device), processor="another"),
     )
     _disturb(monkeypatch, by=by)
     found = await again(lab, config)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.training.batch import TrainingSequence, pack
-from lachesis.pipeline.training.learner import token_logprobs
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.model import build_tiny_policy
 
 

@@ -82,13 +82,15 @@ def test_empty_batch_is_refused():
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 200))
 def test_microbatches_cover_every_row_once_within_the_budget(lengths, budget):
     batch = pack([sequence(n, 1, group_id=str(i)) for i, n in enumerate(lengths)])
-    parts = list(batch.microbatches(budget))
-    assert [g for part in parts for g in part.group_ids] == list(batch.group_ids)
-    for part in parts:
+    rows, parts = zip(*batch.microbatches(budget), strict=True)
+    assert sorted(torch.cat(rows).tolist()) == list(range(len(lengths)))
+    for rows_b, part in zip(rows, parts, strict=True):
+        assert part.group_ids == tuple(batch.group_ids[row] for row in rows_b)
+        assert torch.equal(part.lengths_B, batch.lengths_B[rows_b])
+        assert torch.equal(part.tokens_BT, batch.tokens_BT[rows_b, : part.tokens_BT.shape[1]])
         assert part.tokens_BT.shape[1] == int(part.lengths_B.max())
         assert part.tokens_BT.numel() <= budget or part.sequences == 1
-    assert sum(part.trainable_tokens for part in parts) == batch.trainable_tokens
-    assert torch.equal(torch.cat([part.lengths_B for part in parts]), batch.lengths_B)
+    assert [length for part in parts for length in part.lengths_B.tolist()] == sorted(lengths, reverse=True)
 
 
 def test_a_group_without_logprobs_is_refused_by_name():

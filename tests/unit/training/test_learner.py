@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from lachesis.pipeline.training.batch import TrainingSequence, pack
-from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
-from lachesis.pipeline.training.learner import Learner, token_logprobs
+from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.warmstart import warm_start
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
-from lachesis.schemas.errors import DataError
+from lachesis.schemas.errors import ConfigError, DataError
 
 
 def test_token_logprobs_are_those_of_the_sequence_alone_and_padding_changes_nothing(small_policy):
@@ -122,3 +123,36 @@ def test_warm_start_refuses_nothing_and_too_much(small_policy):
         warm_start(small_policy(), [], WarmStartConfig(steps=1))
     with pytest.raises(DataError, match="context 48"):
         warm_start(small_policy(), [("x" * 60, "y")], WarmStartConfig(steps=1))
+
+
+def test_kl_to_the_reference_keeps_the_policy_near_it(small_policy, batch):
+    moved = {}
+    for coef in (0.0, 5.0):
+        policy, reference = small_policy(), small_policy().model.requires_grad_(False)
+        config = LearnerConfig(learning_rate=3e-3, warmup_steps=0, loss=LossConfig(kl_coef=coef))
+        learner = Learner(policy.model, config, reference=reference)
+        metrics = [learner.step(batch(small_policy(), 0)) for _ in range(8)]
+        before = weights_digest(policy_tensors(small_policy().model))
+        assert weights_digest(policy_tensors(reference)) == before
+        after, _ = token_logprobs(policy.model, batch(small_policy(), 0).tokens_BT, 1.0)
+        data = batch(small_policy(), 0)
+        moved[coef] = (after - data.logprobs_BT)[data.mask_BT].abs().mean().item()
+        assert (metrics[-1].reference_kl is None) == (coef == 0)
+    assert moved[5.0] < 0.5 * moved[0.0]
+    assert metrics[0].reference_kl == pytest.approx(0, abs=1e-6)
+    assert metrics[-1].reference_kl > 0
+
+
+def test_kl_without_a_reference_is_refused(small_policy):
+    with pytest.raises(ConfigError, match="no reference model"):
+        Learner(small_policy().model, LearnerConfig(loss=LossConfig(kl_coef=0.1)))
+
+
+def test_an_entropy_bonus_raises_the_entropy(small_policy, batch):
+    last = {}
+    for coef in (0.0, 1.0):
+        policy = small_policy()
+        config = LearnerConfig(learning_rate=3e-3, warmup_steps=0, loss=LossConfig(entropy_coef=coef))
+        learner = Learner(policy.model, config)
+        last[coef] = [learner.step(batch(small_policy(), 0)).entropy for _ in range(8)][-1]
+    assert last[1.0] > last[0.0] + 0.01

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LossConfig
-from lachesis.pipeline.training.loss import LossMetrics, grpo_loss, loss_denominator
+from lachesis.pipeline.training.loss import LossMetrics, loss_denominator, policy_loss
 from lachesis.schemas.errors import ConfigError
 
 OLD = -1.0
@@ -31,7 +31,7 @@ def one_token(advantage, ratio, config=None, teacher=None):
         ]
     )
     logprobs = torch.tensor([[0.0, OLD + math.log(ratio)]], requires_grad=True)
-    output = grpo_loss(logprobs, torch.full((1, 2), 0.7), batch, config, denominator=loss_denominator(batch, config))
+    output = policy_loss(logprobs, torch.full((1, 2), 0.7), batch, config, denominator=loss_denominator(batch, config))
     output.loss.backward()
     return output.loss.item(), logprobs.grad[0, 1].item(), LossMetrics.from_sums(output.sums)
 
@@ -75,7 +75,7 @@ def test_statistics_by_hand():
 def test_effective_sample_size_by_hand():
     batch = two_sequences()
     logprobs = batch.logprobs_BT + torch.tensor([[0, math.log(3), 0, 0], [0, 0, 0, 0]])
-    sums = grpo_loss(logprobs, torch.zeros(2, 4), batch, LossConfig(), denominator=4).sums
+    sums = policy_loss(logprobs, torch.zeros(2, 4), batch, LossConfig(), denominator=4).sums
     assert LossMetrics.from_sums(sums).effective_sample_size == pytest.approx((3 + 3) ** 2 / (4 * (9 + 3)))
 
 
@@ -129,7 +129,7 @@ def two_sequences(trainable=True):
 )
 def test_aggregation(config, expected):
     batch = two_sequences()
-    loss = grpo_loss(
+    loss = policy_loss(
         batch.logprobs_BT, torch.zeros(2, 4), batch, config, denominator=loss_denominator(batch, config)
     ).loss
     assert loss.item() == pytest.approx(expected, abs=1e-7)
@@ -140,7 +140,7 @@ def test_what_stands_off_the_mask_changes_nothing_and_gets_no_gradient():
     clean = batch.logprobs_BT.clone().requires_grad_()
     dirty = torch.where(batch.mask_BT, batch.logprobs_BT, torch.tensor(-1e9)).requires_grad_()
     entropy = torch.where(batch.mask_BT, 1.0, torch.nan)
-    outputs = [grpo_loss(lp, entropy, batch, LossConfig(), denominator=4) for lp in (clean, dirty)]
+    outputs = [policy_loss(lp, entropy, batch, LossConfig(), denominator=4) for lp in (clean, dirty)]
     assert outputs[0].loss.item() == outputs[1].loss.item()
     outputs[1].loss.backward()
     assert torch.isfinite(dirty.grad).all()
@@ -152,7 +152,7 @@ def test_batch_without_trainable_tokens_gives_zero_loss_zero_gradient_and_no_sta
     batch = two_sequences(trainable=False)
     logprobs = torch.full((2, 4), -1.0, requires_grad=True)
     config = LossConfig()
-    output = grpo_loss(logprobs, torch.ones(2, 4), batch, config, denominator=loss_denominator(batch, config))
+    output = policy_loss(logprobs, torch.ones(2, 4), batch, config, denominator=loss_denominator(batch, config))
     output.loss.backward()
     assert output.loss.item() == 0
     assert (logprobs.grad == 0).all()

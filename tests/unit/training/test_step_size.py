@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
-from lachesis.pipeline.training.learner import Learner, token_logprobs
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.step_size import PROBE_TOKENS, StepProbe
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError
@@ -87,7 +88,7 @@ def test_kl_of_a_step_is_that_of_the_policies_before_and_after(small_policy, bat
 
 def test_probe_takes_rows_evenly_and_no_more_than_it_may(small_policy, batch):
     data = batch(small_policy(), 0, rows=300)
-    probe = StepProbe.of(data, torch.zeros(data.tokens_BT.shape))
+    probe = StepProbe.of(data, torch.zeros(data.tokens_BT.shape), torch.device("cpu"))
     rows, width = probe.tokens_BT.shape
     assert PROBE_TOKENS / 2 < rows * width <= PROBE_TOKENS
     assert torch.equal(probe.tokens_BT[1], data.tokens_BT[-(-300 // (PROBE_TOKENS // width))])

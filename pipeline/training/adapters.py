@@ -1,0 +1,113 @@
+"""Low-rank adapters: added to a model, saved beside a checkpoint's whole weights, and put back.
+
+The adapters are peft's. Guarantees that the same model, settings and seed give the same adapters, that torch's random
+state stays as it was, and that adapters come back to the bit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.training.model import ModelSetup, Policy, load_model
+from lachesis.pipeline.weights.tensors import has_adapters
+from lachesis.schemas.errors import CheckpointError, ConfigError
+
+__all__ = ["ADAPTER", "load_checkpointed_model", "load_trainable_model", "save_adapters"]
+
+ADAPTER = "adapter"
+"""Folder of a checkpoint that holds its adapters, as peft writes them."""
+
+
+def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy:
+    """Load a model as the trainer is to train it: with fresh adapters where the configuration asks for them.
+
+    Fresh adapters change nothing that the model says. Raises `ConfigError` as `load_model` does, and where the model
+    has no modules of the names that `training.lora.targets` gives.
+    """
+    policy = load_model(path_or_hf_id, setup)
+    if setup.lora is None:
+        return policy
+    peft = _peft()
+    with torch.random.fork_rng(devices=[]), _quiet():
+        torch.manual_seed(setup.seed)
+        try:
+            model = peft.get_peft_model(policy.model, _peft_config(setup.lora))
+        except ValueError as error:
+            raise ConfigError(f"training.lora.targets: {error}") from error
+    return policy._replace(model=model.eval().to(setup.device))
+
+
+def load_checkpointed_model(folder: Path, setup: ModelSetup) -> Policy:
+    """Load the model of a checkpoint folder, with the adapters that lie there.
+
+    Raises `CheckpointError` when the checkpoint is of a trainer with other adapters, or with none.
+    """
+    if setup.lora is None and not (folder / ADAPTER).is_dir():
+        return load_model(folder, setup)
+    if setup.lora is None:
+        raise CheckpointError(
+            f"checkpoint {folder} is of a trainer with adapters: set training.lora as it was, or begin a new run with "
+            "this folder as its `model`"
+        )
+    if not (folder / ADAPTER).is_dir():
+        raise CheckpointError(
+            f"checkpoint {folder} is of a trainer of all weights: leave training.lora out, or begin a new run with "
+            "this folder as its `model`"
+        )
+    if setup.base is None:
+        raise ConfigError("training.lora is set: `model` must name the model that the adapters belong to")
+    peft, policy = _peft(), load_model(setup.base, setup)
+    try:
+        found = peft.PeftConfig.from_pretrained(str(folder / ADAPTER))
+        wanted = _peft_config(setup.lora)
+        if (found.r, found.lora_alpha) != (wanted.r, wanted.lora_alpha):
+            raise CheckpointError(
+                f"checkpoint {folder} has adapters of rank {found.r} and alpha {found.lora_alpha:g}, the configuration "
+                f"says {wanted.r} and {wanted.lora_alpha:g}: set training.lora as it was, or begin a new run"
+            )
+        with _quiet():
+            model = peft.PeftModel.from_pretrained(policy.model, str(folder / ADAPTER), is_trainable=True)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the adapters of checkpoint {folder} cannot be loaded: {error}") from error
+    return policy._replace(model=model.eval().to(setup.device))
+
+
+def save_adapters(model: Any, folder: Path) -> None:
+    """Write the adapters of `model`, if it has any, into the checkpoint folder."""
+    if has_adapters(model):
+        model.save_pretrained(str(folder / ADAPTER), save_embedding_layers=False)
+
+
+def _peft_config(settings: LoraConfig) -> Any:
+    return _peft().LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.rank if settings.alpha is None else settings.alpha,
+        target_modules=settings.targets,
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to itself what peft's use of transformers is warned of, which is nobody's to mend here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"training.lora needs {error.name}; pip install 'lachesis-rl[lora]'") from error
+    return peft

@@ -1,0 +1,147 @@
+"""Logprobs and entropy of sampled tokens, a slice of the vocabulary's logits at a time.
+
+In: a causal language model and tokens [B,T]. Out: logprobs and entropy [B,T]. The logits of a whole micro-batch are
+never there at once: 16,384 tokens of a vocabulary of 150,000 would take 10 GB, and their softmax and gradients as much
+again each. The model's body runs once; its output head runs on the trained positions alone, at most `LOGIT_BYTES` of
+logits at a time, and once more in the backward pass (activation checkpointing, arXiv:1604.06174).
+
+A head that does more than multiply (soft caps, scales) is found by comparing both ways on a few tokens; such a model's
+logits are taken whole.
+
+Dimension suffixes: B sequences, T tokens, N trained positions, H hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["LOGIT_BYTES", "SampledLogprobs", "token_logprobs"]
+
+log = logging.getLogger("lachesis")
+
+LOGIT_BYTES = 1 << 28
+"""Float32 logits of one slice, bytes. The backward pass of a slice holds about four times as much."""
+
+_PROBE = (0, 1, 2, 3)
+_ROUNDING = 1e-4
+"""Largest difference of logits, relative to their largest, that counts as rounding."""
+
+Slice = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class SampledLogprobs:
+    """How one model's logprobs are computed: the precision of its passes and the way to its logits.
+
+    `precision`: of matrix products; weights, softmax and what is returned stay in float32. `entropy_gradient`: whether
+    the entropy has a gradient too.
+    """
+
+    def __init__(self, model: Any, precision: torch.dtype = torch.float32, *, entropy_gradient: bool = False) -> None:
+        self._model = model
+        self.precision = precision
+        self.entropy_gradient = entropy_gradient
+        self._body = None
+        self._head = None
+        found = _body_and_head(model)
+        if found is None:
+            return
+        self._body, self._head = found
+        if not self._gives_the_same():
+            log.info("%s does more than multiply for its logits: they are computed whole", type(model).__name__)
+            self._body = self._head = None
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether logits are computed a slice at a time."""
+        return self._body is not None
+
+    def __call__(
+        self, tokens_BT: torch.Tensor, temperature: float, mask_BT: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logprobs [B,T] of each token given those before it, with gradient, and the policy's entropies [B,T].
+
+        Float32 nats, at `temperature`; 0 in both at position 0 and where `mask_BT` is false. Rows are padded on the
+        right, so causal attention alone keeps padding out of every real position, and no attention mask is needed.
+        """
+        with self._autocast(tokens_BT.device.type):
+            if self._body is None:
+                hidden_BTH = self._model(input_ids=tokens_BT, use_cache=False).logits[:, :-1]
+            else:
+                hidden_BTH = self._body(input_ids=tokens_BT, use_cache=False).last_hidden_state[:, :-1]
+        wanted_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool) if mask_BT is None else mask_BT[:, 1:]
+        at_N = wanted_BT.flatten().nonzero().squeeze(1)
+        hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, at_N)
+        targets_N = tokens_BT[:, 1:].flatten().index_select(0, at_N)
+
+        def of_slice(hidden_NH: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            with self._autocast(hidden_NH.device.type):
+                logits_NV = hidden_NH if self._head is None else self._head(hidden_NH)
+            return _pick(logits_NV.float() / temperature, targets_N, entropy_gradient=self.entropy_gradient)
+
+        logprobs_N, entropy_N = self._in_slices(of_slice, hidden_NH, targets_N)
+        shape = tokens_BT[:, 1:].shape
+        return _spread(logprobs_N, at_N, shape), _spread(entropy_N, at_N, shape)
+
+    def _in_slices(
+        self, of_slice: Slice, hidden_NH: torch.Tensor, targets_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = len(targets_N)
+        if self._head is not None:
+            rows = max(1, LOGIT_BYTES // (4 * self._head.weight.shape[0]))
+        if len(targets_N) <= rows:
+            return of_slice(hidden_NH, targets_N)
+        parts = [
+            checkpoint(of_slice, hidden, targets, use_reentrant=False, preserve_rng_state=False)
+            for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _gives_the_same(self) -> bool:
+        """Return whether body and head give what the model gives, on a few tokens."""
+        if self._body is None or self._head is None:
+            return False
+        device = self._head.weight.device
+        tokens_1T = torch.tensor([_PROBE], device=device) % self._head.weight.shape[0]
+        with torch.no_grad():
+            whole = self._model(input_ids=tokens_1T, use_cache=False).logits.float()
+            ours = self._head(self._body(input_ids=tokens_1T, use_cache=False).last_hidden_state).float()
+        return bool((whole - ours).abs().max() <= _ROUNDING * whole.abs().max().clamp(min=1e-6))
+
+    def _autocast(self, device: str) -> AbstractContextManager[None]:
+        return torch.autocast(device, dtype=torch.bfloat16, enabled=self.precision is torch.bfloat16)
+
+
+def token_logprobs(model: Any, tokens_BT: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logprobs and entropy [B,T] of all tokens, in float32; see `SampledLogprobs`."""
+    return SampledLogprobs(model)(tokens_BT, temperature)
+
+
+def _body_and_head(model: Any) -> tuple[Any, Any] | None:
+    """Return what gives the hidden states and what makes logits of them; None if the model does not tell."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # that of a model with adapters
+    body = getattr(inner, getattr(inner, "base_model_prefix", "") or "-", None)
+    head = getattr(inner, "get_output_embeddings", lambda: None)()
+    return None if body is None or body is inner or not hasattr(head, "weight") else (body, head)
+
+
+def _pick(
+    logits_NV: torch.Tensor, targets_N: torch.Tensor, *, entropy_gradient: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logprobs [N] of the targets, and the entropy [N]."""
+    all_NV = torch.log_softmax(logits_NV, dim=-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = torch.special.entr(all_NV.exp()).sum(-1)
+    return all_NV.gather(-1, targets_N[:, None]).squeeze(-1), entropy_N
+
+
+def _spread(values_N: torch.Tensor, at_N: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Put values at their positions of a [B,T-1] grid and a 0 before each row."""
+    flat = values_N.new_zeros(shape.numel()).index_copy(0, at_N, values_N)
+    return torch.nn.functional.pad(flat.view(shape), (1, 0))

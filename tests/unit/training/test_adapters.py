@@ -1,0 +1,128 @@
+"""Low-rank adapters: what is published is the whole model, a resumed trainer has the bits of one that went on."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from lachesis.pipeline.training.adapters import ADAPTER, load_trainable_model
+from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig, LoraConfig, LossConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.logprobs import SampledLogprobs
+from lachesis.pipeline.training.model import ModelSetup, load_model, save_policy
+from lachesis.pipeline.training.state import latest_checkpoint
+from lachesis.pipeline.weights.tensors import load_tensors, policy_tensors, weights_digest
+from lachesis.schemas.errors import CheckpointError, ConfigError
+
+CONFIG = LearnerConfig(learning_rate=1e-2, warmup_steps=0)
+LORA = LoraConfig(rank=4)
+
+
+@pytest.fixture
+def base(tmp_path, small_policy):
+    save_policy(small_policy(), tmp_path / "base")
+    return tmp_path / "base"
+
+
+def setup(base, lora=LORA):
+    return ModelSetup(lora=lora, base=str(base), seed=3)
+
+
+def digest(model):
+    return weights_digest(policy_tensors(model))
+
+
+def save(folder, policy, learner):
+    save_checkpoint(folder, policy, learner, lineage="abc", ledger_position=0, chain_hash="", unreported=[])
+    return latest_checkpoint(folder)
+
+
+def test_fresh_adapters_change_nothing_and_are_the_same_each_time(base):
+    state = torch.get_rng_state()
+    models = [load_trainable_model(base, setup(base)).model for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert digest(models[0]) == digest(load_model(base).model)
+    adapters = [{name: value for name, value in model.named_parameters() if value.requires_grad} for model in models]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all("lora_" in name for name in adapters[0])
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+
+
+def test_only_adapters_are_trained_and_what_is_published_is_the_whole_model(base, batch, small_policy):
+    policy = load_trainable_model(base, setup(base))
+    learner = Learner(policy.model, CONFIG)
+    data = batch(small_policy(), 0)
+    frozen = {name: value.clone() for name, value in policy.model.named_parameters() if not value.requires_grad}
+    for _ in range(3):
+        learner.step(data)
+    assert all(torch.equal(value, policy.model.get_parameter(name)) for name, value in frozen.items())
+    served = load_model(base)
+    tensors = policy_tensors(policy.model)
+    assert digest(served.model) != weights_digest(tensors)
+    load_tensors(served.model, tensors)  # as an inference server does: names, shapes and dtypes are the base model's
+    with torch.no_grad():
+        ours = SampledLogprobs(policy.model)(data.tokens_BT, 1.0, data.mask_BT)[0]
+        theirs = SampledLogprobs(served.model)(data.tokens_BT, 1.0, data.mask_BT)[0]
+    assert SampledLogprobs(policy.model).is_sliced
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_a_resumed_trainer_has_the_bits_of_one_that_went_on(tmp_path, base, batch, small_policy):
+    straight = load_trainable_model(base, setup(base))
+    learner = Learner(straight.model, CONFIG)
+    for seed in range(4):
+        learner.step(batch(small_policy(), seed))
+    policy = load_trainable_model(base, setup(base))
+    learner = Learner(policy.model, CONFIG)
+    for seed in range(2):
+        learner.step(batch(small_policy(), seed))
+    resumed = load_checkpoint(save(tmp_path / "run", policy, learner), CONFIG, setup(base))
+    assert digest(resumed.policy.model) == digest(policy.model)
+    for seed in range(2, 4):
+        resumed.learner.step(batch(small_policy(), seed))
+    assert digest(resumed.policy.model) == digest(straight.model)
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder_and_has_the_adapters_beside(tmp_path, base, batch, small_policy):
+    policy = load_trainable_model(base, setup(base))
+    learner = Learner(policy.model, CONFIG)
+    learner.step(batch(small_policy(), 0))
+    folder = save(tmp_path / "run", policy, learner)
+    assert digest(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)) == digest(policy.model)
+    assert (folder / ADAPTER / "adapter_model.safetensors").stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        (LORA, None, "is of a trainer with adapters: set training.lora as it was"),
+        (None, LORA, "is of a trainer of all weights: leave training.lora out"),
+        (LORA, LoraConfig(rank=8), "adapters of rank 4 and alpha 4, the configuration says 8 and 8"),
+    ],
+)
+def test_other_adapters_than_the_checkpoints_are_refused(tmp_path, base, before, after, text):
+    policy = load_trainable_model(base, setup(base, before))
+    folder = save(tmp_path / "run", policy, Learner(policy.model, CONFIG))
+    with pytest.raises(CheckpointError, match=text):
+        load_checkpoint(folder, CONFIG, setup(base, after))
+
+
+def test_adapters_of_another_base_are_refused(tmp_path, base, batch, small_policy):
+    policy = load_trainable_model(base, setup(base))
+    folder = save(tmp_path / "run", policy, Learner(policy.model, CONFIG))
+    save_policy(small_policy(1), tmp_path / "other")
+    with pytest.raises(CheckpointError, match="holds weights"):
+        load_checkpoint(folder, CONFIG, setup(tmp_path / "other"))
+
+
+def test_targets_that_the_model_lacks_are_named(base):
+    with pytest.raises(ConfigError, match=r"training\.lora\.targets: .*no_such_proj"):
+        load_trainable_model(base, setup(base, LoraConfig(targets=["no_such_proj"])))
+
+
+def test_kl_to_the_reference_needs_no_second_model(base, batch, small_policy):
+    policy = load_trainable_model(base, setup(base))
+    learner = Learner(policy.model, LearnerConfig(learning_rate=1e-2, warmup_steps=0, loss=LossConfig(kl_coef=0.1)))
+    found = [learner.step(batch(small_policy(), 0)).reference_kl for _ in range(3)]
+    assert found[0] == pytest.approx(0, abs=1e-6)
+    assert found[2] > 1e-4
