@@ -28,4 +28,4 @@ def describe_curriculum(config: RunConfig) -> list[str]:
     covered = ", ".join(curriculum_environments(config))
     lines = [f"curriculum {config.curriculum.strategy}: {covered}"] if covered else []
     reasons = {env: reason_no_curriculum(config, env) for env in config.environments}
-    return [*lines, *(f"no curriculum: {env}: {reason}" for env, reason in reasons.items() if reason is not None)]
+    return [*lines, *(f"no curriculum for {env}: {reason}" for env, reason in reasons.items() if reason is not None)]

@@ -2,8 +2,8 @@
 
 Every finished group teaches, dropped ones too, unless it names a policy step that the run has not trained: taken for
 the newest, it would make all that follows too old to learn from. A group that is of no task of the pool teaches
-nothing; such groups are counted, and environments without a curriculum are named in the log. A commit holds the
-feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
+nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. A commit holds
+the feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
 curriculum bucket, at most twice a second.
 """
 
@@ -19,7 +19,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
-from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum
+from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
@@ -49,6 +49,9 @@ async def run_curriculum(service: Service, config: RunConfig) -> None:
     """Follow every environment of the run whose tasks it can draw until the service drains."""
     for line in describe_curriculum(config):
         log.info("%s", line)
+    for env in config.environments:
+        reason = reason_no_curriculum(config, env)
+        service.note(f"{env} curriculum", None if reason is None else f"no curriculum for {env}: {reason}")
     own = curriculum_environments(config)
     if not own:
         service.recovered()

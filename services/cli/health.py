@@ -120,7 +120,7 @@ def _print(found: Sequence[EnvHealth]) -> None:
     for health in found:
         print(f"{health.env}: {_says(health)}")
         if health.no_curriculum is not None:
-            print(f"{health.env}: no curriculum: {health.no_curriculum}")
+            print(f"no curriculum for {health.env}: {health.no_curriculum}")
     print()
     rows = (
         (

@@ -19,7 +19,6 @@ from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
-from lachesis.pipeline.curriculum.plan import describe_curriculum
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -97,7 +96,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     `problems`: why something is not known. `streams` None: not known.
     evaluations: the newest of each environment. reward: mean of the newest training step. warnings: held-out rates that
-    fell. curriculum: what draws the tasks of each environment, in words.
+    fell.
     """
 
     run: str
@@ -113,7 +112,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     evaluations: list[EvaluationStatus] = []
     reward: float | None = None
     warnings: list[str] = []
-    curriculum: list[str] = []
 
 
 async def take(history: History, config: RunConfig) -> Snapshot:
@@ -164,7 +162,6 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         evaluations=evaluation_rows(reader.evaluations),
         reward=_reward(services, config),
         warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
-        curriculum=describe_curriculum(config),
     )
 
 

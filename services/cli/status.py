@@ -48,8 +48,6 @@ def _print(snapshot: Snapshot) -> None:
     print(f"policy   {_policy(snapshot)}")
     print(f"trainer  {_trainer(snapshot)}")
     print(f"ledger   {_ledger(snapshot)}")
-    for line in snapshot.curriculum:
-        print(f"tasks    {line}")
     for evaluation in snapshot.evaluations:
         print(f"held out {printable(evaluation_summary(evaluation))}{_beside(snapshot.reward)}")
     promoted = snapshot.ledger.promoted if snapshot.ledger else None
