@@ -55,6 +55,20 @@ def check_plain(what: str, value: Any) -> None:
         raise SchemaError(f"{what}: nested deeper than {DEEPEST} levels")
 
 
+def text_length(value: Any) -> int:
+    """Return the characters of all texts in a free-form value, keys left out; see `check_plain` for what it may be."""
+    length, level = 0, [value]
+    while level:
+        item = level.pop()
+        if isinstance(item, dict):
+            level += item.values()
+        elif isinstance(item, list | tuple):
+            level += item
+        elif isinstance(item, str):
+            length += len(item)
+    return length
+
+
 def unpack(what: str, data: bytes) -> Any:
     """Return what the msgpack `data` holds. Raises `SchemaError` naming `what`."""
     try:

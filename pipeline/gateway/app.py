@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
 import anyio
@@ -33,6 +33,7 @@ from lachesis.pipeline.gateway.logic.registry import environment_of
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
 from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.stage.http import PageGuard
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 
@@ -58,8 +59,8 @@ PATHS = frozenset({"/register-env", "/disconnect-env", "/status-env", "/scored_d
 """What environments ask for in their work."""
 
 
-def build_app(gateway: Gateway) -> Starlette:
-    """Return the application."""
+def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlette:
+    """Return the application. `hosts`: see `PageGuard`."""
     get: dict[str, Handler] = {
         "/": gateway.root,
         "/wandb_info": gateway.wandb_info,
@@ -79,7 +80,8 @@ def build_app(gateway: Gateway) -> Starlette:
     }
     routes = [Route(path, gateway.answer(handler), methods=["GET"]) for path, handler in get.items()]
     routes += [Route(path, gateway.answer(handler), methods=["POST"]) for path, handler in post.items()]
-    return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=1000)])
+    guard = Middleware(PageGuard, hosts=hosts, refuse=lambda why: _detail(403, DataError(why)))
+    return Starlette(routes=routes, middleware=[guard, Middleware(GZipMiddleware, minimum_size=1000)])
 
 
 class Gateway:
@@ -143,8 +145,6 @@ class Gateway:
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to whoever may not ask: a browser, on behalf of some page, or one without the token."""
-        if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
-            return _detail(403, DataError("requests from web pages are not answered"))
         if self._token is None or hmac.compare_digest(_token(request).encode(), self._token.encode()):
             return None
         challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}

@@ -6,9 +6,9 @@ from msgspec import Meta, Struct
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["GatewayConfig"]
+__all__ = ["LOOPBACK", "GatewayConfig"]
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,12 +16,16 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     environment: [environments.NAME] with kind = "gateway", NAME being what the environment calls itself."""
 
     host: str = "127.0.0.1"
-    """Address it listens on; anything but loopback needs token_file. It speaks plain HTTP. Default 127.0.0.1."""
+    """Address it listens on. It speaks plain HTTP. Default 127.0.0.1."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """Port; 0: any free one, which its log and its heartbeat name. Default 8000, as Atropos."""
     token_file: str | None = None
     """File that holds the token clients must send, as a bearer token or as the password of Basic authentication: an
-    environment that can do neither names it in its URL, http://any:TOKEN@host:port. Default None: no authentication."""
+    environment that can do neither names it in its URL, http://any:TOKEN@host:port. Default None: gateway.token in the
+    run's folder, made at the first start; gateway.url beside it holds the whole URL."""
+    needs_token: bool = True
+    """Whether clients must send the token. Without, every process and user of this machine may publish rollouts; so it
+    takes a host of loopback. Default true."""
     hold_s: Annotated[float, Meta(gt=0)] = 240.0
     """Seconds for which a group is held while the governor grants no lease, before 503 is answered. The usual client
     waits 300 and loses the group after three answers of 503. Default 240."""
@@ -45,8 +49,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     counts as made by the policy that was the newest this long before it arrived. Default 0."""
 
     def __post_init__(self) -> None:
-        if self.host not in _LOOPBACK and self.token_file is None:
+        if self.host not in LOOPBACK and not self.needs_token:
             raise ConfigError(
-                f"gateway.host is {self.host}: whoever reaches it could publish rollouts; set gateway.token_file, "
-                "or listen on 127.0.0.1"
+                f"gateway.host is {self.host}: whoever reaches it could publish rollouts; leave gateway.needs_token "
+                "true, or listen on 127.0.0.1"
             )

@@ -5,7 +5,6 @@ It is a stateless face over durable state: kill it at any moment, start it again
 
 import logging
 import socket
-from pathlib import Path
 
 import anyio
 import uvicorn
@@ -13,10 +12,11 @@ import uvicorn
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
-from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token, write_private
 from lachesis.pipeline.stage.http import Counted, HttpServer, http_within
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -36,7 +36,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
     envs = [name for name, env in config.environments.items() if env.is_foreign]
     if not envs:
         raise ConfigError('environments: none has kind = "gateway", so the gateway would have nothing to publish for')
-    token = _read_token(config.gateway)
+    token = gateway_token(config.gateway, config.path)
     errors: list[LachesisError] = []
     with _listen(config.gateway) as listener:
         store: Store = await service.retrying("read the gateway's state")(Store.open, service.bus, service.run, envs)
@@ -48,9 +48,10 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             server.should_exit = True
 
         gateway = Gateway(config, store, policies, intake, token=token, failed=failed)
+        hosts = () if config.gateway.host in LOOPBACK else None
         server = HttpServer(
             uvicorn.Config(
-                Counted(build_app(gateway), service.answered, PATHS),
+                Counted(build_app(gateway, hosts), service.answered, PATHS),
                 log_level="warning",
                 lifespan="off",
                 server_header=False,
@@ -59,7 +60,11 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             )
         )
         port = listener.getsockname()[1]
-        log.info("listening on http://%s:%d for %s", config.gateway.host, port, ", ".join(envs))
+        log.info("listening on %s for %s", _url(config.gateway, port), ", ".join(envs))
+        if token is not None:
+            path = config.path / GATEWAY_URL
+            write_private(path, _url(config.gateway, port, token))
+            log.info("environments need its token: their --env.rollout_server_url is what %s holds", path)
         async with background() as tasks:
             tasks.start_soon(policies.follow, service.bus, service.run)
             tasks.start_soon(intake.renew)
@@ -91,16 +96,9 @@ async def _show(service: Service, gateway: Gateway, intake: Intake, port: int) -
         await anyio.sleep(_FIGURES_S)
 
 
-def _read_token(config: GatewayConfig) -> str | None:
-    if config.token_file is None:
-        return None
-    try:
-        token = Path(config.token_file).read_text().strip()
-    except OSError as error:
-        raise StartupError(f"gateway.token_file {config.token_file}: {error.strerror}") from error
-    if not token:
-        raise StartupError(f"gateway.token_file {config.token_file} is empty: it would let everybody in")
-    return token
+def _url(config: GatewayConfig, port: int, token: str | None = None) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{'' if token is None else f'lachesis:{token}@'}{host}:{port}"
 
 
 def _listen(config: GatewayConfig) -> socket.socket:

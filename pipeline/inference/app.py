@@ -1,8 +1,9 @@
 """The HTTP face of the engine: a Starlette application that speaks vLLM's routes and fields.
 
 Guarantees: a request that can never succeed gets 4xx, a full queue 503 with Retry-After, a failed engine 503; the work
-of a client that hangs up is dropped; weights are read from one configured folder alone. There is no authentication:
-bind it to loopback, or put it behind something that has.
+of a client that hangs up is dropped; weights are read from one configured folder alone; no web page's script is
+answered; what changes the server's state takes a token; and text is read in a thread of its own, no more of it than the
+context can hold. Whoever reaches the port may sample: bind it to loopback, or put it behind something that asks who.
 
     GET  /health  /v1/models  /is_paused  /weight_info
     POST /tokenize  /detokenize  /inference/v1/generate
@@ -13,14 +14,17 @@ bind it to loopback, or put it behind something that has.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, get_args
 
+import anyio
 import anyio.to_thread
 import jinja2
 import msgspec
 import torch
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
@@ -37,22 +41,35 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, unless_disconnected
+from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, unless_disconnected
 from lachesis.pipeline.inference.requests import SampleResult
+from lachesis.pipeline.stage.http import PageGuard
 from lachesis.pipeline.training.model import Policy
 from lachesis.pipeline.weights.files import inside, read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.values import check_plain
+from lachesis.schemas.values import check_plain, text_length
 
 __all__ = ["build_app"]
 
+_READERS = 2
+"""Texts read at once, so that what that takes in memory is bounded."""
 
-def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder: str | Path) -> Starlette:
+
+def build_app(
+    policy: Policy,
+    engine: Engine,
+    *,
+    model_name: str,
+    weights_folder: str | Path,
+    token: str | None = None,
+    hosts: Container[str] | None = None,
+) -> Starlette:
     """Return the application over a running engine that owns `policy.model`.
 
-    `weights_folder`: the only folder that weight updates may name files in.
+    `weights_folder`: the only folder that weight updates may name files in. `token`: what a request must bear that
+    changes the server's state; None: nothing. `hosts`: see `PageGuard`.
     """
     server = _Server(policy, engine, model_name, Path(weights_folder).resolve())
     get: dict[str, Handler] = {
@@ -65,6 +82,8 @@ def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder
         "/tokenize": server.tokenize,
         "/detokenize": server.detokenize,
         "/inference/v1/generate": server.generate,
+    }
+    control: dict[str, Handler] = {
         "/pause": server.pause,
         "/resume": server.resume,
         "/reset_prefix_cache": server.reset_prefix_cache,
@@ -75,7 +94,8 @@ def build_app(policy: Policy, engine: Engine, *, model_name: str, weights_folder
     }
     routes = [Route(path, answer(handler), methods=["GET"]) for path, handler in get.items()]
     routes += [Route(path, answer(handler), methods=["POST"]) for path, handler in post.items()]
-    return Starlette(routes=routes)
+    routes += [Route(path, answer(handler, token), methods=["POST"]) for path, handler in control.items()]
+    return Starlette(routes=routes, middleware=[Middleware(PageGuard, hosts=hosts, refuse=forbidden)])
 
 
 class _UpdateInfo(msgspec.Struct, frozen=True):
@@ -97,6 +117,8 @@ class _Server:
         self._engine = engine
         self._model_name = model_name
         self._weights_folder = weights_folder
+        self._longest_token = max(map(len, policy.tokenizer.get_vocab()))
+        self._reading = anyio.CapacityLimiter(_READERS)
         self._updating = False
         self._staged: tuple[dict[str, torch.Tensor], str] | None = None
 
@@ -117,15 +139,26 @@ class _Server:
 
     async def tokenize(self, request: Request) -> TokenizeResponse:
         body = await body_of(request, TokenizeRequest)
+        longest = self._engine.max_model_len * self._longest_token
+        if (length := text_length(body.messages or body.prompt)) > longest:
+            raise DataError(
+                f"the text has {length} characters; a context of {self._engine.max_model_len} tokens holds {longest} "
+                "at most."
+            )
+        tokens = await anyio.to_thread.run_sync(self._encode, body, limiter=self._reading)
+        return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
+
+    def _encode(self, body: TokenizeRequest) -> list[int]:
         tokenizer = self._policy.tokenizer
         if body.messages is not None:
-            tokens = _chat_tokens(tokenizer, body)
-        else:
-            tokens = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        return TokenizeResponse(count=len(tokens), max_model_len=self._engine.max_model_len, tokens=tokens)
+            return _chat_tokens(tokenizer, body)
+        tokens: list[int] = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        return tokens
 
     async def detokenize(self, request: Request) -> DetokenizeResponse:
         body = await body_of(request, DetokenizeRequest)
+        if len(body.tokens) > self._engine.max_model_len:
+            raise DataError(f"{len(body.tokens)} tokens; the context has {self._engine.max_model_len}.")
         if any(token >= self._policy.model.config.vocab_size for token in body.tokens):
             raise DataError(f"tokens must lie below {self._policy.model.config.vocab_size}, the model's vocabulary.")
         return DetokenizeResponse(prompt=self._policy.tokenizer.decode(body.tokens))

@@ -90,14 +90,18 @@ class InferenceClient:
         self,
         config: ClientConfig,
         *,
+        token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
         requested: Callable[[Call], None] | None = None,
     ) -> None:
-        """`requested` is told of every request for tokens or logprobs once it has ended; its items are samples."""
+        """`token` is what the server wants of who changes its state. `requested` is told of every request for tokens or
+        logprobs once it has ended; its items are samples.
+        """
         self.config = config
         self._requested = requested
         self._http = httpx.AsyncClient(
             base_url=config.url,
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
             timeout=httpx.Timeout(config.timeout, connect=config.connect_timeout, pool=None),
             limits=httpx.Limits(max_connections=config.max_connections),
             transport=transport,

@@ -101,13 +101,14 @@ class Directory:
                 except (ConfigError, UnicodeDecodeError) as error:  # whoever wrote it, the next server registers anew
                     log.warning("the register of inference servers holds no URL: %s", str(error)[:200])
 
-    async def use(self, url: str) -> None:
-        """Hand out clients for `url` from now on. Raises `ConfigError` when it is none."""
+    async def use(self, url: str, token: str | None = None) -> None:
+        """Hand out clients for `url` from now on, with its `token`. Raises `ConfigError` when it is no URL."""
         _check_url(url)
         if self._client is not None and self._client.config.url == url:
             return
         # The old client stays open: requests may be under way on it.
-        client = InferenceClient(ClientConfig(url=url, timeout=self._timeout_s), requested=self._requested)
+        config = ClientConfig(url=url, timeout=self._timeout_s)
+        client = InferenceClient(config, token=token, requested=self._requested)
         self._client = await self._clients.enter_async_context(client)
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -17,24 +17,34 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from lachesis.pipeline.inference.engine import EngineFullError
+from lachesis.pipeline.inference.protocol import bears
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
-__all__ = ["Handler", "answer", "body_of", "completed", "unless_disconnected"]
+__all__ = ["Handler", "answer", "body_of", "completed", "forbidden", "unless_disconnected"]
 
 RETRY_AFTER_SECONDS = 1
 LONGEST_BODY = 16 << 20
 """Bytes of a request; a prompt of a million tokens has 7 MiB."""
+BODY_S = 60.0
+"""Seconds in which a request's body must have arrived."""
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Any]]
 
 
-def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Turn a handler's value into JSON, and its errors into vLLM's error bodies."""
+class _UnauthorizedError(DataError):
+    """Raised when a request lacks the token that it needs."""
 
-    async def endpoint(request: Request) -> Response:
+
+def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Awaitable[Response]]:
+    """Turn a handler's value into JSON, and its errors into vLLM's error bodies; `token`: what a request must bear."""
+
+    async def endpoint(request: Request) -> Response:  # noqa: PLR0911 - one for each kind of error
         try:
+            _check_token(request, token)
             return _json(await handler(request))
+        except _UnauthorizedError as error:
+            return _error(401, "AuthenticationError", error, {"WWW-Authenticate": "Bearer"})
         except EngineFullError as error:
             return _error(503, "ServiceUnavailableError", error, {"Retry-After": str(RETRY_AFTER_SECONDS)})
         except InfrastructureError as error:
@@ -49,6 +59,11 @@ def answer(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     return endpoint
 
 
+def _check_token(request: Request, token: str | None) -> None:
+    if token is not None and not bears(request.headers.get("authorization", ""), token):
+        raise _UnauthorizedError("this changes the server's state, which its own process alone may do")
+
+
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(msgspec.json.encode(value), status, headers, media_type="application/json")
 
@@ -57,16 +72,24 @@ def _error(status: int, kind: str, error: Exception, headers: dict[str, str] | N
     return _json({"error": {"message": str(error), "type": kind, "param": None, "code": status}}, status, headers)
 
 
+def forbidden(why: str) -> Response:
+    """Return the answer to a request that is not looked at."""
+    return _error(403, "ForbiddenError", DataError(why))
+
+
 async def body_of(request: Request, kind: type[T]) -> T:
     """Return the request's JSON as a `kind`; nothing at all counts as an empty object. Raises `DataError`.
 
     A body is refused as soon as it is longer than any request of sense: what it takes in memory is bounded.
     """
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > LONGEST_BODY:
-            raise DataError(f"the body has more than {LONGEST_BODY} bytes.")
+    with anyio.move_on_after(BODY_S) as within:
+        async for part in request.stream():
+            data += part
+            if len(data) > LONGEST_BODY:
+                raise DataError(f"the body has more than {LONGEST_BODY} bytes.")
+    if within.cancelled_caught:
+        raise DataError(f"the body did not arrive within {BODY_S:g} s.")
     return from_json(f"{kind.__name__.lstrip('_')}", kind, bytes(data) or b"{}")
 
 

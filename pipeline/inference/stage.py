@@ -3,8 +3,10 @@
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
 
+import secrets
 import socket
 from functools import partial
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
@@ -13,12 +15,13 @@ import uvicorn
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
+from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.directory import Directory, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.stage.http import Counted, HttpServer
+from lachesis.pipeline.stage.http import Counted, HttpServer, host_of, http_within
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import Policy, load_model, load_tokenizer
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
@@ -27,6 +30,9 @@ from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import ConfigError, StartupError
 
 __all__ = ["run_inference"]
+
+_HEAD_S = 10.0
+"""Seconds in which a request's headers must have arrived."""
 
 
 async def run_inference(service: Service, config: RunConfig, role: str) -> None:
@@ -47,7 +53,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         service.until_drained(),
     ):
         await server.ready()
-        await own.use(server.url)
+        await own.use(server.url, server.token)
         async with background() as tasks:
             tasks.start_soon(server.watch)
             await _announce(service, config, role, own, settings.advertise or server.url)
@@ -70,12 +76,24 @@ async def _serve_reference(
     ):
         url = f"http://{settings.near}:{listener.getsockname()[1]}"
         generates = {"/inference/v1/generate"}
-        app = build_app(policy, engine, model_name=role, weights_folder=config.path / "weights")
+        token = secrets.token_urlsafe(32)
+        hosts = {host_of(urlsplit(settings.advertise or url).netloc)} if settings.host in LOOPBACK else None
+        weights = config.path / "weights"
+        app = build_app(policy, engine, model_name=role, weights_folder=weights, token=token, hosts=hosts)
         traced = TracedRequests(app, service, role, generates) if service.tracing.on else app
         counted = Counted(traced, service.answered, generates)
-        server = HttpServer(uvicorn.Config(counted, log_level="warning", lifespan="off", timeout_graceful_shutdown=5))
+        server = HttpServer(
+            uvicorn.Config(
+                counted,
+                log_level="warning",
+                lifespan="off",
+                server_header=False,
+                http=http_within(_HEAD_S),
+                timeout_graceful_shutdown=5,
+            )
+        )
         async with Directory(timeout_s=120.0) as own, background() as tasks:
-            await own.use(url)
+            await own.use(url, token)
             tasks.start_soon(server.stop_on_drain, service)
             tasks.start_soon(_count, service, engine)
             tasks.start_soon(_announce, service, config, role, own, settings.advertise or url)

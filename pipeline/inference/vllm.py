@@ -1,7 +1,7 @@
 """Real vLLM as a child process: how it is started for a role of the run, when it is ready, how it ends.
 
-Guarantees: it listens on loopback alone (the routes for weights have no authentication), it may read weights from the
-run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
+Guarantees: its routes for weights take a token that this process alone has, it may read weights from the run's folder
+alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
 however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
 installed.
 """
@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from lachesis.pipeline.bus.embedded import die_with_parent
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.protocol import TOKENIZER_HASH, TRANSFER_BACKEND, WEIGHTS_FOLDER
+from lachesis.pipeline.inference.protocol import CONTROL_TOKEN, TOKENIZER_HASH, TRANSFER_BACKEND, WEIGHTS_FOLDER
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["Vllm", "start_vllm"]
@@ -42,8 +43,9 @@ _END_S = 5.0
 class Vllm:
     """A running server. Its process group is its own, so that its workers end with it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, url: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, url: str, token: str) -> None:
         self.url = url
+        self.token = token
         self._process = process
 
     @property
@@ -99,7 +101,7 @@ async def start_vllm(
 
     Raises StartupError when there is no such interpreter.
     """
-    port = settings.port or _free_port()
+    port, token = settings.port or _free_port(), secrets.token_urlsafe(32)
     python = settings.python or sys.executable
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
     log.info("starting %s", " ".join(command))
@@ -107,13 +109,13 @@ async def start_vllm(
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(folder, role, tokenizer_hash),
+            env=_environment(folder, role, tokenizer_hash) | {CONTROL_TOKEN: token},
             start_new_session=True,
             preexec_fn=die_with_parent(signal.SIGTERM),  # it ends its workers then
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error
-    server = Vllm(process, f"http://{settings.near}:{port}")
+    server = Vllm(process, f"http://{settings.near}:{port}", token)
     try:
         yield server
     finally:

@@ -1,6 +1,7 @@
 """ASGI middleware of vLLM's server: it answers as the reference server does.
 
-/v1/models also tells the tokenizer's hash; weights that a worker refused are the caller's error (400), where vLLM has
+/v1/models also tells the tokenizer's hash; what changes the server's state takes a token; scripts of web pages are not
+answered; weights that a worker refused are the caller's error (400), where vLLM has
 one status for all that goes wrong in a worker; and after a 500 the connection stays open. Guarantees that everything
 else passes as it is. Runs inside vLLM's process, on msgspec and the standard library.
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.inference.protocol import REFUSED, TOKENIZER_HASH
+from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH, bears
 
 __all__ = ["Answers"]
 
@@ -26,14 +27,25 @@ class Answers:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._hash = os.environ[TOKENIZER_HASH]
+        self._token = os.environ.pop(CONTROL_TOKEN)  # before anything that vLLM starts could read it
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
+        elif b"origin" in (headers := dict(scope["headers"])):
+            await _send_error(send, 403, "ForbiddenError", "requests from web pages are not answered")
+        elif scope["path"] in CONTROL_PATHS and not bears(
+            headers.get(b"authorization", b"").decode("latin1"), self._token
+        ):
+            why = "this changes the server's state, which the service that started it alone may do"
+            await _send_error(send, 401, "AuthenticationError", why)
         elif scope["path"] == "/v1/models":
             await self._models(scope, receive, send)
         else:
             await self._explained(scope, receive, send)
+
+    def _may(self, authorization: bytes) -> bool:
+        return bears(authorization.decode("latin1"), self._token)
 
     async def _models(self, scope: Any, receive: Any, send: Any) -> None:
         messages: list[dict[str, Any]] = []
@@ -68,8 +80,12 @@ class Answers:
                 log.exception("%s failed", scope["path"])
             text, kind = str(error), "BadRequestError" if refused else "InternalServerError"
             status = 400 if refused else 500
-            body = {"error": {"message": text, "type": kind, "param": None, "code": status}}
-            await _send_json(send, status, msgspec.json.encode(body))
+            await _send_error(send, status, kind, text)
+
+
+async def _send_error(send: Any, status: int, kind: str, text: str) -> None:
+    body = {"error": {"message": text, "type": kind, "param": None, "code": status}}
+    await _send_json(send, status, msgspec.json.encode(body))
 
 
 async def _send_json(send: Any, status: int, body: bytes) -> None:

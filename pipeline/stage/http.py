@@ -7,16 +7,19 @@ import socket
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 import h11
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.performance import Call
 
-__all__ = ["Counted", "HttpServer", "TimedHttp", "http_within"]
+__all__ = ["Counted", "HttpServer", "PageGuard", "TimedHttp", "host_of", "http_within"]
 
 
 class Counted:
@@ -64,6 +67,47 @@ class Counted:
                     plain=state.get("plain_bytes"),
                 )
             )
+
+
+class PageGuard:
+    """An ASGI application that answers no script of a web page, on loopback either.
+
+    A request with an origin is refused. So is one for a host that is neither of `hosts` nor a loopback address: the
+    name of a page may be made to lead here (DNS rebinding). `hosts` None: any host, for a server whose names nobody
+    knows. `refuse` makes the answer, status 403, of the reason.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Container[str] | None, refuse: Callable[[str], ASGIApp]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+                app = self._refuse("requests from web pages are not answered")
+            elif self._hosts is not None:
+                host = host_of(headers.get("host", ""))
+                if host not in self._hosts and not _is_loopback(host):
+                    app = self._refuse(f"this server is not {host[:100]!r}; ask for it by its address")
+        await app(scope, receive, send)
+
+
+def host_of(address: str) -> str:
+    """Return the host of `HOST:PORT`, `[V6]:PORT` or `HOST`, in lower case; of anything else nothing."""
+    try:
+        return urlsplit(f"//{address}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class TimedHttp(H11Protocol):

@@ -17,6 +17,7 @@ from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluatio
 from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
@@ -56,8 +57,7 @@ async def _up(config: RunConfig, arguments: list[str]) -> None:
     supervisor = Supervisor(config, arguments, [evaluations])
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
-    print(describe_evaluation(config), flush=True)
-    for line in describe_curriculum(config):
+    for line in (describe_evaluation(config), *describe_curriculum(config), *describe_gateway(config)):
         print(line, flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)
@@ -85,6 +85,17 @@ def describe_evaluation(config: RunConfig) -> str:
         f"held out of training and evaluated every {plan.every_steps} steps: {plan.held_out:.0%} of the tasks of "
         f"{names}, at most {plan.items} of each (evaluate.held_out)"
     )
+
+
+def describe_gateway(config: RunConfig) -> list[str]:
+    """Return how environments of other projects reach the run, if it has any."""
+    names = ", ".join(name for name, env in config.environments.items() if env.is_foreign)
+    if not names:
+        return []
+    if not config.gateway.needs_token:
+        return [f"environments reach the gateway at http://{config.gateway.host}:{config.gateway.port}: {names}"]
+    url = shlex.quote(str(config.path / GATEWAY_URL))
+    return [f'environments reach the gateway by the URL in {url} (--env.rollout_server_url "$(cat {url})"): {names}']
 
 
 class EvaluationWatch(Watch):

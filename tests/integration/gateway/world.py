@@ -48,6 +48,7 @@ lease_s = 5.0
 retry_s = 0.05
 [gateway]
 port = {port}
+needs_token = false
 hold_s = 120.0
 """
 STAGES: tuple[tuple[str, Callable[..., Any]], ...] = (

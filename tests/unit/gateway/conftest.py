@@ -73,7 +73,7 @@ class World:
         self.service: Any = None
 
     def config(self, *envs: str, **gateway: Any) -> RunConfig:
-        settings = {"port": 0, **gateway}
+        settings = {"port": 0, "needs_token": False, **gateway}
         return RunConfig(
             run="r",
             environments={env: EnvironmentConfig(kind="gateway", longest_tokens=64) for env in envs or ("words",)},

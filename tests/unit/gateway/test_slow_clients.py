@@ -12,7 +12,7 @@ import pytest
 from lachesis.pipeline.gateway import app as app_module
 from lachesis.pipeline.gateway import body as body_module
 
-HEAD = "POST {path} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+HEAD = "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
 
 
 @asynccontextmanager
@@ -78,7 +78,7 @@ async def test_headers_that_do_not_arrive_are_answered_408(world, sent: str) -> 
 
 
 async def test_a_second_request_on_a_connection_has_no_more_time(world) -> None:
-    get = "GET /status HTTP/1.1\r\nHost: gateway\r\n\r\n"
+    get = "GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with world.gateway(world.config(head_s=0.2)) as http, connected(http, get) as slow:
         await world.registered(http)
         with anyio.fail_after(60):

@@ -5,6 +5,7 @@ import json
 from functools import partial
 
 import anyio
+import msgspec
 import pytest
 
 from lachesis.pipeline.gateway.config import GatewayConfig
@@ -309,7 +310,7 @@ async def test_a_foreign_group_is_of_the_policy_that_was_newest_when_it_was_gene
 
 async def test_nobody_without_the_token_is_answered(world, make_scored, tmp_path):
     (tmp_path / "token").write_text("secret\n")
-    async with world.gateway(world.config(token_file=str(tmp_path / "token"))) as http:
+    async with world.gateway(world.config(needs_token=True, token_file=str(tmp_path / "token"))) as http:
         for headers in (
             {},
             {"Authorization": "Bearer wrong"},
@@ -322,6 +323,29 @@ async def test_nobody_without_the_token_is_answered(world, make_scored, tmp_path
         bearer = await http.get("/info", headers={"Authorization": "Bearer secret"})
         basic = await http.get("/info", auth=("any", "secret"))  # what http://any:secret@host in a URL becomes
         assert bearer.status_code == basic.status_code == 200
+
+
+async def test_by_default_a_token_is_made_once_and_stands_in_a_url_that_its_owner_alone_can_read(world, tmp_path):
+    config = msgspec.structs.replace(world.config(), folder=str(tmp_path), gateway=GatewayConfig(port=0))
+    urls = []
+    for _ in range(2):
+        async with world.gateway(config) as http:
+            assert (await http.get("/info")).status_code == 401
+            url = (tmp_path / "gateway.url").read_text().strip()
+            assert (await http.get(f"{url}/info")).status_code == 200
+            urls.append(url.rpartition(":")[0])
+    assert urls[0] == urls[1]
+    for name in ("gateway.url", "gateway.token"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+
+
+async def test_no_page_gets_in_by_a_name_that_leads_here(world):
+    async with world.gateway() as http:
+        port = http.base_url.port
+        for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[", ""):
+            assert (await http.get("/reset_data", headers={"Host": host})).status_code == 403
+        for host in ("localhost", f"localhost:{port}", "LOCALHOST", f"[::1]:{port}", "127.0.0.9"):
+            assert (await http.get("/info", headers={"Host": host})).status_code == 200
 
 
 async def test_no_web_page_gets_in(world):
@@ -363,8 +387,8 @@ async def test_a_second_gateway_ends_the_first(world):
 
 
 async def test_it_refuses_to_listen_to_everybody_or_where_somebody_does(world):
-    with pytest.raises(ConfigError, match="token_file"):
-        GatewayConfig(host="0.0.0.0")  # noqa: S104
+    with pytest.raises(ConfigError, match="needs_token"):
+        GatewayConfig(host="0.0.0.0", needs_token=False)  # noqa: S104
     async with world.gateway() as http:
         with pytest.raises(StartupError):
             async with world.gateway(world.config(port=http.base_url.port)):

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -13,10 +14,13 @@ import pytest
 import torch
 import uvicorn
 
+from lachesis.pipeline.inference import app as module
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
-from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.protocol import CONTROL_PATHS, SamplingParams
+from lachesis.pipeline.stage.http import http_within
 from lachesis.pipeline.training.logprobs import token_logprobs
 from lachesis.pipeline.training.model import build_tiny_policy
 from lachesis.pipeline.weights.files import write_weights
@@ -404,7 +408,10 @@ def received(line):
     ],
 )
 def test_lies_about_lengths_leave_the_server_serving(served, request_bytes):
-    with socket.create_connection(served, timeout=10) as line:
+    with (
+        socket.create_connection(served, timeout=10) as line,
+        suppress(ConnectionError),
+    ):  # which it may end at any byte
         line.sendall(request_bytes)
         line.shutdown(socket.SHUT_WR)
         while line.recv(65536):
@@ -438,3 +445,88 @@ async def test_requests_for_tokens_and_logprobs_are_told_of(served):
         (3, False, False), (1, False, False), (0, True, True),
     ]  # fmt: skip
     assert all(call.seconds > 0 for call in told)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """An application as the service builds it, with a token, for the host `inference` alone."""
+    policy = build_tiny_policy(0, width=32, layers=1, heads=2, max_length=64)
+    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b") as engine:
+        yield build_app(policy, engine, model_name="tiny", weights_folder=tmp_path, token="secret", hosts={"inference"})
+
+
+def http_of(app, host="inference"):
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=f"http://{host}:8000")
+
+
+async def test_what_changes_the_state_takes_the_token(guarded):
+    async with http_of(guarded) as http:
+        for path in CONTROL_PATHS:
+            for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "Basic secret"}):
+                answer = await http.post(path, headers=headers, json={})
+                assert (answer.status_code, answer.json()["error"]["type"]) == (401, "AuthenticationError")
+            assert (await http.post(path, headers={"Authorization": "Bearer secret"}, json={})).status_code != 401
+        assert (await http.get("/is_paused")).status_code == 200
+    for token, refused in (("secret", False), (None, True)):
+        transport = httpx.ASGITransport(guarded)
+        client = InferenceClient(ClientConfig(url="http://inference"), token=token, transport=transport)
+        async with client:
+            try:
+                await client.resume()
+            except DataError:
+                assert refused
+            else:
+                assert not refused
+
+
+async def test_no_page_is_answered_not_by_a_name_that_leads_here_either(guarded):
+    for host, status in (("inference", 200), ("localhost", 200), ("127.0.0.1", 200), ("evil.example", 403)):
+        async with http_of(guarded, host) as http:
+            assert (await http.get("/health")).status_code == status
+            for headers in ({"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+                assert (await http.post("/tokenize", headers=headers, json={"prompt": "a"})).status_code == 403
+
+
+async def test_text_that_no_context_holds_is_refused_before_it_is_read(guarded):
+    async with http_of(guarded) as http:
+        for body in (
+            {"prompt": "a" * 1_000_000},
+            {"messages": [{"role": "user", "content": "a" * 500_000}] * 2},
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a" * 1_000_000}]}]},
+        ):
+            answer = await http.post("/tokenize", json=body)
+            assert (answer.status_code, "a context of 64 tokens holds" in answer.text) == (400, True)
+        answer = await http.post("/detokenize", json={"tokens": [5] * 65})
+        assert (answer.status_code, "the context has 64" in answer.text) == (400, True)
+
+
+async def test_the_server_answers_while_text_is_read(guarded, monkeypatch):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slowly(*_):
+        began.set()
+        go_on.wait(30)
+        return [1]
+
+    monkeypatch.setattr(module, "_chat_tokens", slowly)
+    async with http_of(guarded) as http, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(http.post, "/tokenize", json={"messages": HI}))
+        await anyio.to_thread.run_sync(began.wait)
+        assert (await http.get("/health")).status_code == 200
+        go_on.set()
+
+
+def test_headers_that_do_not_come_end_the_connection(app):
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", http=http_within(0.2))
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=partial(server.run, [listener]))
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=30) as line:
+            line.sendall(b"GET /health HTTP/1.1\r\nx: ")
+            assert line.recv(4096).startswith(b"HTTP/1.1 408")
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lachesis.pipeline.config.run import InferenceConfig
-from lachesis.pipeline.inference.protocol import REFUSED, TOKENIZER_HASH
+from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.inference.vllm_http import Answers
 from lachesis.schemas.errors import StartupError
@@ -94,6 +94,19 @@ async def application(scope, receive, send):
     await send({"type": "http.response.body", "body": b'{"id": "m"}]}'})
 
 
+async def test_what_changes_vllms_state_takes_the_token_and_no_page_is_answered(monkeypatch):
+    monkeypatch.setenv(TOKENIZER_HASH, "h")
+    monkeypatch.setenv(CONTROL_TOKEN, "t")
+    answers = Answers(application)
+    assert CONTROL_TOKEN not in os.environ
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
+        for path in CONTROL_PATHS:
+            for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "t"}):
+                assert (await http.post(path, headers=headers)).status_code == 401
+            assert (await http.post(path, headers={"Authorization": "Bearer t"})).status_code == 200
+        assert (await http.get("/else", headers={"Origin": "http://evil.example"})).status_code == 403
+
+
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
@@ -105,6 +118,7 @@ async def application(scope, receive, send):
 )
 async def test_answers_are_as_the_reference_servers(monkeypatch, path, status, text):
     monkeypatch.setenv(TOKENIZER_HASH, "h")
+    monkeypatch.setenv(CONTROL_TOKEN, "t")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(Answers(application)), base_url="http://v") as http:
         answer = await http.get(path)
     assert (answer.status_code, text in answer.text) == (status, True)
