@@ -13,7 +13,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_untrainable"]
+__all__ = ["NO_TURN_REWARDS", "TrainerLimits", "why_nothing_to_train", "why_untrainable"]
 
 NO_TURN_REWARDS = (
     "rewards of single turns are not trained on; add them up into the reward of the sample, or assign credit yourself "
@@ -59,6 +59,16 @@ def why_untrainable(group: RolloutGroup, limits: TrainerLimits) -> str | None:
         if held:
             return f"{held}: this run's trainer reads text tokens alone and would train without; leave it out"
     return None if limits.vocabulary is None else _unknown_token(group, limits.vocabulary)
+
+
+def why_nothing_to_train(group: RolloutGroup) -> str | None:
+    """Return why there is nothing to train on in `group` whatever the trainer, None if there is."""
+    sequences = group.sequences
+    if any(length and i not in sequences.excluded_samples for i, length in enumerate(sequences.lengths)):
+        return None
+    if sequences.excluded_samples:
+        return "nothing to train on: its environment excludes every sample (set_advantage_to_zero)"
+    return "nothing to train on: the loss mask lets in no token"
 
 
 def _held_besides_text(group: RolloutGroup) -> str:

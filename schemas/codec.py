@@ -18,10 +18,11 @@ from lachesis.schemas.errors import SchemaError, VersionError
 
 __all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
 
 2: what a promoted revision judges says so; groups may have no logprobs; trainers on the past may have a teacher.
+3: an environment may exclude samples of a group from training.
 """
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 """What a msgspec decoder raises on hostile bytes."""

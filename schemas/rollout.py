@@ -18,7 +18,7 @@ from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.packing import deflate, inflate
-from lachesis.schemas.sequences import UNTRAINABLE_SINCE, FinishReason, Sequence, Sequences, VersionSpan
+from lachesis.schemas.sequences import EXCLUDED_SINCE, UNTRAINABLE_SINCE, FinishReason, Sequence, Sequences, VersionSpan
 from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
@@ -125,6 +125,8 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
 
     @property
     def needs(self) -> int:
+        if self.sequences.excluded_samples:
+            return EXCLUDED_SINCE
         return 1 if self.sequences.logprobs is not None else UNTRAINABLE_SINCE
 
     def to_wire(self) -> Self:

@@ -18,10 +18,12 @@ from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.packing import join_tokens, split_tokens
 
-__all__ = ["UNTRAINABLE_SINCE", "FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
+__all__ = ["EXCLUDED_SINCE", "UNTRAINABLE_SINCE", "FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
 
 UNTRAINABLE_SINCE: Final = 2
 """The wire version whose readers know of groups without logprobs."""
+EXCLUDED_SINCE: Final = 3
+"""The wire version whose readers know of samples that their environment excludes from training."""
 
 FinishReason = Literal["stop", "length", "abort", "tool", "error"]
 
@@ -75,6 +77,8 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     `rewards`: components the environment itself scored, per sample; None where it could not.
     `turn_rewards`: per sample, one reward a turn. `token_advantages` float32 [T]: from an environment that assigns
     credit itself. `columns`: further per-token columns by name (router choices of a mixture of experts, say).
+    `excluded_samples`: those that the environment says must not be trained on, ascending. They are rated and count in
+    the group's statistics as all others.
     """
 
     offsets: bytes
@@ -89,6 +93,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
     token_advantages: bytes | None = None
     columns: dict[str, Column] = {}
     token_bits: bytes | None = None
+    excluded_samples: list[int] = []
 
     def __len__(self) -> int:
         return len(self.finish_reasons)
@@ -204,6 +209,9 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
                 raise SchemaError(f"rewards[{name[:40]!r}]: {len(values)} values for {samples} samples")
             if not all(value is None or np.isfinite(value) for value in values):
                 raise SchemaError(f"rewards[{name[:40]!r}]: NaN or infinite; a missing reward is None")
+        excluded = self.excluded_samples
+        if excluded != sorted(set(excluded)) or not set(excluded) <= set(range(samples)):
+            raise SchemaError(f"excluded_samples: not ascending, or none of the {samples} samples")
         if self.turn_rewards is not None:
             if len(self.turn_rewards) != samples:
                 raise SchemaError(f"turn_rewards: {len(self.turn_rewards)} samples where there are {samples}")

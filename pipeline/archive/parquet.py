@@ -159,6 +159,7 @@ def arrow_schema() -> Any:
         "columns": pa.list_(struct(name=text, dtype=text, width=int32, data=pa.binary())),
         "environment_rewards": pa.list_(struct(name=text, value=real)),
         "turn_rewards": pa.list_(real),
+        "excluded": pa.bool_(),
         "dispatch": struct(index=int64, snapshot_id=text, probability=real),
         "messages": pa.list_(said),
         "attachments": pa.list_(struct(mime=text, data=pa.binary())),

@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -96,6 +96,8 @@ def settings(loaded: Loaded[C]) -> list[Setting]:
         descriptions = _descriptions(type(struct))
         for name in struct.__struct_fields__:
             path, value = f"{prefix}{name}", getattr(struct, name)
+            if value is msgspec.UNSET:
+                continue  # another name of a setting
             if isinstance(value, msgspec.Struct):
                 walk(value, f"{path}.")
             elif isinstance(value, dict) and value and all(isinstance(v, msgspec.Struct) for v in value.values()):
@@ -153,8 +155,9 @@ class _Layer:
     origins: dict[str, str]
 
     def struct(self, kind: Any, tree: dict[str, Any], new: Mapping[str, Any], prefix: str = "") -> None:
-        hints = _hints(kind)
-        for key, value in new.items():
+        hints, aliases = _hints(kind), getattr(kind, "ALIASES", {})
+        for written, value in new.items():
+            key = written if aliases.get(written) in new else aliases.get(written, written)
             if key not in hints:
                 raise ConfigError(f"{self.source}: unknown setting {prefix + key!r}{_nearest(key, prefix, hints)}")
             self.value(hints[key], tree, key, value, prefix)
@@ -201,13 +204,17 @@ def _is_struct(hint: Any) -> bool:
 
 def _hints(kind: Any) -> dict[str, Any]:
     """Return each field's plain type, without Annotated and None."""
-    found = {}
-    for name, hint in get_type_hints(kind).items():
-        if get_origin(hint) in {Union, types.UnionType}:
-            plain = [arg for arg in get_args(hint) if arg is not type(None)]
-            hint = plain[0] if len(plain) == 1 else hint  # noqa: PLW2901
-        found[name] = hint
-    return found
+    return {name: _plain(hint) for name, hint in get_type_hints(kind).items() if get_origin(hint) is not ClassVar}
+
+
+def _plain(hint: Any) -> Any:
+    """Return what a union stands for: its one type, or its one struct, for which other types are shorthand."""
+    if get_origin(hint) not in {Union, types.UnionType}:
+        return hint
+    kinds = [arg for arg in get_args(hint) if arg not in {type(None), msgspec.UnsetType}]
+    if len(kinds) > 1:
+        kinds = [kind for kind in kinds if _is_struct(kind)]
+    return kinds[0] if len(kinds) == 1 else hint
 
 
 @functools.cache
@@ -247,7 +254,7 @@ def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) 
 def _hint_at(hint: Any, where: str) -> Any:
     """Return the type of what stands at a path such as `a.b[0].c` or `a[...].c` (any key) of a struct."""
     for part in re.findall(r"\[[^]]*\]|[^.\[]+", where):
-        hint = get_args(hint)[-1] if part.startswith("[") else _hints(hint)[part]
+        hint = _plain(get_args(hint)[-1]) if part.startswith("[") else _hints(hint)[part]
     return hint
 
 

@@ -1,10 +1,13 @@
 """The curriculum: rewards in, weights of the tasks out, one writer an environment.
 
 Every finished group teaches, dropped ones too, unless it names a policy step that the run has not trained: taken for
-the newest, it would make all that follows too old to learn from. A commit holds the feedback of one burst, which is
-all that rebuilds the state; the snapshot that environments draw by goes to the curriculum bucket, at most twice a
-second.
+the newest, it would make all that follows too old to learn from. A group that is of no task of the pool teaches
+nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. A commit holds
+the feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
+curriculum bucket, at most twice a second.
 """
+
+import logging
 
 import anyio
 import anyio.to_thread
@@ -16,6 +19,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
+from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
@@ -34,6 +38,8 @@ from lachesis.schemas.values import shaped, unpack
 
 __all__ = ["feedback_of", "items_of", "run_curriculum"]
 
+log = logging.getLogger("lachesis")
+
 _PUBLISH_S = 0.5
 _MOST = 8192
 """Feedback in one commit, about, so that it fits into a message."""
@@ -41,7 +47,12 @@ _MOST = 8192
 
 async def run_curriculum(service: Service, config: RunConfig) -> None:
     """Follow every environment of the run whose tasks it can draw until the service drains."""
-    own = {env: settings for env, settings in config.environments.items() if not settings.is_foreign}
+    for line in describe_curriculum(config):
+        log.info("%s", line)
+    for env in config.environments:
+        reason = reason_no_curriculum(config, env)
+        service.note(f"{env} curriculum", None if reason is None else f"no curriculum for {env}: {reason}")
+    own = curriculum_environments(config)
     if not own:
         service.recovered()
         await service.draining.wait()
@@ -92,6 +103,8 @@ class _EnvWriter:
         self.strategy = load_strategy(items, config.curriculum)
         self.next_event = 1
         self._ledger = subjects.ledger(service.run, config.training.name)
+        self._without_task = 0
+        """Groups of this process' life that are of no task of the pool."""
         self._batches = 0
         """Batches that the ledger was seen to hold; a policy of step n has been trained on n of them."""
         self._changed = anyio.Event()
@@ -143,6 +156,7 @@ class _EnvWriter:
                 self.service.vitals.handled += 1
                 feedback = feedback_of(self.env, reward)
                 if feedback is None:
+                    self._count_without_task()
                     continue
                 if feedback.policy_step > self._batches and not looked:
                     self._batches, looked = await self._formed(), True
@@ -155,6 +169,15 @@ class _EnvWriter:
                     self.service.note("feedback", None)
                     learned.append(feedback)
         await self._commit(learned)
+
+    def _count_without_task(self) -> None:
+        self._without_task += 1
+        self.service.vitals.metrics[f"curriculum/{self.env}/without_task"] = self._without_task
+        self.service.note(
+            f"{self.env} without task",
+            f"{self.env}: {self._without_task} groups are of no task of its pool (imported, or from a producer that "
+            "draws its tasks itself); the curriculum learns nothing from them",
+        )
 
     async def _formed(self) -> int:
         """Return how many batches were formed so far."""

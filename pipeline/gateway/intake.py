@@ -150,6 +150,7 @@ class Intake:
             longest=self.envs[env].longest_tokens,
             most=self._config.batching.batch_size,
             limits=TrainerLimits.of(policy, text_only=self._config.trains_text_only),
+            temperature=self._config.training.learner.temperature if self._config.mode == "train" else None,
         )
         return origin, data.env_id if registered else None
 

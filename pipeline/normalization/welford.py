@@ -1,14 +1,14 @@
-"""The familiar running normalizer, for people who move over: update first, then normalize with the current batch in.
+"""The running reward normalizer of Atropos: update the statistics first, then normalize with them.
 
 In: batches of rewards in arrival order. Out: normalized rewards. It depends on that order, so replicas cannot agree and
 a replay needs the same arrivals; the pipeline's own stage uses the windows of `logic` instead. Updating first also
 bounds |z| by sqrt(n-1), and a single extreme reward stays in minimum and maximum for ever. It is offered because it
-reproduces existing runs.
+reproduces existing runs, and goes on from their checkpoints.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -22,8 +22,9 @@ class WelfordAccumulator:
         self.count = 0
         self.mean = 0.0
         self.m2 = 0.0
-        self.min_val = math.inf
-        self.max_val = -math.inf
+        """Sum of squared deviations from the mean."""
+        self._min = math.inf
+        self._max = -math.inf
 
     def update(self, value: float) -> None:
         """Add one value."""
@@ -31,8 +32,8 @@ class WelfordAccumulator:
         delta = value - self.mean
         self.mean += delta / self.count
         self.m2 += delta * (value - self.mean)
-        self.min_val = min(self.min_val, value)
-        self.max_val = max(self.max_val, value)
+        self._min = min(self._min, value)
+        self._max = max(self._max, value)
 
     def update_batch(self, values: Iterable[float]) -> None:
         """Add values in their order."""
@@ -46,79 +47,129 @@ class WelfordAccumulator:
 
     @property
     def std(self) -> float:
-        """Population standard deviation."""
+        """Population standard deviation; 0 for fewer than two values."""
         return math.sqrt(self.variance)
 
+    @property
+    def min_val(self) -> float:
+        """Least value; 0 before the first."""
+        return self._min if self.count else 0.0
+
+    @property
+    def max_val(self) -> float:
+        """Largest value; 0 before the first."""
+        return self._max if self.count else 0.0
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return dict(vars(self))
+        """Return count, mean, m2, min and max; before the first value min is inf and max -inf."""
+        return {"count": self.count, "mean": self.mean, "m2": self.m2, "min": self._min, "max": self._max}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        for name in vars(self):
-            setattr(self, name, state[name])
+        """Replace the statistics by what `state_dict` returned. Raises `KeyError` when an entry is missing."""
+        count, mean, m2, low, high = (state[name] for name in ("count", "mean", "m2", "min", "max"))
+        self.count, self.mean, self.m2 = int(count), float(mean), float(m2)
+        # Strict JSON has no infinity: an empty state may come back with null there.
+        self._min, self._max = (float(low), float(high)) if count else (math.inf, -math.inf)
 
 
 class RewardNormalizer:
-    """Update-then-normalize over one shared statistic.
+    """Update-then-normalize over one shared statistic, as Atropos' `RewardNormalizer`.
 
-    `warmup` counts samples, the current batch included; before that rewards pass unchanged. A standard deviation below
-    `eps` gives zeros, a range below it 0.5. `clip` of None, 0 or less is off. Raises ConfigError on an unknown mode.
+    zscore: (x - mean) / (std + eps), zeros where std < eps. minmax: (x - min) / (max - min + eps), 0.5 where the range
+    is below eps. none: rewards as they are, unseen by the statistics. Afterwards values are clipped to [-clip, clip];
+    None, 0 or less turns the clip off. Until `warmup` rewards were seen, the current batch included, rewards are only
+    clipped. Raises `ConfigError` (a `ValueError`) on an unknown mode.
     """
 
-    def __init__(
-        self,
-        mode: Literal["zscore", "minmax", "none"] = "zscore",
-        clip: float | None = 5.0,
-        warmup: int = 10,
-        eps: float = 1e-8,
-    ) -> None:
-        if mode not in ("zscore", "minmax", "none"):
+    VALID_MODES: ClassVar[frozenset[str]] = frozenset({"zscore", "minmax", "none"})
+
+    def __init__(self, mode: str = "zscore", clip: float | None = 5.0, warmup: int = 10, eps: float = 1e-8) -> None:
+        self._configure(mode, clip, warmup, eps)
+        self._accumulator = WelfordAccumulator()
+
+    def _configure(self, mode: str, clip: float | None, warmup: int, eps: float) -> None:
+        if mode not in self.VALID_MODES:
             raise ConfigError(f"Invalid normalization mode {mode!r}; choose zscore, minmax or none.")
         self.mode = mode
         self.clip = clip if clip is not None and clip > 0 else None
-        self.warmup = warmup
+        self.warmup = max(0, warmup)
         self.eps = eps
-        self.stats = WelfordAccumulator()
+
+    @property
+    def count(self) -> int:
+        """Rewards seen."""
+        return self._accumulator.count
+
+    @property
+    def mean(self) -> float:
+        """Mean of the rewards seen; 0 before the first."""
+        return self._accumulator.mean
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation of the rewards seen; 0 for fewer than two."""
+        return self._accumulator.std
 
     @property
     def is_warmed_up(self) -> bool:
-        """Whether `warmup` samples were seen."""
-        return self.stats.count >= self.warmup
+        """Whether `warmup` rewards were seen."""
+        return self.count >= self.warmup
 
-    def normalize(self, rewards: Sequence[float]) -> list[float]:
-        """Add `rewards` to the statistics and return them normalized. Raises DataError on NaN or infinity."""
-        for i, value in enumerate(rewards):
+    def normalize(self, scores: Iterable[float]) -> list[float]:
+        """Add `scores` to the statistics and return them normalized. Raises `DataError` on NaN or infinity."""
+        values = [float(score) for score in scores]
+        for i, value in enumerate(values):
             if not math.isfinite(value):
                 raise DataError(f"reward {i} is {value}; a missing reward is left out, never NaN.")
-        if self.mode == "none" or not rewards:
-            return list(rewards)
-        self.stats.update_batch(rewards)
-        if not self.is_warmed_up:
-            return list(rewards)
-        if self.mode == "zscore":
-            mean, std = self.stats.mean, self.stats.std
-            scaled = [(value - mean) / std if std >= self.eps else 0.0 for value in rewards]
-        else:
-            low, extent = self.stats.min_val, self.stats.max_val - self.stats.min_val
-            scaled = [(value - low) / extent if extent >= self.eps else 0.5 for value in rewards]
+        if self.mode == "none":
+            return values
+        self._accumulator.update_batch(values)
+        if self.is_warmed_up:
+            values = self._zscore(values) if self.mode == "zscore" else self._minmax(values)
         if self.clip is None:
-            return scaled
-        return [min(max(value, -self.clip), self.clip) for value in scaled]
+            return values
+        return [min(max(value, -self.clip), self.clip) for value in values]
 
-    def metrics(self) -> dict[str, float]:
+    def _zscore(self, values: list[float]) -> list[float]:
+        mean, std = self.mean, self.std
+        return [(value - mean) / (std + self.eps) if std >= self.eps else 0.0 for value in values]
+
+    def _minmax(self, values: list[float]) -> list[float]:
+        low = self._accumulator.min_val
+        extent = self._accumulator.max_val - low
+        return [(value - low) / (extent + self.eps) if extent >= self.eps else 0.5 for value in values]
+
+    def metrics_dict(self) -> dict[str, float]:
         """Return `reward_norm/{count,mean,std,min,max}`; minimum and maximum are 0 before the first reward."""
-        stats = self.stats
-        low, high = (stats.min_val, stats.max_val) if stats.count else (0.0, 0.0)
-        values = {"count": stats.count, "mean": stats.mean, "std": stats.std, "min": low, "max": high}
-        return {f"reward_norm/{name}": value for name, value in values.items()}
+        seen = self._accumulator
+        return {
+            "reward_norm/count": float(seen.count),
+            "reward_norm/mean": seen.mean,
+            "reward_norm/std": seen.std,
+            "reward_norm/min": seen.min_val,
+            "reward_norm/max": seen.max_val,
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return settings and statistics."""
+        """Return settings and statistics: mode, clip, warmup, eps and accumulator."""
         settings = {"mode": self.mode, "clip": self.clip, "warmup": self.warmup, "eps": self.eps}
-        return {**settings, "stats": self.stats.state_dict()}
+        return {**settings, "accumulator": self._accumulator.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over settings and statistics."""
-        self.mode, self.clip, self.warmup, self.eps = (state[name] for name in ("mode", "clip", "warmup", "eps"))
-        self.stats.load_state_dict(state["stats"])
+        """Replace settings and statistics by what `state_dict` returned, here or in Atropos.
+
+        Raises `KeyError` when an entry is missing and `ConfigError` on an unknown mode; then nothing has changed.
+        """
+        accumulator = WelfordAccumulator()
+        accumulator.load_state_dict(_accumulator_state(state))
+        self._configure(*(state[name] for name in ("mode", "clip", "warmup", "eps")))
+        self._accumulator = accumulator
+
+
+def _accumulator_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the statistics of a checkpoint; Lachesis 0.1 called them `stats`, with `min_val` and `max_val`."""
+    if "accumulator" in state or "stats" not in state:
+        found: Mapping[str, Any] = state["accumulator"]
+        return found
+    old = state["stats"]
+    return {**old, "min": old["min_val"], "max": old["max_val"]}

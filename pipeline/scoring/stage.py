@@ -19,7 +19,7 @@ from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
-from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
+from lachesis.pipeline.trainability import TrainerLimits, why_nothing_to_train, why_untrainable
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
@@ -86,7 +86,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
-            untrainable=why_untrainable(rollout.group, await limits.of_now()),
+            untrainable=why_untrainable(rollout.group, await limits.of_now()) or why_nothing_to_train(rollout.group),
         )
         score = msgspec.structs.replace(score, signals=signals)
         scored = _Scored(score, scorer, promotion.first if promotion else None)

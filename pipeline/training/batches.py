@@ -41,7 +41,7 @@ from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
 from lachesis.pipeline.weights.files import weights_path, write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version, vocabulary_of
-from lachesis.schemas.errors import CheckpointError
+from lachesis.schemas.errors import CheckpointError, LachesisError, leaves
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, TrainReport, Void
 
@@ -200,19 +200,28 @@ class Batches:
             with receive:
                 async for batch in receive:
                     yield batch
-            await reading
+            error = await reading
+            if error is not None:
+                raise error
         finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([reading])
 
-    async def _read(self, send: MemoryObjectSendStream[Batch]) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(send)
-            if self._feed is None:
-                await stack.enter_async_context(self)
-            async for fed in await stack.enter_async_context(contextlib.aclosing(self.feed.batches())):
-                await send.send(Batch(self, fed))
+    async def _read(self, send: MemoryObjectSendStream[Batch]) -> LachesisError | BaseExceptionGroup | None:
+        """Send batches until an error, which is returned: a loop that was left never asks for it, so it is no news."""
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(send)
+                if self._feed is None:
+                    await stack.enter_async_context(self)
+                async for fed in await stack.enter_async_context(contextlib.aclosing(self.feed.batches())):
+                    await send.send(Batch(self, fed))
+        except (LachesisError, BaseExceptionGroup) as error:
+            if all(isinstance(leaf, LachesisError) for leaf in leaves(error)):
+                return error
+            raise
+        return None
 
 
 class Batch:

@@ -1,8 +1,8 @@
 """From a batch's groups to training sequences: which tokens, which advantage, which teacher logprobs.
 
-Pure. A sample whose advantage is None is left out. Guarantees that a group which this trainer cannot use is left out
-with a reason, never in silence, and costs no other group of its batch; that the same groups give the same choice; and
-that the advantages of the others stay as they are.
+Pure. A sample whose advantage is None, or that its environment excludes, is left out. Guarantees that a group which
+this trainer cannot use is left out with a reason, never in silence, and costs no other group of its batch; that the
+same groups give the same choice; and that the advantages of the others stay as they are.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def training_sequences(
     found = []
     for i, (sequence, sample) in enumerate(zip(group.sequences, samples, strict=True)):
         advantage = ref.advantages[sample]
-        if advantage is None or not sequence.loss_mask.any():
+        if advantage is None or sample in group.sequences.excluded_samples or not sequence.loss_mask.any():
             continue
         if sequence.logprobs is None:
             raise UnsupportedError("it has no logprobs, which tell the policy that made it from this one")

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.plan import reason_no_curriculum
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
@@ -39,6 +40,8 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing
     groups: int
     results: list[Alert]
+    no_curriculum: str | None = None
+    """Why the run does not draw its tasks; None: it does, or nothing is known of the environment's settings."""
 
     @property
     def stopped(self) -> bool:
@@ -104,12 +107,20 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
                 results.clear()
             results.update({result.check: result for result in event.results})
             standing, groups = event.standing, event.groups
-    return EnvHealth(env=env, standing=standing, groups=groups, results=list(results.values()))
+    return EnvHealth(
+        env=env,
+        standing=standing,
+        groups=groups,
+        results=list(results.values()),
+        no_curriculum=reason_no_curriculum(config, env),
+    )
 
 
 def _print(found: Sequence[EnvHealth]) -> None:
     for health in found:
         print(f"{health.env}: {_says(health)}")
+        if health.no_curriculum is not None:
+            print(f"no curriculum for {health.env}: {health.no_curriculum}")
     print()
     rows = (
         (

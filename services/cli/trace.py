@@ -48,7 +48,7 @@ _BEHIND = timedelta(minutes=30)
 
 
 def run_trace(options: Options, name: str, *, as_json: bool) -> None:
-    """Print one rollout's timeline. `name`: its id or the beginning of it. Raises `ConfigError`, `NotFoundError`."""
+    """Print one rollout's timeline. `name`: its id or any part of it. Raises `ConfigError`, `NotFoundError`."""
     timeline = anyio.run(_find, options.config(), name)
     if as_json:
         print_json(timeline)

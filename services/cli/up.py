@@ -12,6 +12,7 @@ import anyio.to_thread
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.plan import describe_curriculum
 from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
 from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
@@ -56,7 +57,7 @@ async def _up(config: RunConfig, arguments: list[str]) -> None:
     supervisor = Supervisor(config, arguments, [evaluations])
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
-    for line in (describe_evaluation(config), *describe_gateway(config)):
+    for line in (describe_evaluation(config), *describe_curriculum(config), *describe_gateway(config)):
         print(line, flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)

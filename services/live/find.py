@@ -1,7 +1,7 @@
-"""Finds one rollout in the streams by its id, or by the beginning of it.
+"""Finds one rollout in the streams by its id, or by any part of it.
 
 What goes in: the bus, open for reading. What comes out: a `Rollout`. Ids begin with the time at which they were made,
-so that only what is about as old is read: a stream is entered from its end, in steps that grow.
+so that of a long beginning only what is about as old is read: a stream is entered from its end, in steps that grow.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from lachesis.services.live.rollout import Rollout
 __all__ = ["find_rollout", "start_at"]
 
 _HEX = frozenset("0123456789abcdef")
+_ID_DIGITS = 32
 _TIME_DIGITS = 12
 _SKEW_NS = 60_000_000_000
 """How far a producer's clock may be ahead of the server's."""
@@ -33,13 +34,13 @@ _EVENTS: dict[str, type[ScoreEvent | RewardEvent | TeacherEvent | DeadLetter]] =
 
 
 async def find_rollout(bus: Bus, config: RunConfig, name: str) -> Rollout:
-    """Return the rollout whose id begins with `name`.
+    """Return the rollout whose id is `name` or has it in it.
 
-    Raises `ConfigError` where that is no beginning of an id or fits several, `NotFoundError` where nothing fits.
+    Raises `ConfigError` where that is no part of an id or fits several, `NotFoundError` where nothing fits.
     """
     name = name.lower()
-    if not name or len(name) > 32 or not _HEX.issuperset(name):
-        raise ConfigError(f"{name[:80]!r} is no group id: 32 hex digits, or the first few of them")
+    if not name or len(name) > _ID_DIGITS or not _HEX.issuperset(name):
+        raise ConfigError(f"{name[:80]!r} is no group id: 32 hex digits, or any part of them")
     rollout = await _member(bus, config, name)
     rollout.revision = config.revision
     await _ledger(bus, config, rollout)
@@ -64,28 +65,36 @@ async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) 
 
 
 async def _member(bus: Bus, config: RunConfig, name: str) -> Rollout:
-    filters = [subjects.rollout(config.run)]
-    start = 1
+    found: list[Rollout] = []
     if len(name) >= _TIME_DIGITS:
-        start = await start_at(bus, subjects.ROLLOUTS, filters, int(name[:_TIME_DIGITS], 16) * 1_000_000 - _SKEW_NS)
+        made_ns = int(name[:_TIME_DIGITS], 16) * 1_000_000
+        start = await start_at(bus, subjects.ROLLOUTS, [subjects.rollout(config.run)], made_ns - _SKEW_NS)
+        found = await _members(bus, config, name, start)
+    if not found and len(name) < _ID_DIGITS:
+        found = await _members(bus, config, name, 1)
+    if not found:
+        raise NotFoundError(
+            f"no rollout of run {config.run} has an id with {name} in it: it is not stored yet, was given up before "
+            "it was, or history was trimmed that far; `lachesis tail rollout` and `lachesis top` show ids"
+        )
+    if len(found) > 1:
+        some = ", ".join(rollout.plan.group for rollout in found[:_SHOWN])
+        raise ConfigError(f"{name} fits {len(found)} rollouts or more: {some}; give more digits")
+    return found[0]
+
+
+async def _members(bus: Bus, config: RunConfig, name: str, start: int) -> list[Rollout]:
+    """Return the rollouts from `start` on whose ids have `name` in them, no more than are needed to say so."""
     found: dict[str, Rollout] = {}
+    filters = [subjects.rollout(config.run)]
     async with bus.read(subjects.ROLLOUTS, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
             rollout = _read_member(message)
-            if rollout is not None and rollout.plan.group.startswith(name):
+            if rollout is not None and name in rollout.plan.group:
                 found.setdefault(rollout.plan.group, rollout)
-                if len(name) == 32 or len(found) > _SHOWN:
+                if len(name) == _ID_DIGITS or len(found) > _SHOWN:
                     break
-    if not found:
-        raise NotFoundError(
-            f"no rollout of run {config.run} has an id that begins with {name}: it is not stored yet, was given up "
-            "before it was, or history was trimmed that far; `lachesis tail rollout` and `lachesis top` show ids"
-        )
-    if len(found) > 1:
-        some = ", ".join(list(found)[:_SHOWN])
-        raise ConfigError(f"{name} fits {len(found)} rollouts or more: {some}; give more digits")
-    (rollout,) = found.values()
-    return rollout
+    return list(found.values())
 
 
 def _read_member(message: Stored) -> Rollout | None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
+    from lachesis.pipeline.normalization.welford import RewardNormalizer
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.training.batches import batches
     from lachesis.schemas.errors import RaterUnavailable, ToolError
@@ -20,6 +21,7 @@ __all__ = [
     "Message",
     "RaterUnavailable",
     "Reply",
+    "RewardNormalizer",
     "Sample",
     "Session",
     "Task",
@@ -34,6 +36,7 @@ _HOMES = {
     "Message": "lachesis.schemas.rollout",
     "RaterUnavailable": "lachesis.schemas.errors",
     "Reply": "lachesis.pipeline.environments.session",
+    "RewardNormalizer": "lachesis.pipeline.normalization.welford",
     "Session": "lachesis.pipeline.environments.session",
     "Task": "lachesis.pipeline.environments.task",
     "Sample": "lachesis.pipeline.scoring.rater",
@@ -49,3 +52,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "importlib"})

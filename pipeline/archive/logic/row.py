@@ -118,7 +118,7 @@ class Draw(msgspec.Struct, frozen=True):
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """A row; T is the number of the sequence's tokens. `tokens` int32 [T], `loss_mask` int8 [T] (1: trained on),
-    `logprobs` and `token_advantages` float32 [T].
+    `logprobs` and `token_advantages` float32 [T]. `excluded`: the environment keeps the sample from being trained on.
 
     Of the rollout: everything up to `attachments`; `seq` and `stored_ns` say where and when it was stored. Derived, in
     `revision`: `score` to `stamps`, with `score` (before normalization), `ratings`, `length` (generated tokens),
@@ -149,6 +149,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     columns: list[TokenColumn] | None = None
     environment_rewards: list[Named] | None = None
     turn_rewards: list[float] | None = None
+    excluded: bool = False
     skill: str | None = None
     difficulty: float | None = None
     dispatch: Draw | None = None
@@ -282,6 +283,7 @@ def group_of(rows: Items[Row], *, run: str) -> RolloutGroup:
             turn_rewards=_all_or_none("turn_rewards", [row.turn_rewards for row in samples]),
             token_advantages=_floats("token_advantages", [row.token_advantages for row in rows]),
             columns=_columns(rows),
+            excluded_samples=[sample for sample, row in enumerate(samples) if row.excluded],
         ),
         tokenizer_hash=first.tokenizer_hash,
         started_ns=first.started_ns,
@@ -355,6 +357,7 @@ def _of_sample(group: RolloutGroup, judged: Judgement, sample: int) -> dict[str,
         "sample": sample,
         "environment_rewards": [Named(name, values[sample]) for name, values in sequences.rewards.items()] or None,
         "turn_rewards": None if sequences.turn_rewards is None else sequences.turn_rewards[sample],
+        "excluded": sample in sequences.excluded_samples,
         "messages": [_said(message) for message in group.messages[sample]] if group.messages else None,
         "score": _at(score.scores if score else None, sample),
         "ratings": None if score is None else _ratings(score, sample),

@@ -26,6 +26,8 @@ PROMPT = -100
 """Mask of a token that is not trained on."""
 REWARD = "environment"
 """Component under which the scores go, as those of the pipeline's own environments."""
+_ZERO = "set_advantage_to_zero"
+"""The override by which a client says that a sample must not be trained on."""
 _ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
 
 
@@ -34,7 +36,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
     `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those
-    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused.
+    that it was sampled with. `limits` are those of the run's trainer: what it cannot use is refused. `temperature` is
+    the one that this trainer divides all logits by; None: it is not known, and not checked.
     """
 
     id: str
@@ -52,11 +55,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     by: str = "gateway"
     needs_logprobs: bool = True
     limits: TrainerLimits = TrainerLimits(text_only=False)
+    temperature: float | None = None
 
 
 def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
-    """Return the group, checked. Raises `SchemaError` saying what is wrong, and in which sequence."""
+    """Return the group, checked. Raises `SchemaError` saying what is wrong, and in which sequence.
+
+    Samples whose advantage the client sets to 0 count in the group's statistics, and are not trained on.
+    """
     _check_shape(data, origin)
+    _check_temperatures(data, origin)
     lengths = [len(tokens) for tokens in data.tokens]
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     tokens = np.fromiter(chain.from_iterable(data.tokens), np.int32)
@@ -83,6 +91,7 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
             rewards={REWARD: list(data.scores)},
             token_advantages=_column("advantages", data.advantages, lengths),
             columns=_columns(data, lengths),
+            excluded_samples=_excluded(data),
         ),
         tokenizer_hash=origin.tokenizer_hash,
         started_ns=origin.started_ns,
@@ -127,6 +136,27 @@ def _check_shape(data: ScoredData, origin: Origin) -> None:
             )
         if len(labels) != len(tokens):
             raise SchemaError(f"masks[{i}]: {len(labels)} entries for {len(tokens)} tokens")
+
+
+def _check_temperatures(data: ScoredData, origin: Origin) -> None:
+    """Refuse a temperature of its own for a sample or the group: the trainer has one for all."""
+    if origin.temperature is None:
+        return
+    named = [(f"overrides[{i}]", given) for i, given in enumerate(data.overrides or [])]
+    for name, given in [*named, ("group_overrides", data.group_overrides or {})]:
+        temperature = given.get("temperature")
+        if temperature is not None and temperature != origin.temperature:
+            raise SchemaError(
+                f"{name}.temperature: {temperature!r:.40}, but this run's trainer divides all logits by "
+                f"training.learner.temperature, {origin.temperature:g}; leave it out, or change that setting"
+            )
+
+
+def _excluded(data: ScoredData) -> list[int]:
+    """Return the samples that must not be trained on, by the client's own word."""
+    if (data.group_overrides or {}).get(_ZERO):
+        return list(range(len(data.tokens)))
+    return [i for i, given in enumerate(data.overrides or []) if given.get(_ZERO)]
 
 
 def _check_labels(tokens: NDArray[np.int32], labels: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.scoring.logic.signals import distinct_share
 from lachesis.pipeline.scoring.raters.boxed import boxed
-from lachesis.pipeline.shaping.config import BOXED, RewardConfig
+from lachesis.pipeline.shaping.config import BOXED, RewardConfig, is_tag
 from lachesis.schemas.annotations import GroupShaping
 
 __all__ = ["Shapeable", "has_marker", "length_bonus", "shape"]
 
 _ENDED = {"stop", "tool"}
 _THINK = "<think>"
+_THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,11 @@ class Shapeable:
 def shape(samples: Sequence[Shapeable], config: RewardConfig, min_success: float) -> GroupShaping:
     """Return what the samples would get, where `min_success` is the lowest score of a success."""
     markers = {
-        marker.marker: [has_marker(sample.completion, marker.marker) for sample in samples]
-        for marker in config.format_markers
+        marker.marker: [has_marker(sample.completion, marker.marker) for sample in samples] for marker in config.markers
     }
     length = [length_bonus(sample.tokens, sample.finish_reason, config) for sample in samples]
     earned = [
-        min(config.cap, sum(m.reward for m in config.format_markers if markers[m.marker][i]) + length[i])
+        min(config.cap, sum(m.reward for m in config.markers if markers[m.marker][i]) + length[i])
         for i in range(len(samples))
     ]
     successes = [sample.score for sample in samples if sample.succeeded and sample.score is not None]
@@ -64,14 +64,22 @@ def shape(samples: Sequence[Shapeable], config: RewardConfig, min_success: float
 
 def has_marker(completion: str, marker: str) -> bool:
     """Return whether a completion has the marker; see `FormatMarker`."""
+    if is_tag(marker):
+        return _has_element(completion, marker)
+    if _THINK in completion and _THINK_END not in completion:
+        return False  # it was cut off while thinking
     if marker == BOXED:
-        thinking = _THINK in completion and "</think>" not in completion
-        return not thinking and bool(boxed(completion))
-    opening, closing = completion.split(marker), completion.split(f"</{marker[1:]}")
+        return bool(boxed(completion))
+    return marker in completion[max(0, completion.rfind(_THINK_END)) :]
+
+
+def _has_element(completion: str, tag: str) -> bool:
+    end_tag = f"</{tag[1:]}"
+    opening, closing = completion.split(tag), completion.split(end_tag)
     if len(opening) != 2 or len(closing) != 2 or len(opening[0]) > len(closing[0]):
         return False
-    told = closing[1] if marker == _THINK else opening[1].partition(f"</{marker[1:]}")[0]
-    return re.search(r"\S", told) is not None
+    text = closing[1] if tag == _THINK else opening[1].partition(end_tag)[0]
+    return re.search(r"\S", text) is not None
 
 
 def length_bonus(tokens: NDArray[np.int32], finish_reason: str, config: RewardConfig) -> float:

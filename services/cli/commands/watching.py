@@ -35,7 +35,7 @@ def top(
 def trace(
     options: Options,
     group: Annotated[
-        str | None, typer.Argument(metavar="GROUP_ID", help="A rollout: its id or its first digits.")
+        str | None, typer.Argument(metavar="GROUP_ID", help="A rollout: its id, or any part that no other has.")
     ] = None,
     *,
     follow: Annotated[

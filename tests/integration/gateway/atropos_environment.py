@@ -48,6 +48,7 @@ class Words(BaseEnv):
             messages=[[{"role": "user", "content": "q"}, {"role": "assistant", "content": str(i)}] for i in range(4)],
         )
         group["inference_logprobs"] = [[1.0, 1.0] + [-0.5] * 30 for _ in rows]
+        group["overrides"] = [{}, {"set_advantage_to_zero": True}, {}, {}]
         return group, []
 
     async def evaluate(self, *args, **kwargs):

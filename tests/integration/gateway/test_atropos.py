@@ -54,6 +54,7 @@ async def test_a_real_environment_registers_throttles_publishes_and_goes_on_afte
         prompts = [int(next(iter(group.sequences)).tokens[1]) for group in groups]
         assert len(set(prompts)) == len(prompts)
         assert all(group.metadata["gateway"]["name"].startswith("words_") for group in groups)
+        assert all(group.sequences.excluded_samples == [1] for group in groups)
         assert {message.content for group in groups for message in group.messages[3]} == {"q", "3"}
 
 

@@ -1,9 +1,12 @@
 """Stages and `lachesis.batches` on a real server, which is killed under them."""
 
+import asyncio
+import gc
 import os
 import signal
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 import torch
@@ -20,6 +23,7 @@ from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 
+_KEPT = []
 CONFIG = RunConfig(run="r", scoring=ScoringConfig(raters=[RaterConfig(rater="length")]))
 
 
@@ -91,3 +95,51 @@ async def test_batches_by_url_and_by_folder_with_commit_and_resume(bus, fresh_se
     assert numbers == [2, 3]
     entry = await bus.value(subjects.BUCKETS["policy"], "r")
     assert decode(PolicyRecord, entry.value).version == version
+
+
+async def _leave_by_break(batches):
+    found = []
+    async for batch in batches:
+        found.append(batch.number)
+        break
+    return found[0]
+
+
+async def _leave_a_kept_iterator(batches):
+    _KEPT.append(aiter(batches))
+    return (await anext(_KEPT[-1])).number
+
+
+async def _leave_by_cancel(batches):
+    found = []
+    with anyio.CancelScope() as scope:
+        async for batch in batches:
+            found.append(batch.number)
+            scope.cancel()
+    return found[0]
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_loop_that_is_left_before_the_bus_is_closed_ends_in_silence(bus, fresh_server, make_lab, opened):
+    lab = make_lab(bus)
+    await lab.extend_ledger(*([lab.group(n)] for n in range(4)))
+    unhandled = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unhandled.append(context))
+    with anyio.fail_after(60):
+        for leave in (_leave_by_break, _leave_by_cancel, _leave_a_kept_iterator):
+            before = asyncio.all_tasks()
+            async with await connect(fresh_server.url, name="own", token=fresh_server.token) as own:
+                batches = lachesis.batches("r", nats=own)
+                if opened:
+                    async with batches:
+                        assert await leave(batches) == 0
+                else:
+                    assert await leave(batches) == 0
+            _KEPT.clear()
+            left = asyncio.all_tasks() - before
+            await asyncio.wait(left) if left else None
+            del left, batches
+            gc.collect()  # only then asyncio speaks of an exception that nobody asked for
+            await anyio.lowlevel.checkpoint()
+    assert unhandled == []

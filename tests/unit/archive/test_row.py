@@ -93,6 +93,7 @@ def groups(draw: st.DrawFn) -> RolloutGroup:
             turn_rewards=draw(st.none() | st.lists(st.lists(st.floats(-9, 9), max_size=2), **per_sample)),
             token_advantages=draw(st.none() | st.just(as_bytes(np.arange(total), "float32"))),
             columns=draw(st.sampled_from([{}, {"router": router}])),
+            excluded_samples=sorted(draw(st.sets(st.integers(0, samples - 1)))),
         ),
         policy_versions=["3-a-b", "4-a-c"],
         messages=draw(st.just([]) | st.lists(texts, **per_sample)),

@@ -129,8 +129,11 @@ async def test_many_small_commits_and_a_restart_from_a_snapshot(lab):
 @pytest.mark.parametrize("changes", [{"index": None}, {"index": 9}, {"index": 2**40}, {"success": 7.0}])
 async def test_feedback_that_names_no_task_or_no_share_is_left_out(lab, changes):
     await publish(lab, [a_reward(0), a_reward(1, **changes), a_reward(2)], "a")
-    async with lab.running(curriculum, "curriculum"):
+    async with lab.running(curriculum, "curriculum") as service:
         await lab.until(published(lab, 2))
+        left_out = service.vitals.metrics.get("curriculum/sums/without_task")
+        assert left_out == (1 if changes == {"index": None} else None)
+        assert ("sums: 1 groups are of no task of its pool" in (service.vitals.note or "")) == (left_out == 1)
     assert await observed(lab) == [f"{0:032x}", f"{2:032x}"]
     async with lab.running(curriculum, "curriculum"):  # nor does it stand in the way of a restart
         await lab.until(published(lab, 2))

@@ -31,7 +31,7 @@ def test_it_says_what_was_sent(make_scored):
         2,
         advantages=[[0.0, 0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0, -1.0, -1.0]],
         ref_logprobs=[[0.0] * 2 + [-0.25] * 4] * 2,
-        overrides=[{"set_advantage_to_zero": True}, {}],
+        overrides=[{"note": "cut off"}, {}],
         group_overrides={"group": 1},
     )
     group = decode(RolloutGroup, encode(converted(data)))
@@ -46,10 +46,51 @@ def test_it_says_what_was_sent(make_scored):
     assert view(group.sequences.columns["ref_logprobs"].data, "float32", 12, "x")[2] == np.float32(-0.25)
     assert [[m.content for m in talk] for talk in group.messages] == [["q", "a"]] * 2
     assert (group.policy_versions, group.tokenizer_hash, group.started_ns) == (["3-a-b"], "tok", 7)
-    assert group.metadata["overrides"] == [{"set_advantage_to_zero": True}, {}]
+    assert group.metadata["overrides"] == [{"note": "cut off"}, {}]
+    assert group.sequences.excluded_samples == []
     assert group.metadata["group_overrides"] == {"group": 1}
     assert "policy_versions" in group.metadata["gateway"]["assumed"]
     assert group.generation == {"temperature": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "of_group", "excluded"),
+    [
+        ([{"set_advantage_to_zero": True}, {}], None, [0]),
+        ([{"set_advantage_to_zero": False}, {"set_advantage_to_zero": 1}], {}, [1]),
+        ([{}, {}], {"set_advantage_to_zero": True}, [0, 1]),
+        (None, {"set_advantage_to_zero": False}, []),
+    ],
+)
+def test_an_advantage_set_to_zero_excludes_the_sample_from_training_alone(make_scored, overrides, of_group, excluded):
+    plain = converted(make_scored(2))
+    group = decode(RolloutGroup, encode(converted(make_scored(2, overrides=overrides, group_overrides=of_group))))
+    assert group.sequences.excluded_samples == excluded
+    assert replace(group.sequences, excluded_samples=[]) == plain.sequences, "it is rated and counted as any other"
+    assert group.v == (3 if excluded else 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        (
+            {"overrides": [{}, {"temperature": 0.5}]},
+            r"overrides\[1\].temperature: 0.5.*training.learner.temperature, 0.7",
+        ),
+        ({"group_overrides": {"temperature": 1}}, "group_overrides.temperature: 1,"),
+        ({"group_overrides": {"temperature": {"a": []}}}, "group_overrides.temperature: "),
+        ({"overrides": [{"temperature": 0.7}, {"temperature": None}], "group_overrides": {"temperature": 0.7}}, None),
+        ({"generation_params": {"temperature": 0.5}}, None),
+    ],
+)
+def test_a_temperature_that_the_trainer_would_ignore_is_refused_by_name(make_scored, changes, refused):
+    data = read_json(ScoredData, json.dumps(make_scored(2, **changes)).encode())
+    to_group(data, ORIGIN)  # whose trainer is not known
+    if refused is None:
+        to_group(data, replace(ORIGIN, temperature=0.7))
+    else:
+        with pytest.raises(SchemaError, match=refused):
+            to_group(data, replace(ORIGIN, temperature=0.7))
 
 
 def test_groups_of_one_prompt_are_of_one_item(make_scored):

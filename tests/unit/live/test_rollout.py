@@ -236,6 +236,19 @@ async def test_the_beginning_of_an_id_is_enough_where_it_is_the_only_one(world: 
             await world.told(wrong)
 
 
+async def test_any_part_of_an_id_is_enough_where_no_other_has_it(world: World) -> None:
+    first = await world.rollout("01a0000000017" + "a" * 9 + "0123456789")
+    second = await world.rollout("01a0000000017" + "b" * 10 + "012345678")
+    assert (await world.told("A0123456789")).group == first, "the end, which differs most"
+    assert (await world.told("bb")).group == second
+    assert (await world.told("0017bbb")).group == second
+    assert (await world.told("a" * 9 + "0123")).group == first, "as long as a beginning with its time"
+    with pytest.raises(ConfigError, match=r"012345678 fits 2 rollouts.*more digits"):
+        await world.told("012345678")
+    with pytest.raises(NotFoundError, match="with c in it"):
+        await world.told("c")
+
+
 async def test_a_long_stream_is_entered_near_its_end(world: World) -> None:
     times = []
     for number in range(3000):

@@ -14,6 +14,7 @@ from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.promotion import Promoted
+from lachesis.schemas.rollout import RolloutGroup
 
 EVENTS = sorted(
     {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event}
@@ -110,7 +111,7 @@ def test_what_a_promoted_revision_judges_is_refused_by_builds_that_do_not_know_o
     promoted = [encode(score.replace(promoted=5)), encode(entry().replace(promoted=told))]
     kinds = ScoreEvent, LedgerEntry
     for kind, data in zip(kinds, promoted, strict=True):
-        assert decode(kind, data).v == SCHEMA_VERSION
+        assert decode(kind, data).v == 2
         assert encode(decode(kind, data)) == data
     monkeypatch.setattr(codec, "SCHEMA_VERSION", 1)
     for kind, data in zip(kinds, own, strict=True):
@@ -118,3 +119,22 @@ def test_what_a_promoted_revision_judges_is_refused_by_builds_that_do_not_know_o
     for kind, data in zip(kinds, promoted, strict=True):
         with pytest.raises(VersionError, match="version 2 is newer than 1"):
             decode(kind, data)
+
+
+@pytest.mark.parametrize("excluded", [[2], [-1], [1, 0], [0, 0]])
+async def test_samples_that_are_excluded_must_be_there(lab: Any, excluded: list[int]) -> None:
+    group = lab.group(1)
+    with pytest.raises(SchemaError, match="excluded_samples"):
+        group.replace(sequences=msgspec.structs.replace(group.sequences, excluded_samples=excluded)).check()
+
+
+async def test_a_group_with_excluded_samples_is_refused_by_builds_that_would_train_on_them(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = lab.group(1)
+    data = encode(plain.replace(sequences=msgspec.structs.replace(plain.sequences, excluded_samples=[1])))
+    assert decode(RolloutGroup, data).sequences.excluded_samples == [1]
+    monkeypatch.setattr(codec, "SCHEMA_VERSION", 2)
+    assert decode(RolloutGroup, encode(plain)).v == 1
+    with pytest.raises(VersionError, match="version 3 is newer than 2"):
+        decode(RolloutGroup, data)

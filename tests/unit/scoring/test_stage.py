@@ -1,6 +1,7 @@
 """The scorer stage: ensembles by environment, the environment's own rewards, success, and what nobody can score."""
 
 import pytest
+from msgspec.structs import replace
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -10,6 +11,7 @@ from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import encode
+from lachesis.schemas.columns import pack_mask
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import Attachment, Message
@@ -230,6 +232,26 @@ async def test_what_the_trainer_cannot_use_is_known_from_its_policy(lab, mode, v
     assert (first is None) == (vocabulary != 18)
     assert "tokenizer 'other'" in second
     assert ("attachments" in third) == (mode == "train")
+
+
+async def test_a_group_without_anything_to_train_on_says_so_and_is_scored(lab):
+    def sent(n, **columns):
+        group = lab.group(n)
+        return group.replace(sequences=replace(group.sequences, **columns))
+
+    await lab.store(sent(1, excluded_samples=[0]))
+    await lab.store(sent(2, excluded_samples=[0, 1]))
+    await lab.store(sent(3, loss_mask=pack_mask([False] * 8), logprobs=None))
+    config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x")})
+    async with lab.running(lambda service: run_scorer(service, config), "scorer"):
+        await lab.until(settled(lab, 3))
+    found = sorted(await scores(lab), key=lambda score: score.seq)
+    assert [score.scores for score in found] == [[0.0, 1.0]] * 3
+    assert found[1].lengths == [3, 3], "raters and statistics see what was generated"
+    partly, wholly, masked = (score.signals.untrainable for score in found)
+    assert partly is None
+    assert "set_advantage_to_zero" in wholly
+    assert "loss mask" in masked
 
 
 async def test_a_policy_record_that_cannot_be_read_costs_no_group(lab):

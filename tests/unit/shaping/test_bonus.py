@@ -1,11 +1,14 @@
 """Bonuses for form and length: each predicate by example, and the formula against a slow textbook version of it."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.load import settings as settings_of
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
@@ -48,6 +51,88 @@ def test_markers(text, think, boxed, answer):
         boxed,
         answer,
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("so\n#### 42", True),
+        ("<think>#### 41</think> 42", False),  # only what follows the thinking counts
+        ("<think>a</think> #### 42", True),
+        ("<think> #### 42", False),  # still thinking
+        ("### 42", False),
+        ("", False),
+    ],
+)
+def test_any_other_text_is_looked_for_after_the_thinking(text, found):
+    assert has_marker(text, "####") is found
+
+
+def test_a_text_is_no_pattern_and_the_end_of_thinking_may_be_one():
+    assert has_marker("Answer: 4", "Answer:")
+    assert not has_marker("answer: 4", "Answer:")
+    assert has_marker("is [a-z]+ .", "[a-z]+")
+    assert not has_marker("is abc.", "[a-z]+")
+    assert has_marker("a</think> b", "</think>")
+
+
+BOXES = ["\\boxed", "\\boxed{", "\\boxed{}", "\\boxed{...}", "\boxed{}"]
+TAGS = ["<think>", "<think></think>", "<think>...</think>"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [*((box, "\\boxed") for box in BOXES), *((tag, "<think>") for tag in TAGS)]
+)
+def test_a_box_and_a_tag_may_be_written_as_people_write_them(written, meant):
+    assert FormatMarker(marker=written, reward=0.1) == FormatMarker(marker=meant, reward=0.1)
+
+
+def test_a_list_of_texts_is_a_list_of_markers(tmp_path):
+    toml = r'format_markers = ["<think>", "\boxed{}", "Answer:", { marker = "####", reward = 0.1 }]'
+    config = written(tmp_path, toml).config.reward_config
+    assert [(one.marker, one.reward) for one in config.markers] == [
+        ("<think>", 0.05), ("\\boxed", 0.05), ("Answer:", 0.05), ("####", 0.1),
+    ]  # fmt: skip
+    made = shape([Shapeable("Answer: 4 #### 4", np.arange(9, dtype=np.int32), "stop", 0.0, False)], config, 1.0)
+    assert made.markers == {"<think>": [False], "\\boxed": [False], "Answer:": [True], "####": [True]}
+    assert made.bonus == [pytest.approx(0.15)]
+
+
+def written(folder, toml, *sets):
+    file = folder / "run.toml"
+    file.write_text(f"[reward_config]\n{toml}\n")
+    return load(RunConfig, file=file, sets=[f"reward_config.{one}" for one in sets])
+
+
+def test_length_bounty_is_length_bounty_max(tmp_path):
+    loaded = written(tmp_path, "length_bounty = 0.02")
+    assert loaded.config.reward_config == RewardConfig(length_bounty_max=0.02) == RewardConfig(length_bounty=0.02)
+    assert (
+        written(tmp_path, "length_bounty_max = 0.02", "length_bounty=0.03").config.reward_config.length_bounty_max
+        == 0.03
+    )
+    origins = {one.path: one.origin for one in settings_of(loaded)}
+    assert origins["reward_config.length_bounty_max"] == str(tmp_path / "run.toml")
+    assert "reward_config.length_bounty" not in origins
+    assert "length_bounty" not in msgspec.to_builtins(loaded.config.reward_config), "what is stored has one name for it"
+    with pytest.raises(ConfigError, match="one setting under two names"):
+        written(tmp_path, "length_bounty = 0.02\nlength_bounty_max = 0.01")
+
+
+@pytest.mark.parametrize(
+    ("marker", "says"),
+    [
+        ('" "', "no text that could be looked for"),
+        (r'"\frac{}"', "between single quotes"),
+        ("3", "expected `str | object`"),
+        ('{ marker = "<think>", reward = -1 }', r"format_markers\[0\].reward: expected `float` > 0"),
+        ('{ marker = "<think>", rewrd = 1 }', "did you mean 'reward'"),
+        (f'"{"x" * 257}"', "at most 256"),
+    ],
+)
+def test_a_marker_that_cannot_be_meant_is_refused(tmp_path, marker, says):
+    with pytest.raises(ConfigError, match=says):
+        written(tmp_path, f"format_markers = [{marker}]")
 
 
 def test_length_counts_times_what_is_distinct_and_not_at_all_if_cut_off():
@@ -142,6 +227,8 @@ def textbook_length(sample):
     ("changes", "says"),
     [
         ({"format_markers": [THINK, THINK]}, "twice"),
+        ({"format_markers": [BOXED, "\\boxed{}"]}, "twice"),
+        ({"length_bounty": 0.01, "length_bounty_max": 0.02}, "one setting under two names"),
         ({"length_from": 512}, "below length_to"),
         ({"fade_from": 0.4}, "below fade_to"),
     ],
@@ -149,8 +236,6 @@ def textbook_length(sample):
 def test_settings_that_make_no_sense_are_refused(changes, says):
     with pytest.raises(ConfigError, match=says):
         RewardConfig(**changes)
-    with pytest.raises(ConfigError, match="neither"):
-        FormatMarker(marker="think", reward=0.1)
 
 
 def test_a_run_refuses_shaping_that_would_be_blown_up_or_reach_a_success():

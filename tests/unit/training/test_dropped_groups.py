@@ -230,6 +230,17 @@ async def test_a_trainer_of_ones_own_gets_the_others_and_commits_the_drop(lab, m
     assert [(drop.batch, drop.seqs) for drop in report.drops] == [(1, [seq])]
 
 
+async def test_a_sample_that_its_environment_excludes_is_not_trained_and_costs_no_other(lab, model):
+    group = lab.group(1, samples=4, tokens=TOKENS, tokenizer_hash=model[1])
+    await lab.extend_ledger([_with(group, excluded_samples=[0, 3])])
+    with anyio.fail_after(60):
+        async for batch in lachesis.batches("r", nats=lab.bus):
+            assert batch.dropped == {}
+            assert batch.packed.tokens_BT[:, 0].tolist() == [11 + 1 * TOKENS, 11 + 2 * TOKENS]
+            assert batch.packed.advantages_BT[:, 1].tolist() == [-1.0, 1.0], "those of the whole group"
+            break
+
+
 async def test_a_bad_first_group_does_not_say_what_the_others_must_be(lab, model):
     strange = lab.group(1, tokens=TOKENS, tokenizer_hash="another")
     await lab.extend_ledger([strange, *(lab.group(n, tokens=TOKENS, tokenizer_hash=model[1]) for n in (2, 3))])
