@@ -28,6 +28,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]
@@ -230,7 +231,7 @@ def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
     if config.nkey_file is not None:
         options["nkeys_seed_str"] = _secret(config.nkey_file)
     if (config.creds_file or config.nkey_file) and importlib.util.find_spec("nkeys") is None:
-        raise StartupError("connecting with an nkey needs the package nkeys: pip install 'lachesis-rl[auth]'")
+        raise StartupError(f"connecting with an nkey needs the package nkeys: {install_command('auth')}")
     if config.needs_tls:
         options["tls"] = _tls(config)
     return options

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.replay.logic.compare import Comparison, EnvDifference
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.output import printable
@@ -82,7 +83,7 @@ def _plot(env: EnvDifference, a: str, b: str) -> str:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise StartupError(f"plots need matplotlib ({error}): pip install 'lachesis-rl[plots]'") from error
+        raise StartupError(f"plots need matplotlib ({error}): {install_command('plots')}") from error
     figure: Any = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     axes.stairs(env.counts_a, env.edges, fill=True, alpha=0.5, label=a)
