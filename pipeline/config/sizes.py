@@ -19,7 +19,7 @@ def parse_bytes(text: str) -> int:
         raise ConfigError(f"{text!r} is no size: give bytes, or a number with a unit, such as 500MB or 2GiB")
     number, letter, binary = match.groups()
     power = "kmgtp".index(letter.lower()) + 1 if letter else 0
-    unit = (1024 if binary else 1000) ** power
+    unit: int = (1024 if binary else 1000) ** power
     if "." not in number:
         return int(number) * unit
     if power == 0:

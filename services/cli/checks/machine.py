@@ -25,6 +25,7 @@ from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
+from lachesis.services.supervisor import plan
 
 __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 
@@ -53,7 +54,9 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
 def needed_extras(config: RunConfig) -> set[str]:
     """Return the extras without which some of what is configured cannot be started on this machine."""
     nats = config.nats
+    served_here = any(config.role(row.part).kind == "reference" for row in plan(config) if row.service == "inference")
     needs = {
+        "train": bool(config.environments) and (config.mode == "train" or served_here),
         "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
         "wandb": config.training.wandb.project is not None,

@@ -6,7 +6,7 @@ import typer
 
 from lachesis.services.cli.options import Json, Options, with_options
 
-__all__ = ["doctor", "reproduce", "verify"]
+__all__ = ["doctor", "load_check", "reproduce", "verify"]
 
 
 @with_options
@@ -15,6 +15,19 @@ def doctor(options: Options, as_json: Json = False) -> None:
     from lachesis.services.cli.doctor import run_doctor
 
     run_doctor(options, as_json=as_json)
+
+
+@with_options
+def load_check(options: Options) -> None:
+    """Load what the configuration names, and write what became of it to standard output, as JSON."""
+    import os
+    import sys
+
+    from lachesis.services.load_check import write_findings
+
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
+        write_findings(options.config(), out)
 
 
 @with_options

@@ -54,7 +54,7 @@ def test_each_source_takes_a_unit_and_a_wrong_size_names_it(tmp_path: Path) -> N
 
 
 def test_a_size_keeps_its_bounds_and_other_integers_take_no_unit() -> None:
-    with pytest.raises(ConfigError, match=r"the byte budget of EVENTS is 1024: use at least 1048576"):
+    with pytest.raises(ConfigError, match=r"streams.events_bytes is 1024: use at least 1048576"):
         load(RunConfig, sets=["streams.events_bytes=1KiB"])
     with pytest.raises(ConfigError, match="expected `int`, got `str`"):
         load(RunConfig, sets=["batching.batch_size=1KiB"])
