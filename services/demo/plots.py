@@ -100,9 +100,10 @@ def _latency(axes: Any, summary: Summary) -> None:
         axes.hlines(places, medians, tails, color=color, linewidth=2)
         axes.plot(medians, places, "o", color=color, label=f"{what}: p50, line to p99")
         axes.plot(tails, places, "|", color=color)
+        if shown:
+            axes.set_xscale("log")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xscale("log")
     axes.grid(axis="x", alpha=0.3)
     axes.set(title="Latency by stage", xlabel="seconds")
     axes.figure.legend(loc="outside lower center", ncols=2)

@@ -6,7 +6,6 @@ from unit.replay.test_compare import judged, revision
 
 from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision, compare
 from lachesis.pipeline.replay.logic.significance import mean_interval, share_interval
-from lachesis.schemas.annotations import GroupReward
 from lachesis.services.report.render import markdown, page
 from lachesis.services.report.tables import report
 
@@ -114,7 +113,6 @@ def test_the_plot_is_of_scores_which_a_warm_up_leaves_alone() -> None:
 
 
 def _rewarded(one: Judged, shift: float):
-    import msgspec
 
     return msgspec.structs.replace(one.reward, rewards=[x + shift for x in one.reward.rewards])
 
