@@ -39,7 +39,8 @@ def check_account(
     """
     if "error" in account:
         text = account["error"].get("description", "it does not say why")
-        yield fail("jetstream", f"not for this account: {text}", "enable jetstream in the account's configuration")
+        mend = "enable jetstream in the account's configuration; in a cluster, see that it has a leader"
+        yield fail("jetstream", f"not for this account: {text}", mend)
         return
     tier = (account.get("tiers") or {}).get(f"R{config.replicas}")
     if account.get("tiers") and tier is None:

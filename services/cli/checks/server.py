@@ -50,7 +50,7 @@ async def check_server(config: RunConfig) -> list[Finding]:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
-        return [fail("server", str(error), "correct nats.token_file, nats.creds_file or nats.nkey_file")]
+        return [fail("server", str(error), "correct it: nats.token_file, nats.creds_file, nats.nkey_file...")]
     found: list[Finding] = []
     async with bus:
         try:

@@ -21,10 +21,15 @@ def doctor(options: Options, as_json: Json = False) -> None:
 def load_check(options: Options) -> None:
     """Load what the configuration names, and write what became of it to standard output, as JSON."""
     import os
+    import signal
     import sys
 
+    from lachesis.pipeline.bus.embedded import die_with_parent
     from lachesis.services.load_check import write_findings
 
+    arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
+    if arm is not None:
+        arm()
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
         write_findings(options.config(), out)

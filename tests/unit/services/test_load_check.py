@@ -1,9 +1,11 @@
 """What is told of environments, raters and a curriculum that cannot be loaded; they are the user's code."""
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
 
@@ -139,6 +141,20 @@ async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None
     with pytest.raises(ConfigError, match=r"(?s)cannot start:\n  environments.shop: FileNotFound.*mend: correct env"):
         refuse_failures(findings)
     refuse_failures(one for one in findings if one.level != "FAIL")
+
+
+async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
+    arguments = [*written(here, "quit"), "--set", "inference.policy.url=http://127.0.0.1:1"]
+    said = {}
+    for command in ("doctor", "up"):
+        done = await anyio.run_process([sys.executable, "-m", "lachesis", command, *arguments], check=False)
+        said[command] = done.returncode, (done.stdout + done.stderr).decode()
+    assert {command: code for command, (code, _) in said.items()} == {"doctor": 1, "up": 2}
+    for _, text in said.values():
+        assert "environments.shop" in text
+        assert "SystemExit: no key (shop.py, line" in text
+        assert "correct environments.shop.params, or the code that environments.shop.kind names" in text
+    assert not (here / "runs").exists()
 
 
 async def test_without_environments_nothing_is_loaded() -> None:
