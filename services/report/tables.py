@@ -121,7 +121,7 @@ def _part_tables(found: Comparison) -> list[Table]:
         return []
     return [
         Table(
-            "Parts, of a revision whose raters were changed while it went on",
+            "Parts, of a revision whose scoring was changed while it went on",
             ("part", "env", "rollouts", "groups", "by", "raters", "score", "zero variance", "alpha"),
             [
                 (
@@ -144,11 +144,13 @@ def _part_tables(found: Comparison) -> list[Table]:
 def _findings(found: Comparison) -> list[str]:
     said = [found.significance.sentence]
     said += [
-        f"{name} is made of {len(parts)} parts, which are compared apart: its raters were changed "
+        f"the scoring of {name} was changed, so its {len(parts)} parts are compared apart "
         f"({', '.join(f'{part.name} of {part.env} from rollout {part.first}' for part in parts)})"
         for name in (found.a.name, found.b.name)
         if (parts := [part for part in found.parts if part.name.rpartition("/")[0] == name])
     ]
+    if found.parts:
+        said += [f"{env_name(found, env)}: {env.significance.sentence}" for env in found.envs]
     said += [f"{one.name} is not complete: its replay goes on, or was paused" for one in (found.a, found.b)
             if not one.complete]  # fmt: skip
     for one in (found.a, found.b):

@@ -128,8 +128,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The groups of one environment, sequences `first` to `last`, that the same raters scored within a revision whose
-    raters were changed. `promoted`: the promoted revision by which they were; None: the configuration of then."""
+    """The groups of one environment, sequences `first` to `last`, that were scored alike within a revision whose
+    scoring was changed. `promoted`: the promoted revision by which they were; None: the configuration of then."""
 
     name: str
     env: str
@@ -147,6 +147,7 @@ class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
     env: str
     a: str
     b: str
+    significance: Significance
     groups: int
     comparable: int
     flipped: int
@@ -177,7 +178,7 @@ class Disputed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The result; `metrics` are those of `METRICS`, None where undefined. `parts`: of revisions whose raters were
+    """The result; `metrics` are those of `METRICS`, None where undefined. `parts`: of revisions whose scoring was
     changed."""
 
     run: str
@@ -225,10 +226,7 @@ def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Compari
         }
     return Comparison(
         run=run,
-        significance=significance(
-            [(x.reward, y.reward) for x, y in pairs if x.reward is not None and y.reward is not None],
-            [(x.score.scores, y.score.scores) for x, y in pairs],
-        ),
+        significance=_significance(pairs),
         a=figures[0],
         b=figures[1],
         parts=[*_parts(a, names_a), *_parts(b, names_b)],
@@ -304,6 +302,7 @@ def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judge
         env=env,
         a=name_a,
         b=name_b,
+        significance=_significance(pairs),
         groups=len(pairs),
         comparable=len(comparable),
         flipped=sum(flipped(a, b) for a, b in comparable),
@@ -315,6 +314,11 @@ def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judge
         counts_a=counts_a,
         counts_b=counts_b,
     )
+
+
+def _significance(pairs: Sequence[tuple[Judged, Judged]]) -> Significance:
+    rewards = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
+    return significance(rewards, [(a.score.scores, b.score.scores) for a, b in pairs])
 
 
 def _dispute(a: Judged, b: Judged) -> Disputed | None:

@@ -6,6 +6,7 @@ from unit.replay.test_compare import judged, revision
 
 from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision, compare
 from lachesis.pipeline.replay.logic.significance import mean_interval, share_interval
+from lachesis.schemas.annotations import GroupReward
 from lachesis.services.report.render import markdown, page
 from lachesis.services.report.tables import report
 
@@ -92,7 +93,9 @@ def test_a_revision_whose_raters_were_changed_is_compared_part_by_part() -> None
     ]
     shown = report(found, [None] * len(found.disputed))
     for form in (markdown(shown), page(shown, found)):
-        assert "live is made of 3 parts" in form
+        assert "the scoring of live was changed, so its 3 parts are compared apart" in form
+        for part, groups in ((1, 10), (2, 20), (3, 10)):
+            assert f"sums (live/{part}): Whether the difference matters cannot be told from {groups} groups" in form
         assert "promotion of median" in form
         assert "sums (live/2)" in form
     assert page(shown, found).count("<svg") == 4
@@ -112,9 +115,9 @@ def test_the_plot_is_of_scores_which_a_warm_up_leaves_alone() -> None:
     assert env.edges[-1] == 1.5, "rewards are on another scale before and after the warm-up"
 
 
-def _rewarded(one: Judged, shift: float):
-
-    return msgspec.structs.replace(one.reward, rewards=[x + shift for x in one.reward.rewards])
+def _rewarded(one: Judged, shift: float) -> GroupReward:
+    assert one.reward is not None
+    return msgspec.structs.replace(one.reward, rewards=[x + shift for x in one.reward.rewards if x is not None])
 
 
 def test_each_raters_rating_of_a_disputed_sample_is_shown() -> None:
