@@ -6,22 +6,24 @@ dataclasses and pickle look for it. Files that import one another load as under 
 because only one thread at a time runs code of the user's.
 """
 
+import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["IMPORT_LOCK", "load_module"]
+__all__ = ["IMPORT_LOCK", "argument_problem", "load_module"]
 
 IMPORT_LOCK: Final = threading.RLock()
 """Held while code of a user's, or of a library that cannot be imported by two threads at once, is imported. Python's
@@ -47,6 +49,29 @@ def load_module(place: str, what: str) -> ModuleType:
             f"{what} module {place!r} was not found: install it, put its folder on PYTHONPATH, or name the file: "
             "path/to/file.py:NAME"
         ) from error
+
+
+def argument_problem(function: Callable[..., Any], given: Collection[str], *, positional: int = 0) -> str | None:
+    """Return which arguments are unknown or missing if `function` is called with those `given` by name, else None.
+
+    `positional`: how many others are given by position, before them.
+    """
+    parameters = list(inspect.signature(function).parameters.values())
+    named = {
+        one.name: one
+        for one in [one for one in parameters if one.kind is not one.VAR_POSITIONAL][positional:]
+        if one.kind in (one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD)
+    }
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    for name in given:
+        if name not in named and not takes_any:
+            close = difflib.get_close_matches(name, named, n=1)
+            known = f"; it takes {', '.join(named)}" if named else "; it takes none"
+            return f"unknown argument {name[:60]!r}" + (f"; did you mean {close[0]!r}?" if close else known)
+    missing = [name for name, one in named.items() if one.default is one.empty and name not in given]
+    if missing:
+        return f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
+    return None
 
 
 def _load_file(path: Path, what: str) -> ModuleType:

@@ -1,72 +1,100 @@
-"""What a run's configuration names and this machine should have: models, environments, raters. Looked for before
-anything starts.
+"""Looks for what a configuration names - models, environments, raters, a curriculum - before anything starts.
 
-Nothing of the user's is run and nothing heavy imported: a module is found as an import would find it, and its source
-read for the name.
+None of the user's code runs here and nothing heavy is imported: a module is found as an import would find it, and its
+source is read for the name. `load_check` then loads what was found.
 """
 
 import ast
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import NamedTuple
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environments import load as environments
 from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.scoring import raters
+from lachesis.pipeline.training.model_source import find_model
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.live.progress import newest_checkpoint
+from lachesis.services.supervisor import plan
 
-__all__ = ["check_named"]
+__all__ = ["Problem", "check_named", "named_problems"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+class Problem(NamedTuple):
+    """What is wrong with a setting, and how to mend it."""
+
+    setting: str
+    text: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.text}"
 
 
 def check_named(config: RunConfig) -> None:
     """Raise `ConfigError` with everything that the configuration names and that is not there."""
-    problems = [*_models(config), *_environments(config), *_raters(config)]
+    problems = named_problems(config)
     if problems:
-        raise ConfigError("; ".join(problems))
+        raise ConfigError("; ".join(map(str, problems)))
 
 
-def _models(config: RunConfig) -> Iterator[str]:
-    """A folder must hold a model; what may be an id of the Hugging Face hub is left to whoever loads it."""
+def named_problems(config: RunConfig) -> list[Problem]:
+    """Return everything that the configuration names and that is not there."""
+    return [*_models(config), *_environments(config), *_raters(config), *_curriculum(config)]
+
+
+def _models(config: RunConfig) -> Iterator[Problem]:
+    mend = "set it to a folder written by save_pretrained, or to the id of a causal language model on the hub"
     if config.model is None and config.mode == "train" and newest_checkpoint(config.path) is None:
-        yield "model: not set; name a local folder or a Hugging Face id"
-    started = {role: settings for role, settings in config.inference.items() if settings.url is None}
-    named = {"model": config.model} | {f"inference.{role}.model": settings.model for role, settings in started.items()}
-    for setting, name in named.items():
+        yield Problem("model", "not set; name a local folder or a Hugging Face id", mend)
+    started = {row.part: config.role(row.part) for row in plan(config) if row.service == "inference"}
+    started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
+    loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
+    named = {"model": (config.model, loads)} if loads or any(one.model is None for one in started.values()) else {}
+    named |= {f"inference.{role}.model": (one.model, one.kind != "vllm") for role, one in started.items()}
+    for setting, (name, weights) in named.items():
         if name is None:
             continue
-        if Path(name).is_dir():
-            if not (Path(name) / "config.json").is_file():
-                yield f"{setting}: the folder {name!r} holds no model: it has no config.json"
-        elif Path(name).exists() or not _HUB_ID.fullmatch(name):
-            yield f"{setting}: there is no folder {name!r}"
+        try:
+            find_model(name, weights=weights)
+        except ConfigError as error:
+            yield Problem(setting, str(error), mend)
 
 
-def _environments(config: RunConfig) -> Iterator[str]:
+def _environments(config: RunConfig) -> Iterator[Problem]:
     for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
         for name, env in named.items():
             if not env.is_foreign:
-                problem = _problem(environments.BUILTIN.get(env.kind, env.kind), environments.BUILTIN)
-                if problem is not None:
-                    yield f"{table}.{name}.kind: {problem}"
+                yield from _reference(f"{table}.{name}.kind", env.kind, environments.BUILTIN)
 
 
-def _raters(config: RunConfig) -> Iterator[str]:
+def _raters(config: RunConfig) -> Iterator[Problem]:
     scoring = {"scoring": config.scoring}
-    scoring |= {f"environments.{name}.scoring": env.scoring for name, env in config.environments.items() if env.scoring}
+    for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
+        scoring |= {f"{table}.{name}.scoring": env.scoring for name, env in named.items() if env.scoring}
     for table, settings in scoring.items():
         for number, rater in enumerate(settings.raters):
-            problem = _problem(raters.BUILTIN.get(rater.rater, rater.rater), raters.BUILTIN)
-            if problem is not None:
-                yield f"{table}.raters[{number}].rater: {problem}"
+            yield from _reference(f"{table}.raters[{number}].rater", rater.rater, raters.BUILTIN)
 
 
-def _problem(reference: str, builtin: dict[str, str]) -> str | None:
+def _curriculum(config: RunConfig) -> Iterator[Problem]:
+    yield from _reference("curriculum.strategy", config.curriculum.strategy, STRATEGIES)
+
+
+def _reference(setting: str, reference: str, builtin: Collection[str]) -> Iterator[Problem]:
+    """Yield what is wrong with a setting that names a built-in thing, or `module:name`."""
+    if reference in builtin:
+        return
+    text = _problem(reference, builtin)
+    if text is not None:
+        yield Problem(setting, text, f"correct {setting}: a built-in name, module:name or path/to/file.py:name")
+
+
+def _problem(reference: str, builtin: Collection[str]) -> str | None:
     """Return what is wrong with `module:name` or `path/to/file.py:name`, None where nothing is seen to be."""
     place, colon, name = reference.rpartition(":")
     if not colon:

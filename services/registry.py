@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -66,8 +67,6 @@ def load_main(spec: ServiceSpec) -> Main:
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise
-        raise StartupError(
-            f"{spec.name} needs the package {error.name!r}: pip install 'lachesis-rl[{spec.extra}]'"
-        ) from error
+        raise StartupError(f"{spec.name} needs the package {error.name!r}: {install_command(spec.extra)}") from error
     main: Main = module.main
     return main

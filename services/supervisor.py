@@ -38,13 +38,14 @@ from lachesis.pipeline.promotion.record import read
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.forking import Forked, ForkServers, open_supervised
 from lachesis.services.forkserver import Told
 from lachesis.services.ledger_check import verify_ledger
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
+from lachesis.services.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.run_lease import RunLease, lock_folder
@@ -53,10 +54,11 @@ from lachesis.services.store_watch import watch_store
 from lachesis.services.unfinished import trace_unfinished
 from lachesis.services.watch import Watch
 
-__all__ = ["Planned", "Supervisor", "plan", "planned_services", "ready_within_s"]
+__all__ = ["Planned", "Supervisor", "goes_on", "plan", "planned_services"]
 
 log = logging.getLogger("lachesis")
 
+_PIDS_FILE = "pids.json"
 _TAIL_LINES = 15
 
 
@@ -99,15 +101,18 @@ def plan(config: RunConfig) -> list[Planned]:
     return sorted(planned, key=lambda process: process.phase)
 
 
+def goes_on(folder: Path) -> bool:
+    """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
+    try:
+        pids = msgspec.json.decode((folder / _PIDS_FILE).read_bytes(), type=dict[str, int | None])
+    except (OSError, msgspec.DecodeError):
+        return False
+    return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
 def planned_services(config: RunConfig) -> set[str]:
     """Return the names under which the services of a run send heartbeats."""
     return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
-
-
-def ready_within_s(config: RunConfig, planned: Sequence[Planned]) -> float:
-    """Return how long processes that start together may take to become ready, seconds: those of a supervisor that was
-    killed may still be draining, and hold what these need."""
-    return config.services.ready_s + max(config.drain_s(process.service) for process in planned)
 
 
 @dataclass(slots=True)
@@ -121,6 +126,8 @@ class _Running:
     process: anyio.abc.Process | Forked | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
+    stage: StageVitals | None = None
+    """What it says of itself in this life."""
     restarts: int = -1
     log_start: int = 0
     stopping: bool = False
@@ -153,7 +160,7 @@ class Supervisor:
         self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
-        self._pids = LateFile(config.path / "pids.json")
+        self._pids = LateFile(config.path / _PIDS_FILE)
         self._stopped: set[str] = set()
         self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
@@ -259,13 +266,17 @@ class Supervisor:
         scope.cancel()
 
     async def _ready(self, rows: list[_Running]) -> None:
-        within_s = ready_within_s(self.config, [row.planned for row in rows])
-        with anyio.move_on_after(within_s):
+        services = [row.planned.service for row in rows]
+        with anyio.move_on_after(ready_within_s(self.config, services)):
             for row in rows:
                 await row.ready.wait()
             return
-        late = [row.planned.name for row in rows if not row.ready.is_set()]
-        raise StartupError(f"not ready after {within_s:.0f} s: {', '.join(late)}; see {self.logs}")
+        late = [
+            LateProcess(row.planned.name, row.process is not None, row.stage, self._last_lines(row, 1))
+            for row in rows
+            if not row.ready.is_set()
+        ]
+        raise StartupError(describe_late(self.config, services, late))
 
     async def _until_finished(self) -> None:
         finite = [row for row in self.running if row.planned.finite]
@@ -289,7 +300,7 @@ class Supervisor:
         history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
-            row.up = False
+            row.up, row.stage = False, None
             started, starved = time.monotonic(), out_of_memory_kills()
             code = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0):
@@ -309,8 +320,9 @@ class Supervisor:
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 
-    def _last_lines(self, row: _Running) -> str:
-        return _tail(self.logs / f"{row.planned.name}.log", row.log_start)
+    def _last_lines(self, row: _Running, count: int = _TAIL_LINES) -> str:
+        file = self.logs / f"{row.planned.name}.log"
+        return _tail(file, row.log_start, count) if file.exists() else ""
 
     async def _run_once(self, row: _Running, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
@@ -359,9 +371,11 @@ class Supervisor:
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
                 for row in self.running:
-                    if row.process and row.process.pid == beat.pid and beat.stage.state != "starting":
-                        row.up = True
-                        row.ready.set()
+                    if row.process and row.process.pid == beat.pid:
+                        row.stage = beat.stage
+                        if beat.stage.state != "starting":
+                            row.up = True
+                            row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
                 if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
@@ -423,6 +437,6 @@ def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) ->
         process.send_signal(number)
 
 
-def _tail(file: Path, start: int) -> str:
+def _tail(file: Path, start: int, count: int) -> str:
     """Return the last lines of what was written to `file` after its first `start` bytes."""
-    return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
+    return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-count:])

@@ -11,6 +11,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
@@ -39,7 +40,7 @@ def open_tracing(config: RunConfig, name: str, replica: int) -> Iterator[Tracing
         from lachesis.pipeline.telemetry.otlp import open_otlp
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"telemetry needs the package {error.name!r}: pip install 'lachesis-rl[otel]', or unset telemetry.endpoint "
+            f"telemetry needs the package {error.name!r}: {install_command('otel')}, or unset telemetry.endpoint "
             "and OTEL_EXPORTER_OTLP_ENDPOINT"
         ) from error
     resource = {

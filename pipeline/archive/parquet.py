@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.archive.logic.row import SCHEMA, Row
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.codec import LONGEST_TEXT
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 
@@ -174,5 +175,5 @@ def _pyarrow() -> Any:
     try:
         import pyarrow as pa
     except ImportError as error:
-        raise StartupError("Parquet needs pyarrow: pip install lachesis-rl[export], or use JSON lines") from error
+        raise StartupError(f"Parquet needs pyarrow: {install_command('export')}, or use JSON lines") from error
     return pa

@@ -34,12 +34,15 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.replicas not in (1, 3, 5):
-            raise ConfigError(f"bus.streams.replicas is {self.replicas}: use 1, 3 or 5")
+            raise ConfigError(f"streams.replicas is {self.replicas}: use 1, 3 or 5")
         if self.duplicate_window_s < 1:
-            raise ConfigError(f"bus.streams.duplicate_window_s is {self.duplicate_window_s}: use at least 1")
-        for name, size in {**self.budgets(), "buckets": self.bucket_bytes}.items():
+            raise ConfigError(f"streams.duplicate_window_s is {self.duplicate_window_s}: use at least 1")
+        for name, size in {
+            **{name.lower(): size for name, size in self.budgets().items()},
+            "bucket": self.bucket_bytes,
+        }.items():
             if size < 1 << 20:
-                raise ConfigError(f"the byte budget of {name} is {size}: use at least {1 << 20} (1 MiB)")
+                raise ConfigError(f"streams.{name}_bytes is {size}: use at least {1 << 20} (1 MiB)")
 
     def budgets(self) -> dict[str, int]:
         """Return the byte budget of each stream by its name."""

@@ -28,6 +28,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]
@@ -222,39 +223,39 @@ async def _check_jetstream(link: Link, shown: str) -> None:
 def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if token is None and config.token_file is not None:
-        token = _secret(config.token_file)
+        token = _secret("token_file", config.token_file)
     if token is not None:
         options["token"] = token
     if config.creds_file is not None:
-        options["user_credentials"] = _existing(config.creds_file)
+        options["user_credentials"] = _existing("creds_file", config.creds_file)
     if config.nkey_file is not None:
-        options["nkeys_seed_str"] = _secret(config.nkey_file)
+        options["nkeys_seed_str"] = _secret("nkey_file", config.nkey_file)
     if (config.creds_file or config.nkey_file) and importlib.util.find_spec("nkeys") is None:
-        raise StartupError("connecting with an nkey needs the package nkeys: pip install 'lachesis-rl[auth]'")
+        raise StartupError(f"connecting with an nkey needs the package nkeys: {install_command('auth')}")
     if config.needs_tls:
         options["tls"] = _tls(config)
     return options
 
 
 def _tls(config: ConnectionConfig) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=_existing(config.ca_file) if config.ca_file else None)
+    context = ssl.create_default_context(cafile=_existing("ca_file", config.ca_file) if config.ca_file else None)
     if config.cert_file is not None:
-        key = _existing(config.key_file) if config.key_file else None
+        key = _existing("key_file", config.key_file) if config.key_file else None
         try:
-            context.load_cert_chain(_existing(config.cert_file), key)
+            context.load_cert_chain(_existing("cert_file", config.cert_file), key)
         except ssl.SSLError as error:
             raise ConfigError(f"nats.cert_file {config.cert_file} and its key do not fit: {error.reason}") from error
     return context
 
 
-def _existing(path: str) -> str:
+def _existing(setting: str, path: str) -> str:
     if not Path(path).is_file():
-        raise ConfigError(f"there is no file {path}")
+        raise ConfigError(f"nats.{setting}: there is no file {path}")
     return path
 
 
-def _secret(path: str) -> str:
-    text = Path(_existing(path)).read_text().strip()
+def _secret(setting: str, path: str) -> str:
+    text = Path(_existing(setting, path)).read_text().strip()
     if not text:
-        raise ConfigError(f"file {path} is empty")
+        raise ConfigError(f"nats.{setting}: file {path} is empty")
     return text

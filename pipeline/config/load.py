@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, ge
 import msgspec
 
 from lachesis.pipeline.config.secrets import masked
+from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
@@ -171,8 +172,15 @@ class _Layer:
             for name, item in value.items():
                 self.value(get_args(hint)[1], inner, name, item, f"{path}.")
         else:
-            tree[key] = value
+            tree[key] = self._size(path, value) if hint is int and is_byte_setting(key) else value
             self.origins[path] = self.source
+
+    def _size(self, path: str, value: Any) -> Any:
+        """Return a size in bytes; a text such as 1GiB is one."""
+        try:
+            return parse_bytes(value) if isinstance(value, str) else value
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error} (from {self.source})") from error
 
     def _table(self, tree: dict[str, Any], key: str) -> dict[str, Any]:
         """Return the table under `key`; a plain value that an earlier source put there gives way."""

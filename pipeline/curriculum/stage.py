@@ -83,6 +83,7 @@ def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> It
 
 
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
+    await service.starts_with(f"loading environment {env} ({settings.kind})")
     items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
     writer = await _EnvWriter.open(service, config, env, items)
     source = Source(subjects.EVENTS, [subjects.event("reward", service.run, service.revision, env)], writer.next_event)

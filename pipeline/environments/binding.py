@@ -28,7 +28,7 @@ def bind_arguments(function: Callable[..., Any], given: Mapping[str, Any], *, st
             raise ValueError(f"unknown argument {name[:60]!r}{nearest(name, named)}")
     missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in given]
     if missing:
-        raise ValueError(f"missing argument {missing[0]!r}")
+        raise ValueError(f"missing argument{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}")
     bound = {}
     for name, value in given.items():
         try:

@@ -59,6 +59,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
     ):
         evaluator = _Evaluator(service, config, directory)
         envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
+        await service.starts_with("waiting for the inference server of evaluations")
         await directory.current()
         service.recovered()
         for one in envs:
@@ -116,6 +117,7 @@ class _Evaluator:
 
     async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluatedEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
+        await self.service.starts_with(f"loading environment {name} ({settings.kind})")
         env, plan = load_environment(settings.kind, settings.params), self.config.evaluate
         own = holds_out(self.config, name)
         tasks = held_out_tasks(self.config, name, len(env)).tolist() if own else range(min(plan.items, len(env)))

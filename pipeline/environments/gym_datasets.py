@@ -19,6 +19,7 @@ import msgspec
 
 from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.environments.task import prompt_hash
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.user_code import IMPORT_LOCK
 from lachesis.schemas.errors import ConfigError, StartupError
 
@@ -85,7 +86,7 @@ def _import_reasoning_gym() -> ModuleType:
         importlib.import_module("reasoning_gym.utils")
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"reasoning-gym cannot be imported, for {error.name!r} is missing: pip install 'lachesis-rl[reasoning-gym]'"
+            f"reasoning-gym cannot be imported, for {error.name!r} is missing: {install_command('reasoning-gym')}"
         ) from error
     finally:
         if missing:  # gone at once: sympy takes up whatever calls itself pycosat

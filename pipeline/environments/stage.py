@@ -66,7 +66,9 @@ async def run_environment(service: Service, config: RunConfig, name: str) -> Non
     settings = config.environments.get(name)
     if settings is None:
         raise ConfigError(f"environments.{name}: not configured; known: {', '.join(config.environments) or 'none'}")
+    await service.starts_with(f"loading environment {name} ({settings.kind})")
     env = load_environment(settings.kind, settings.params)
+    await service.starts_with("waiting for the policy's inference server")
     url = config.role("policy").url
     async with open_role(
         service.bus, config.run, "policy", url=url, timeout_s=settings.timeout_s, requested=service.requested

@@ -41,6 +41,7 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
     model = settings.model or config.model
     if model is None:
         raise ConfigError(f"inference.{role}.model: not set, and neither is model; name a local folder or a model id")
+    await service.starts_with(f"loading model {model}")
     serve = _serve_vllm if settings.kind == "vllm" else _serve_reference
     await serve(service, config, role, settings, model)
 
@@ -52,6 +53,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
         Directory(timeout_s=120.0) as own,
         service.until_drained(),
     ):
+        await service.starts_with(f"starting vLLM with model {model}")
         await server.ready()
         await own.use(server.url, server.token)
         async with background() as tasks:
@@ -104,6 +106,7 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Directo
     """Register the server, the policy's once it holds a published version; then keep both as they should be."""
     async with service.until_drained(), anyio.create_task_group() as tasks:
         if role == "policy":
+            await service.starts_with("waiting for the trainer to publish a policy")
             loaded = anyio.Event()
             tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
             await loaded.wait()

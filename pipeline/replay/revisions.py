@@ -3,7 +3,7 @@
 Guarantees that of several annotations of one group the first stored counts, as it does everywhere.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,8 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.logic.compare import Judged, Revision
+from lachesis.pipeline.promotion.record import read as promotions
+from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
@@ -40,24 +41,29 @@ E = TypeVar("E", bound=Event)
 
 class _Gathered:
     def __init__(self) -> None:
-        self.scores: dict[str, tuple[str, GroupScore]] = {}
+        self.scores: dict[str, tuple[str, GroupScore, MadeBy]] = {}
         self.rewards: dict[str, GroupReward] = {}
         self.unscored: set[str] = set()
 
-    def take(self, env: str, scores: list[GroupScore], rewards: list[GroupReward]) -> None:
-        for score in scores:
-            self.scores.setdefault(score.group, (env, score))
-        for reward in rewards:
+    def take(self, event: "Derived") -> None:
+        made_by = MadeBy(event.ensemble or "", tuple(sorted((event.raters or {}).items())), event.promoted)
+        for score in event.scores:
+            self.scores.setdefault(score.group, (event.env, score, made_by))
+        for reward in event.rewards:
             self.rewards.setdefault(reward.group, reward)
 
-    def revision(self, name: str, *, complete: bool) -> Revision:
-        groups = {group: Judged(env, score, self.rewards.get(group)) for group, (env, score) in self.scores.items()}
-        return Revision(name, groups, len(self.unscored), complete)
+    def revision(self, name: str, *, complete: bool, promotions: Mapping[int, str]) -> Revision:
+        groups = {
+            group: Judged(env, score, self.rewards.get(group), made_by)
+            for group, (env, score, made_by) in self.scores.items()
+        }
+        return Revision(name, groups, len(self.unscored), complete, promotions)
 
 
 class Derived(NamedTuple):
     """What one event says of some groups of `env`, and what made it. `unscored`: sequence, group and why, of what has
-    no score. `reached`: of a replay, the sequence of ROLLOUTS below which all of `env` is in the revision."""
+    no score. `reached`: of a replay, the sequence of ROLLOUTS below which all of `env` is in the revision. `promoted`:
+    the first sequence of the promotion by which it was made."""
 
     env: str
     scores: list[GroupScore] = []
@@ -67,6 +73,7 @@ class Derived(NamedTuple):
     raters: dict[str, str] | None = None
     estimator: str | None = None
     reached: int = 0
+    promoted: int | None = None
 
 
 async def read_revision(bus: Bus, config: RunConfig, name: str) -> Revision:
@@ -79,11 +86,14 @@ async def read_revision(bus: Bus, config: RunConfig, name: str) -> Revision:
     reached = dict.fromkeys(defined.selection.envs, 0) if defined is not None else {}
     async with aclosing(derived(bus, config, defined)) as events:
         async for event in events:
-            gathered.take(event.env, event.scores, event.rewards)
+            gathered.take(event)
             gathered.unscored |= {f"{seq}" for seq, _, _ in event.unscored}
             reached[event.env] = event.reached
     complete = defined is None or (defined.last is not None and min(reached.values()) > defined.last)
-    found = gathered.revision(name if defined is not None else config.revision, complete=complete)
+    promoted = (await promotions(bus, config.run, config.revision))[0] if defined is None else []
+    names = {one.first: one.revision for one in promoted if one.first is not None}
+    shown = name if defined is not None else config.revision
+    found = gathered.revision(shown, complete=complete, promotions=names)
     if not found.groups:
         raise NotFoundError(f"revision {name!r} of run {config.run} has no scores yet")
     return found
@@ -122,7 +132,9 @@ async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -
         return
     async with events_of(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
         async for score in scores:
-            yield Derived(score.env, scores=score.groups, ensemble=score.ensemble, raters=score.raters)
+            yield Derived(
+                score.env, scores=score.groups, ensemble=score.ensemble, raters=score.raters, promoted=score.promoted
+            )
     async with events_of(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
         async for reward in rewards:
             yield Derived(reward.env, rewards=reward.groups, estimator=reward.advantage)

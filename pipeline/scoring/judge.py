@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lachesis.pipeline.config.run import EnvironmentConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
@@ -21,10 +21,10 @@ from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.pipeline.shaping.logic.bonus import Shapeable, shape
 from lachesis.schemas.annotations import GroupScore, GroupShaping
-from lachesis.schemas.errors import DataError, InfrastructureError
+from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["EnvironmentScorer", "samples_of"]
+__all__ = ["EnvironmentScorer", "load_scorer", "samples_of"]
 
 log = logging.getLogger("lachesis")
 
@@ -164,6 +164,28 @@ class EnvironmentScorer:
         """Return the share of samples that succeeded, among those of which it is known; None without any."""
         values = [value for value in self._succeeded(scores) if value is not None]
         return sum(values) / len(values) if values else None
+
+
+def load_scorer(config: RunConfig, env: str, *, explains: bool = False) -> EnvironmentScorer:
+    """Return what scores an environment of a run.
+
+    Raises `ConfigError` when a rater cannot be loaded, or a setting names a rater that the environment does not have.
+    """
+    settings = config.environments[env]
+    scorer = EnvironmentScorer(config.scoring_of(env), settings, config.reward_config_of(env), explains=explains)
+    raters = list(scorer.versions)
+    unknown = sorted(set(config.advantage_of(env).weights) - set(raters))
+    if unknown and raters:
+        raise ConfigError(
+            f"environment {env}: advantage.weights names {', '.join(unknown)}; its raters are {', '.join(raters)}"
+        )
+    success = settings.success_rater
+    if success is not None and raters and success not in raters:
+        raise ConfigError(
+            f"environments.{env}.success_rater is {success!r}, but its raters are {', '.join(raters)}: nobody would "
+            "tell which samples succeed"
+        )
+    return scorer
 
 
 def _first_failure(column: Sequence[Rating]) -> str:

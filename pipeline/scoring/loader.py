@@ -11,8 +11,8 @@ from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scoring.rater import FunctionRater, Rater, check_bounds
 from lachesis.pipeline.scoring.raters import BUILTIN
-from lachesis.pipeline.user_code import load_module
-from lachesis.schemas.errors import ConfigError
+from lachesis.pipeline.user_code import argument_problem, load_module
+from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 
 __all__ = ["Member", "load_member", "load_members"]
 
@@ -39,8 +39,18 @@ class Member:
 
 
 def load_members(configs: Sequence[RaterConfig]) -> list[Member]:
-    """Load the raters of an ensemble. Raises ConfigError, also if two have the same name."""
-    members = [load_member(config) for config in configs]
+    """Load the raters of an ensemble. Raises ConfigError with all that is wrong, also if two have the same name."""
+    members: list[Member] = []
+    problems: list[LachesisError] = []
+    for config in configs:
+        try:
+            members.append(load_member(config))
+        except (ConfigError, StartupError) as error:
+            problems.append(error)
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise ConfigError("; ".join(map(str, problems)))
     names = [member.name for member in members]
     for name in names:
         if names.count(name) > 1:
@@ -89,6 +99,9 @@ def _make(found: object, config: RaterConfig) -> Rater:
     if isinstance(found, FunctionRater):
         return found.with_params(config.params)
     if isinstance(found, type) and issubclass(found, Rater):
+        problem = argument_problem(found, config.params)
+        if problem is not None:
+            raise ConfigError(f"rater {config.rater!r}, params: {problem}")
         try:
             return found(**config.params)
         except TypeError as error:

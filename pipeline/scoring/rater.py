@@ -11,7 +11,6 @@ the same (see `pipeline.outages`). Any other exception makes this one rating mis
         return min(1.0, limit / max(sample.token_count, 1))
 """
 
-import inspect
 import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any, Literal, overload
 
 import msgspec
 
+from lachesis.pipeline.user_code import argument_problem
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["FunctionRater", "Rater", "Rating", "RatingStatus", "Sample", "rater", "rating_within", "to_rating"]
@@ -125,10 +125,9 @@ class FunctionRater(Rater):
 
     def with_params(self, params: Mapping[str, Any]) -> "FunctionRater":
         """Return a copy with keyword arguments bound. Raises ConfigError if the function does not take them."""
-        try:
-            inspect.signature(self.function).bind(None, **params)
-        except TypeError as error:
-            raise ConfigError(f"rater {self.name!r}, params {sorted(params)}: {error}.") from error
+        problem = argument_problem(self.function, [*self.params, *params], positional=1)
+        if problem is not None:
+            raise ConfigError(f"rater {self.name!r}, params: {problem}")
         return FunctionRater(
             self.function,
             name=self.name,

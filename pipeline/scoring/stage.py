@@ -14,7 +14,7 @@ import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.promotion.record import InForce, under
-from lachesis.pipeline.scoring.judge import EnvironmentScorer
+from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
 from lachesis.pipeline.scoring.logic.agreement import Agreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
@@ -47,17 +47,9 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
 
     Raises `ConfigError` when a rater cannot be loaded, or advantages need the ratings of one that there is not.
     """
+    await service.starts_with("loading raters")
     shared = EnvironmentScorer(config.scoring, None, explains=True)
-    scorers = {env: _scorer(config, env) for env in config.environments}
-
-    for env, scorer in scorers.items():
-        unknown = sorted(set(config.advantage_of(env).weights) - set(scorer.versions))
-        if unknown and scorer.versions:
-            raise ConfigError(
-                f"environment {env}: advantage.weights names {', '.join(unknown)}; its raters are "
-                f"{', '.join(scorer.versions)}"
-            )
-
+    scorers = {env: load_scorer(config, env, explains=True) for env in config.environments}
     limits = _Limits(service, text_only=config.trains_text_only)
     agreement: defaultdict[tuple[str, int | None], Agreement] = defaultdict(Agreement)
     in_force = InForce(service.bus, service.run, service.revision)

@@ -33,6 +33,8 @@ __all__ = ["Service", "open_service"]
 log = logging.getLogger("lachesis")
 
 HEARTBEAT_S = 1.0
+_START = "start"
+"""Topic of the note that says what a start is busy with."""
 
 
 class Service:
@@ -178,13 +180,20 @@ class Service:
 
     def waits(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
         """Say what the service waits for. A service that drains stays known as draining."""
+        self.note(_START, None)
         if not self.draining.is_set():
             self.vitals.state = state
             self.started.set()
         self.vitals.waits_for = note
 
+    async def starts_with(self, what: str) -> None:
+        """Say what the start is busy with, until `waits` or `recovered`; at once, since it may block the event loop."""
+        self.note(_START, what)
+        await self.heartbeat()
+
     def recovered(self) -> None:
         """Say that work goes on again after retries."""
+        self.note(_START, None)
         if self.vitals.state in {"waiting", "starting", "backpressure"}:
             self.vitals.state = "ok"
             self.started.set()

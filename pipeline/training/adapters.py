@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.model import ModelSetup, Policy, load_model
 from lachesis.pipeline.weights.tensors import has_adapters
@@ -109,5 +110,5 @@ def _peft() -> Any:
     try:
         import peft
     except ModuleNotFoundError as error:
-        raise ConfigError(f"training.lora needs {error.name}; pip install 'lachesis-rl[lora]'") from error
+        raise ConfigError(f"training.lora needs {error.name}; {install_command('lora')}") from error
     return peft

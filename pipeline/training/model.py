@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.config import LoraConfig
+from lachesis.pipeline.training.model_source import ModelSource, find_model
 from lachesis.pipeline.training.tokenizer import build_character_tokenizer, tokenizer_hash
 from lachesis.pipeline.weights.tensors import has_adapters, policy_tensors
 from lachesis.schemas.errors import ConfigError
@@ -120,28 +121,42 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
 
     Weights come from safetensors alone, and no code that lies beside them is run.
     Raises ConfigError when nothing can be loaded, or when the tokenizer is slow or lacks a chat template or an
-    end-of-sequence token.
+    end-of-sequence token. A name that is neither a folder nor on the hub is refused within seconds.
     """
-    name, setup = str(path_or_hf_id), setup or ModelSetup()
-    tokenizer = load_tokenizer(name)
+    source, setup = _find(str(path_or_hf_id)), setup or ModelSetup()
+    tokenizer = _load_tokenizer(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name,
+            source.name,
             dtype=torch.float32,
             trust_remote_code=False,
             use_safetensors=True,
+            local_files_only=source.local_files_only,
             attn_implementation=None if setup.attention == "auto" else setup.attention,
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
-        raise _cannot_load(name, error) from error
+        raise _cannot_load(source.name, error) from error
     return Policy(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:
     """Load a model's tokenizer alone. Raises ConfigError as `load_model` does."""
-    name = str(path_or_hf_id)
+    return _load_tokenizer(_find(str(path_or_hf_id), weights=False))
+
+
+def _find(name: str, *, weights: bool = True) -> ModelSource:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return find_model(name, weights=weights)
+    except ConfigError as error:
+        raise ConfigError(f"model {name!r} could not be loaded: {error}") from error
+
+
+def _load_tokenizer(source: ModelSource) -> Any:
+    name = source.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, trust_remote_code=False, local_files_only=source.local_files_only
+        )
     except Exception as error:  # as above
         raise _cannot_load(name, error) from error
     missing = [
@@ -159,8 +174,7 @@ def load_tokenizer(path_or_hf_id: str | Path) -> Any:
 
 
 def _cannot_load(name: str, error: Exception) -> ConfigError:
-    absent = name.startswith(("/", ".", "~")) and not Path(name).is_dir()
-    reason = "there is no such folder" if absent else f"{type(error).__name__}: {error}".rstrip(".")
+    reason = f"{type(error).__name__}: {error}".rstrip(".")
     return ConfigError(
         f"model {name!r} could not be loaded: {reason}. Give a folder written by save_pretrained, or the id of a "
         "causal language model on the Hugging Face hub."

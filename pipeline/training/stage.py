@@ -171,6 +171,7 @@ class _Trainer:
 
         A checkpoint whose report was cut off is reported now.
         """
+        await service.starts_with("loading its newest checkpoint or the model")
         feed = await BatchFeed.open(service.bus, config.run, config.training.name, term=service.instance)
         policy, learner, checkpoint = await resume(config, feed, device)
         await tracking.resume(learner.steps)

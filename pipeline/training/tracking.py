@@ -17,6 +17,7 @@ import msgspec
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["METRICS_FILE", "Tracking", "append_row"]
@@ -113,7 +114,7 @@ def _open_wandb(config: RunConfig, name: str) -> Any:
     try:
         import wandb
     except ModuleNotFoundError as error:
-        raise StartupError("training.wandb.project is set: pip install 'lachesis-rl[wandb]'") from error
+        raise StartupError(f"training.wandb.project needs the package wandb: {install_command('wandb')}") from error
     if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") is None:
         os.environ["WANDB_MODE"] = "offline"  # without a key a run is kept on disk, to be synced later
     run_id = re.sub(r"[^A-Za-z0-9_-]", "-", name)

@@ -21,6 +21,7 @@ import msgspec
 from lachesis.pipeline.bus.permissions import Permissions, account_config, permissions
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.access import Access, Scope, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Options
@@ -131,7 +132,7 @@ def _nkeys() -> Any:
     try:
         import nkeys
     except ModuleNotFoundError as error:
-        raise StartupError("making keys needs the package nkeys: pip install 'lachesis-rl[auth]'") from error
+        raise StartupError(f"making keys needs the package nkeys: {install_command('auth')}") from error
     return nkeys
 
 

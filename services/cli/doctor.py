@@ -6,14 +6,18 @@ from collections.abc import Sequence
 import anyio
 from rich.text import Text
 
-from lachesis.services.cli.checks.finding import Finding
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.services.cli.checks.finding import Finding, warn
 from lachesis.services.cli.checks.machine import check_machine
 from lachesis.services.cli.checks.server import check_server
+from lachesis.services.cli.checks.start import check_start
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_json, print_table
 
 __all__ = ["run_doctor"]
 
+_LOAD_S = 60.0
+"""Seconds for which environments and raters are loaded."""
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
@@ -21,14 +25,24 @@ def run_doctor(options: Options, *, as_json: bool) -> None:
     """Print the findings and exit with 1 if one of them is FAIL."""
     config = options.config()
     server = anyio.run(check_server, config)
-    running = any(finding.check == "server" and finding.level == "OK" for finding in server)
-    findings = [*check_machine(config, running=running), *server]
+    running = any(finding.check == "jetstream" for finding in server)  # it answers, so its ports are taken rightly
+    findings = [*check_machine(config, running=running), *anyio.run(_check_start, options, config), *server]
     if as_json:
         print_json(findings)
     else:
         _print(findings)
     if any(finding.level == "FAIL" for finding in findings):
         sys.exit(1)
+
+
+async def _check_start(options: Options, config: RunConfig) -> list[Finding]:
+    if not options.has_file and not config.environments:
+        return [
+            warn(
+                "configuration", "none is given, so what a run would load is not checked", "--config FILE or --run NAME"
+            )
+        ]
+    return [finding async for finding in check_start(config, options.arguments(), load_s=_LOAD_S)]
 
 
 def _print(findings: Sequence[Finding]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.sizes import parse_bytes
 from lachesis.pipeline.flow.collect import Collector, Found, Limits
 from lachesis.pipeline.flow.garbage import Decision
 from lachesis.schemas import subjects
@@ -22,7 +23,6 @@ __all__ = ["collect_garbage", "erase_run", "limits"]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:(k|m|g|t)(i?)b?|b?)", re.IGNORECASE)
 _MOST_HOLDERS = 3
 _RECONNECT_S = 2.0
 
@@ -34,13 +34,10 @@ def limits(
     age = None if older_than is None else _AGE.fullmatch(older_than.strip())
     if older_than is not None and age is None:
         raise ConfigError(f"--older-than {older_than!r}: a number and one of s, m, h, d, w: 12h, 7d")
-    size = None if keep_bytes is None else _SIZE.fullmatch(keep_bytes.strip())
-    if keep_bytes is not None and size is None:
-        raise ConfigError(f"--keep-bytes {keep_bytes!r}: bytes, or a number with a unit: 500MB, 2GiB")
-    keep = None
-    if size is not None:
-        power = " kmgt".index(size[2].lower()) if size[2] else 0
-        keep = int(float(size[1]) * (1024 if size[3] else 1000) ** power)
+    try:
+        keep = None if keep_bytes is None else parse_bytes(keep_bytes)
+    except ConfigError as error:
+        raise ConfigError(f"--keep-bytes: {error}") from error
     return Limits(
         older_than_s=None if age is None else float(age[1]) * _AGES[age[2]],
         keep_bytes=keep,

@@ -93,6 +93,11 @@ class Options:
         found = [part for name, value in named.items() if value for part in (name, value)]
         return found + [part for text in self.sets for part in ("--set", text)]
 
+    @property
+    def has_file(self) -> bool:
+        """Whether there is a configuration file: one that was given, or the run's own."""
+        return self._file() is not None
+
     def _file(self) -> Path | None:
         """Return the configuration's file: the one given, or the one that the run left in its folder."""
         left = Path("runs") / self.run / "run.toml" if self.run else None

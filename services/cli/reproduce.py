@@ -10,6 +10,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.replay.past import past_record
 from lachesis.pipeline.reproduction.batches import Facts, Progress, verify_batches
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
@@ -106,7 +107,7 @@ async def _weights(
     if not facts.reports:
         why = "the trainer has reported no step yet"
     elif find_spec("torch") is None:
-        why = "needs torch; pip install 'lachesis-rl[train]'"
+        why = f"needs torch; {install_command('train')}"
     if why is not None:
         text = f"not compared: {why}"
         return [Finding(check="weights", subject=config.training.name, verdict="warn", text=text)]

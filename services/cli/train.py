@@ -16,6 +16,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.replay.past import PastRequest, past_trainer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
@@ -93,8 +94,8 @@ def train_on_past(
     model, start = start_model(config, begin)
     request = replace(request, model=model, start=start)
     if request.store and find_spec("torch") is None:
-        raise StartupError("train needs the package 'torch': pip install 'lachesis-rl[train]'; or form the batches "
-                           "alone, with --dry-run")  # fmt: skip
+        raise StartupError(f"train needs the package 'torch': {install_command('train')}; or form the "
+                           "batches alone, with --dry-run")  # fmt: skip
     if find_spec("torch") is not None:
         request = replace(request, tokenizer_hash=_tokenizer_hash(model))
     result = anyio.run(_run, config, request, steps)

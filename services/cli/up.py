@@ -22,6 +22,7 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError
+from lachesis.services.cli.checks.start import check_start, machine_failures, refuse_failures
 from lachesis.services.cli.options import Options
 from lachesis.services.live.evaluations import (
     evaluation_line,
@@ -30,8 +31,7 @@ from lachesis.services.live.evaluations import (
     evaluation_warnings,
 )
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
-from lachesis.services.preflight import check_named
-from lachesis.services.supervisor import Supervisor
+from lachesis.services.supervisor import Supervisor, goes_on
 from lachesis.services.watch import Watch
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
@@ -39,6 +39,8 @@ __all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"
 log = logging.getLogger("lachesis")
 
 _PROGRESS_S = 10.0
+_LOAD_S = 20.0
+"""Seconds for which environments and raters are loaded before the run starts; the services wait for slower ones."""
 _FINISH_S = 5.0
 """Seconds that the end of a run waits for the server to say what was evaluated last."""
 
@@ -48,11 +50,17 @@ def run_up(options: Options) -> None:
     keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
-    check_named(config)
     anyio.run(_up, config, options.arguments())
 
 
 async def _up(config: RunConfig, arguments: list[str]) -> None:
+    if not goes_on(config.path):
+        refuse_failures(machine_failures(config, running=False))
+        findings = [one async for one in check_start(config, arguments, load_s=_LOAD_S)]
+        refuse_failures(findings)
+        for one in findings:
+            if one.level == "WARN":
+                log.warning("%s: %s; %s", one.check, one.text, one.mend)
     evaluations = EvaluationWatch(config)
     supervisor = Supervisor(config, arguments, [evaluations])
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)

@@ -7,6 +7,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.judge import samples_of
 from lachesis.pipeline.scoring.loader import load_members
@@ -128,7 +129,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
         from lachesis.pipeline.verification.checks import loss_agreement
         from lachesis.pipeline.weights.tensors import vocabulary_of
     except ModuleNotFoundError as error:
-        text = f"not checked: needs {error.name}; pip install 'lachesis-rl[train]'"
+        text = f"not checked: needs {error.name}; {install_command('train')}"
         return [Finding(check="loss", subject="-", verdict="warn", text=text)]
     policy = load_model(config.model)
     payloads = []

@@ -8,7 +8,7 @@ from typing import Any
 from lachesis.services.demo.observed import Observed
 from lachesis.services.demo.summary import Summary
 
-__all__ = ["draw_plots"]
+__all__ = ["draw_plots", "smoothed"]
 
 _Point = tuple[float | None, float | None]
 
@@ -64,26 +64,47 @@ def _difficulty(axes: Any, observed: Observed, difficulties: Sequence[float | No
             declared[drawn.policy_step].append(difficulty)
         if drawn.success is not None:
             success[drawn.policy_step].append(drawn.success)
-    axes.plot(*_columns(_means(declared)), color="tab:blue", marker=".")
+    _smooth_line(axes, declared, "tab:blue")
     axes.set(title="What the curriculum drew", xlabel="policy step", ylabel="mean declared difficulty")
     right = axes.twinx()
-    right.plot(*_columns(_means(success)), color="tab:orange", marker=".")
+    _smooth_line(right, success, "tab:orange")
     right.set(ylabel="mean success of the drawn groups", ylim=(0, 1))
     axes.yaxis.label.set_color("tab:blue")
     right.yaxis.label.set_color("tab:orange")
 
 
+def _smooth_line(axes: Any, values: Mapping[int, Sequence[float]], color: str) -> None:
+    """Draw the mean over the steps nearby as a line, and that of each step as a faint point."""
+    axes.plot(*_columns(_means(values)), color=color, marker=".", linestyle="none", alpha=0.25)
+    axes.plot(*_columns(smoothed(values)), color=color, linewidth=2)
+
+
+def smoothed(values: Mapping[int, Sequence[float]]) -> list[_Point]:
+    """Return the mean at each step of all values up to a twentieth of all steps before and after it."""
+    steps = sorted(values)
+    reach = max(1, (steps[-1] - steps[0]) // 20) if steps else 0
+    points: list[_Point] = []
+    for step in steps:
+        near = [value for other in steps if abs(other - step) <= reach for value in values[other]]
+        points.append((step, sum(near) / len(near)))
+    return points
+
+
 def _latency(axes: Any, summary: Summary) -> None:
+    """Draw a point at the median and a line to the 99th percentile: a length from 0 has no place on a log axis."""
     names = [name for name, stage in summary.stages.items() if (stage.wait.p99 or stage.process.p99)]
-    height = 0.4
-    for offset, what in ((-height / 2, "wait"), (height / 2, "process")):
-        times = [getattr(summary.stages[name], what) for name in names]
-        places = [i + offset for i in range(len(names))]
-        axes.barh(places, [t.p50 or 0 for t in times], height, label=f"{what} p50, line to p99")
-        axes.hlines(places, [t.p50 or 0 for t in times], [t.p99 or 0 for t in times], color="black")
+    for offset, what, color in ((-0.15, "wait", "tab:blue"), (0.15, "process", "tab:orange")):
+        times = [(i + offset, getattr(summary.stages[name], what)) for i, name in enumerate(names)]
+        shown = [(place, time.p50, time.p99) for place, time in times if time.p50 and time.p99]
+        places, medians, tails = zip(*shown, strict=True) if shown else ((), (), ())
+        axes.hlines(places, medians, tails, color=color, linewidth=2)
+        axes.plot(medians, places, "o", color=color, label=f"{what}: p50, line to p99")
+        axes.plot(tails, places, "|", color=color)
+        if shown:
+            axes.set_xscale("log")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xscale("symlog", linthresh=1e-4)
+    axes.grid(axis="x", alpha=0.3)
     axes.set(title="Latency by stage", xlabel="seconds")
     axes.figure.legend(loc="outside lower center", ncols=2)
 

@@ -1,8 +1,9 @@
 """Live progress: a table that redraws itself on a terminal, a line every few seconds without one."""
 
+import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -14,10 +15,12 @@ from rich.text import Text
 from lachesis.services.cli.output import human_seconds
 from lachesis.services.demo.observed import Observed, StageFigures
 
-__all__ = ["progress_line", "showing", "stage_table"]
+__all__ = ["fitting", "progress_line", "showing", "stage_table"]
 
 _LIVE_S = 0.5
 _LINE_S = 5.0
+_PLAIN_WIDTH = 120
+"""Characters of a line where no terminal limits it."""
 _POINTS = 3
 """Evaluations in a line: the first and the newest."""
 
@@ -28,50 +31,68 @@ async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
     terminal = sys.stdout.isatty()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(
-            _live if terminal else _lines, lambda: progress_line(observed, time.monotonic() - started), observed
+            _live if terminal else _lines,
+            lambda width: progress_line(observed, time.monotonic() - started, width),
+            observed,
         )
         yield
         tasks.cancel_scope.cancel()
 
 
-async def _live(line: Callable[[], str], observed: Observed) -> None:
+async def _live(line: Callable[[int], str], observed: Observed) -> None:
     with Live(auto_refresh=False, transient=True) as live:
         while True:
-            live.update(Group(Text(line(), style="bold"), stage_table(observed)), refresh=True)
+            text = Text(line(live.console.width), style="bold", no_wrap=True)
+            live.update(Group(text, stage_table(observed)), refresh=True)
             await anyio.sleep(_LIVE_S)
 
 
-async def _lines(line: Callable[[], str], observed: Observed) -> None:
+async def _lines(line: Callable[[int], str], observed: Observed) -> None:
+    width = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
     try:
         while True:
             await anyio.sleep(_LINE_S)
-            print(f"{line()} | {_slowest(observed)}", flush=True)
+            shown = line(width)
+            slowest = f" | {_slowest(observed)}"
+            print(shown + slowest if len(shown + slowest) <= width else shown, flush=True)
     finally:
-        print(line(), flush=True)  # how far it came
+        print(line(width), flush=True)  # how far it came
 
 
 def _shortened(points: list[str]) -> list[str]:
     return points if len(points) <= _POINTS else [points[0], "...", *points[1 - _POINTS :]]
 
 
-def progress_line(observed: Observed, elapsed_s: float) -> str:
-    """Return the state of the run in one line."""
+def progress_line(observed: Observed, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
+    """Return the state of the run in one line of at most `width` characters; the last figures are left out first."""
     trainer = observed.metrics("trainer")
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
     curve = " ".join(_shortened([f"{100 * event.avg:.0f}%@{step}" for step, event in sorted(observed.evals.items())]))
-    parts = [
-        f"{elapsed_s:4.0f} s",
-        f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",
-        _maybe("reward", trainer.get("reward/mean"), ".3f"),
-        f"held out {curve or '-'}",
-        f"{groups_per_s:.1f} groups/s",
-        f"{tokens_per_s:.0f} tokens/s",
-        _maybe("staleness", trainer.get("staleness/mean"), ".1f"),
-        _maybe("e2e p99", trainer.get("latency/e2e/p99"), ".1f") + " s",
-    ]
-    if len(observed.supervisor_pids) > 1:
-        parts.append(f"supervisor restarted {len(observed.supervisor_pids) - 1}x")
-    return " | ".join(parts)
+    restarts = len(observed.supervisor_pids) - 1
+    return fitting(
+        [
+            f"{elapsed_s:4.0f} s",
+            f"step {trainer.get('train/step', 0):.0f}/{observed.config.training.steps}",
+            *([f"supervisor restarted {restarts}x"] if restarts > 0 else []),
+            _maybe("reward", trainer.get("reward/mean"), ".3f"),
+            f"held out {curve or '-'}",
+            f"{groups_per_s:.1f} groups/s",
+            f"{tokens_per_s:.0f} tokens/s",
+            _maybe("staleness", trainer.get("staleness/mean"), ".1f"),
+            _maybe("e2e p99", trainer.get("latency/e2e/p99"), ".1f") + " s",
+        ],
+        width,
+    )
+
+
+def fitting(parts: Sequence[str], width: int) -> str:
+    """Return as many of the parts as fit into `width` characters, none cut unless the first alone is too long."""
+    line = parts[0]
+    for part in parts[1:]:
+        if len(f"{line} | {part}") > width:
+            break
+        line = f"{line} | {part}"
+    return line[:width]
 
 
 def stage_table(observed: Observed) -> Table:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.replay.logic.compare import Comparison, EnvDifference
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.output import printable
-from lachesis.services.report.tables import Report, Table
+from lachesis.services.report.tables import Report, Table, env_name
 
 __all__ = ["markdown", "page"]
 
@@ -57,7 +58,7 @@ def page(shown: Report, found: Comparison) -> str:
     """Return the report as one HTML file with its plots. Raises `StartupError` without matplotlib."""
     parts = [f"<h1>{html.escape(shown.title)}</h1>"]
     parts += [f'<p class="found">{html.escape(finding)}</p>' for finding in shown.findings]
-    parts += [_plot(env, found.a.name, found.b.name) for env in found.envs if env.edges]
+    parts += [_plot(env, env_name(found, env)) for env in found.envs if env.edges]
     parts += [_table(table) for table in shown.tables]
     parts += ["<h2>Most disputed</h2>"] if shown.texts else []
     for text in shown.texts:
@@ -76,21 +77,22 @@ def _table(table: Table) -> str:
     return f"<h2>{html.escape(table.title)}</h2><table><tr>{head}</tr>{rows}</table>"
 
 
-def _plot(env: EnvDifference, a: str, b: str) -> str:
-    """Return the distributions of the rewards of one environment as SVG."""
+def _plot(env: EnvDifference, title: str) -> str:
+    """Return the distributions of the scores of one environment as SVG."""
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise StartupError(f"plots need matplotlib ({error}): pip install 'lachesis-rl[plots]'") from error
+        raise StartupError(f"plots need matplotlib ({error}): {install_command('plots')}") from error
     figure: Any = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
-    axes.stairs(env.counts_a, env.edges, fill=True, alpha=0.5, label=a)
-    axes.stairs(env.counts_b, env.edges, linewidth=2, label=b)
-    axes.set(xlabel="reward", ylabel="samples", title=env.env)
+    axes.stairs(env.counts_a, env.edges, fill=True, alpha=0.5, label=env.a)
+    axes.stairs(env.counts_b, env.edges, linewidth=2, label=env.b)
+    axes.set(xlabel="score", ylabel="samples", title=f"{title}: scores of {env.groups} groups")
+    axes.set_ylim(bottom=0)
     axes.legend()
     drawn = io.StringIO()
-    with rc_context({"svg.hashsalt": env.env}):
+    with rc_context({"svg.hashsalt": title}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     svg = drawn.getvalue()
     return svg[svg.index("<svg") :]

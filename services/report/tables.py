@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, Disputed, Figures
+from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, Disputed, EnvDifference, Figures
 from lachesis.pipeline.replay.logic.statistics import Distribution
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Report", "Table", "Text", "report"]
+__all__ = ["Report", "Table", "Text", "env_name", "report"]
 
 _LONGEST = 1200
 
@@ -23,7 +23,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A sample that the revisions differ on: what is said of it, and what was said in it (role, text)."""
+    """A sample that the revisions differ on: what each rater gave it, and what was said in it (role, text)."""
 
     title: str
     lines: Sequence[tuple[str, str]]
@@ -56,7 +56,7 @@ def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
                 ("env", "groups", "trainable in both", "sign flips", "verdict changes", "rank", "rank within", "shift"),
                 [
                     (
-                        env.env,
+                        env_name(found, env),
                         str(env.groups),
                         str(env.comparable),
                         str(env.flipped),
@@ -73,6 +73,7 @@ def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
                 ("", "groups", "unscored", "zero variance", "alpha", "score and length", "rating, s"),
                 [_revision_row(one) for one in (a, b)],
             ),
+            *_part_tables(found),
             Table(
                 "Distributions",
                 ("", "n", "missing", "mean", "std", "min", "25 %", "median", "75 %", "max"),
@@ -109,8 +110,48 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
+def env_name(found: Comparison, env: EnvDifference) -> str:
+    """Return an environment, with the parts of the revisions that are compared where these have several."""
+    parts = [part for part, whole in ((env.a, found.a), (env.b, found.b)) if part != whole.name]
+    return f"{env.env} ({', '.join(parts)})" if parts else env.env
+
+
+def _part_tables(found: Comparison) -> list[Table]:
+    if not found.parts:
+        return []
+    return [
+        Table(
+            "Parts, of a revision whose scoring was changed while it went on",
+            ("part", "env", "rollouts", "groups", "by", "raters", "score", "zero variance", "alpha"),
+            [
+                (
+                    part.name,
+                    part.env,
+                    f"{part.first} to {part.last}",
+                    str(part.figures.groups),
+                    "the configuration" if part.promoted is None else f"promotion of {part.promoted}",
+                    ", ".join(f"{name} {version}" for name, version in part.raters.items()) or "the environment",
+                    number(part.figures.scores.mean if part.figures.scores else None),
+                    number(part.figures.zero_variance),
+                    number(part.figures.alpha),
+                )
+                for part in found.parts
+            ],
+        )
+    ]
+
+
 def _findings(found: Comparison) -> list[str]:
-    said = [f"{one.name} is not complete: its replay goes on, or was paused" for one in (found.a, found.b)
+    said = [found.significance.sentence]
+    said += [
+        f"the scoring of {name} was changed, so its {len(parts)} parts are compared apart "
+        f"({', '.join(f'{part.name} of {part.env} from rollout {part.first}' for part in parts)})"
+        for name in (found.a.name, found.b.name)
+        if (parts := [part for part in found.parts if part.name.rpartition("/")[0] == name])
+    ]
+    if found.parts:
+        said += [f"{env_name(found, env)}: {env.significance.sentence}" for env in found.envs]
+    said += [f"{one.name} is not complete: its replay goes on, or was paused" for one in (found.a, found.b)
             if not one.complete]  # fmt: skip
     for one in (found.a, found.b):
         said += [
@@ -121,9 +162,6 @@ def _findings(found: Comparison) -> list[str]:
         ]
         if one.alpha is None and one.raters:
             said.append(f"{one.name} has no alpha: {one.alpha_reason}")
-    flips = found.metrics["sign_flips"]
-    if flips:
-        said.append(f"in {flips:.1%} of the groups trainable in both, a sample is pushed the other way")
     return said
 
 
@@ -153,9 +191,14 @@ def _text(one: Disputed, messages: list[Message] | None, found: Comparison) -> T
         f"{one.env}, group {one.group}, sample {one.sample}: score {number(one.score_a)} in {found.a.name}, "
         f"{number(one.score_b)} in {found.b.name}; advantage {number(one.advantage_a)}, {number(one.advantage_b)}"
     )
+    rated = [
+        (f"rated by {revision.name}", ", ".join(f"{name} {number(value)}" for name, value in sorted(ratings.items())))
+        for revision, ratings in ((found.a, one.ratings_a), (found.b, one.ratings_b))
+        if ratings
+    ]
     if messages is None:
-        return Text(title, [("", "its rollout was trimmed, or cannot be read")])
-    return Text(title, [(message.role, _cut(message.content)) for message in messages])
+        return Text(title, [*rated, ("", "its rollout was trimmed, or cannot be read")])
+    return Text(title, [*rated, *((message.role, _cut(message.content)) for message in messages)])
 
 
 def _cut(text: str) -> str:

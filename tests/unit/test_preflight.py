@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.training import model_source
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.preflight import check_named
 
+HUB_MODEL = "org/name-1.5B"
 ENV = """
 import os
 from lachesis import Environment
@@ -32,7 +34,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "raters.py").write_text("def brief(sample): ...\nraise SystemExit('imported')")
     (package / "hidden.py").write_text("def __getattr__(name): ...")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name, text in (("config.json", '{"model_type": "llama"}'), ("model.safetensors", ""), ("tokenizer.json", "")):
+        (tmp_path / "model" / name).write_text(text)
+    monkeypatch.setattr(model_source, "ask_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
     return tmp_path
 
 
@@ -49,7 +53,7 @@ def rated(*references: str) -> RunConfig:
     "good",
     [
         config(),
-        config(model="org/name-1.5B"),
+        config(model=HUB_MODEL),
         config(environments={"a": {"kind": "gateway"}, "b": {"kind": "mine.hidden:Whatever"}}),
         rated("repetition", "mine.raters:brief", "json:dumps", "lachesis.pipeline.scoring.raters.code:CodeRater"),
         config(model=None, mode="observe", inference={"policy": {"url": "http://h:1", "model": "./served"}}),
@@ -65,7 +69,10 @@ def test_what_is_there_is_found_and_not_imported(good: RunConfig) -> None:
     ("bad", "said"),
     [
         (config(model="runs/demo-NAME/model"), "model: there is no folder 'runs/demo-NAME/model'"),
-        (config(model="./modle"), "model: there is no folder './modle'"),
+        (config(model="./modle"), "model: there is no folder './modle'; did you mean 'model'?"),
+        (config(model="org/name-1.6B"), "model: there is no folder 'org/name-1.6B', and https://huggingface.co has no"),
+        (config(curriculum={"strategy": "unifrom"}), "curriculum.strategy: 'unifrom' is no built-in one; did you mean"),
+        (config(curriculum={"strategy": "sums.py:Easy"}), "curriculum.strategy: sums.py has no 'Easy'"),
         (config(model="mine"), "model: the folder 'mine' holds no model: it has no config.json"),
         (config(model="sums.py"), "model: there is no folder 'sums.py'"),
         (config(model=None), "model: not set"),

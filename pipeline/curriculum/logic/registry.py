@@ -11,7 +11,7 @@ from lachesis.pipeline.curriculum.logic.strategy import Items, Strategy
 from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["STRATEGIES", "load_strategy", "mix", "name_of"]
+__all__ = ["STRATEGIES", "find_strategy", "load_strategy", "mix", "name_of"]
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "uniform": Strategy,
@@ -30,8 +30,13 @@ def name_of(class_name: str) -> str:
 
 def load_strategy(items: Items, config: CurriculumConfig) -> Strategy:
     """Make the strategy that the configuration names. Raises ConfigError if there is none such."""
+    return find_strategy(config)(items, config)
+
+
+def find_strategy(config: CurriculumConfig) -> type[Strategy]:
+    """Return the class of the strategy that the configuration names. Raises ConfigError if there is none such."""
     if config.strategy in STRATEGIES:
-        return STRATEGIES[config.strategy](items, config)
+        return STRATEGIES[config.strategy]
     place, colon, name = config.strategy.rpartition(":")
     if not colon:
         raise ConfigError(
@@ -44,7 +49,7 @@ def load_strategy(items: Items, config: CurriculumConfig) -> Strategy:
         raise ConfigError(f"curriculum.strategy: cannot import {place!r}: {error}.") from error
     if not (isinstance(found, type) and issubclass(found, Strategy)):
         raise ConfigError(f"curriculum.strategy {config.strategy!r} is not a subclass of Strategy.")
-    return found(items, config)
+    return found
 
 
 def mix(scores: Mapping[str, float], floor: float = 0.05) -> dict[str, float]:

@@ -5,13 +5,15 @@ both is of the groups that both have.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.replay.logic.significance import Significance, flipped, significance
 from lachesis.pipeline.replay.logic.statistics import (
     Distribution,
     distribution,
@@ -30,10 +32,12 @@ __all__ = [
     "EnvDifference",
     "Figures",
     "Judged",
+    "MadeBy",
+    "Part",
     "RaterFigures",
     "Revision",
     "compare",
-    "flipped",
+    "part_names",
 ]
 
 _BOOTSTRAPPED = 5000
@@ -59,6 +63,18 @@ METRICS: Final = {
 """What a comparison boils down to, by name."""
 
 
+class MadeBy(NamedTuple):
+    """What scored a group: the digest of its ensemble, its raters with their versions, and the `first` of the promotion
+    by which it did (None: by the run's configuration)."""
+
+    ensemble: str = ""
+    raters: tuple[tuple[str, str], ...] = ()
+    promoted: int | None = None
+
+
+_UNKNOWN = MadeBy()
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One group under one revision; `reward` None: it has none (yet)."""
@@ -66,16 +82,19 @@ class Judged:
     env: str
     score: GroupScore
     reward: GroupReward | None
+    made_by: MadeBy = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A revision as read: `groups` by id, `unscored` how many could not be scored; whether all of it is there."""
+    """A revision as read: `groups` by id, `unscored` how many could not be scored; whether all of it is there.
+    `promotions`: the names of the revisions that were promoted into it, by their first sequence."""
 
     name: str
     groups: Mapping[str, Judged]
     unscored: int
     complete: bool
+    promotions: Mapping[int, str] = field(default_factory=dict)
 
 
 class RaterFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,10 +127,27 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     raters: list[RaterFigures]
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The groups of one environment, sequences `first` to `last`, that were scored alike within a revision whose
+    scoring was changed. `promoted`: the promoted revision by which they were; None: the configuration of then."""
+
+    name: str
+    env: str
+    first: int
+    last: int
+    promoted: str | None
+    raters: dict[str, str]
+    figures: Figures
+
+
 class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One environment, of the `groups` that both have; histograms of rewards over common `edges`."""
+    """One environment, or a part of it, of the `groups` that both have; histograms of scores over common `edges`. `a`
+    and `b` name the parts; they are the revisions where these have one."""
 
     env: str
+    a: str
+    b: str
+    significance: Significance
     groups: int
     comparable: int
     flipped: int
@@ -125,7 +161,8 @@ class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Disputed(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample on which the revisions differ: `gap` is between its advantages, or its scores where it has none."""
+    """A sample on which the revisions differ: `gap` is between its advantages, or its scores where it has none.
+    `ratings_a`: what each rater gave it, None: missing."""
 
     env: str
     group: str
@@ -136,14 +173,19 @@ class Disputed(msgspec.Struct, frozen=True, kw_only=True):
     score_b: float | None
     advantage_a: float | None
     advantage_b: float | None
+    ratings_a: dict[str, float | None] = {}
+    ratings_b: dict[str, float | None] = {}
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The result; `metrics` are those of `METRICS`, None where undefined."""
+    """The result; `metrics` are those of `METRICS`, None where undefined. `parts`: of revisions whose scoring was
+    changed."""
 
     run: str
+    significance: Significance
     a: Figures
     b: Figures
+    parts: list[Part]
     envs: list[EnvDifference]
     disputed: list[Disputed]
     metrics: dict[str, float | None]
@@ -152,14 +194,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Comparison:
     """Return what differs, with the `disputed` samples that differ most, at most one a group."""
     both = sorted(group for group in a.groups.keys() & b.groups.keys() if _alike(a.groups[group], b.groups[group]))
-    by_env: dict[str, list[tuple[Judged, Judged]]] = {}
+    names_a, names_b = part_names(a), part_names(b)
+    by_part: dict[tuple[str, str, str], list[tuple[Judged, Judged]]] = {}
     for group in both:
-        first = a.groups[group]
-        by_env.setdefault(first.env, []).append((first, b.groups[group]))
-    envs = [_environment(env, pairs) for env, pairs in sorted(by_env.items())]
+        pair = a.groups[group], b.groups[group]
+        names = _part_name(names_a, a, pair[0]), _part_name(names_b, b, pair[1])
+        by_part.setdefault((pair[0].env, *names), []).append(pair)
+    pairs = [pair for _, found in sorted(by_part.items()) for pair in found]
+    envs = [_environment(*names, found) for names, found in sorted(by_part.items())]
     figures = _figures(a), _figures(b)
     most = sorted(
-        (found for pairs in by_env.values() for pair in pairs if (found := _dispute(*pair)) is not None),
+        (found for pair in pairs if (found := _dispute(*pair)) is not None),
         key=lambda one: (-one.gap, one.group),
     )
     comparable = sum(env.comparable for env in envs)
@@ -181,8 +226,10 @@ def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Compari
         }
     return Comparison(
         run=run,
+        significance=_significance(pairs),
         a=figures[0],
         b=figures[1],
+        parts=[*_parts(a, names_a), *_parts(b, names_b)],
         envs=envs,
         disputed=most[:disputed],
         metrics={name: metrics[name] for name in METRICS},
@@ -200,16 +247,62 @@ def _lowest(values: Sequence[float | None]) -> float | None:
     return min(present) if present and len(present) == len(values) else None
 
 
-def _environment(env: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDifference:
+def part_names(revision: Revision) -> dict[tuple[str, MadeBy], str]:
+    """Return the name of each part of a revision, NAME/1, NAME/2, ..., by environment and what made it, in the order of
+    their first groups; empty where each environment has but one."""
+    first: dict[tuple[str, MadeBy], int] = {}
+    for one in revision.groups.values():
+        key = one.env, one.made_by
+        first[key] = min(one.score.seq, first.get(key, one.score.seq))
+    ordered = sorted(first, key=lambda key: (key[0], first[key]))
+    counts = Counter(env for env, _ in ordered)
+    numbers: Counter[str] = Counter()
+    names = {}
+    for key in ordered:
+        if counts[key[0]] > 1:
+            numbers[key[0]] += 1
+            names[key] = f"{revision.name}/{numbers[key[0]]}"
+    return names
+
+
+def _part_name(names: Mapping[tuple[str, MadeBy], str], revision: Revision, one: Judged) -> str:
+    return names.get((one.env, one.made_by), revision.name)
+
+
+def _parts(revision: Revision, names: Mapping[tuple[str, MadeBy], str]) -> list[Part]:
+    parts = []
+    for (env, made_by), name in names.items():
+        groups = {id_: one for id_, one in revision.groups.items() if (one.env, one.made_by) == (env, made_by)}
+        seqs = [one.score.seq for one in groups.values()]
+        first = made_by.promoted
+        promoted = None if first is None else revision.promotions.get(first, f"promoted at {first}")
+        figures = _figures(Revision(name, groups, 0, complete=True))
+        parts.append(
+            Part(
+                name=name,
+                env=env,
+                first=min(seqs),
+                last=max(seqs),
+                promoted=promoted,
+                raters=dict(made_by.raters),
+                figures=figures,
+            )
+        )
+    return parts
+
+
+def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDifference:
     columns = [[x for pair in pairs for x in pair[side].score.scores] for side in (0, 1)]
     means = [distribution(column) for column in columns]
     within = [rank_correlation(a.score.scores, b.score.scores) for a, b in pairs]
     rewarded = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
     comparable = [(a, b) for a, b in rewarded if a.verdict == b.verdict == "trainable"]
-    before, after = ([x for pair in rewarded for x in pair[side].rewards] for side in (0, 1))
-    edges, counts_a, counts_b = histograms(before, after)
+    edges, counts_a, counts_b = histograms(columns[0], columns[1])
     return EnvDifference(
         env=env,
+        a=name_a,
+        b=name_b,
+        significance=_significance(pairs),
         groups=len(pairs),
         comparable=len(comparable),
         flipped=sum(flipped(a, b) for a, b in comparable),
@@ -223,9 +316,9 @@ def _environment(env: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDiffere
     )
 
 
-def flipped(a: GroupReward, b: GroupReward) -> bool:
-    """Whether a sample that was pushed one way is pushed the other; to 0 or from it is no change of sign."""
-    return any(x is not None and y is not None and x * y < 0 for x, y in zip(a.advantages, b.advantages, strict=True))
+def _significance(pairs: Sequence[tuple[Judged, Judged]]) -> Significance:
+    rewards = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
+    return significance(rewards, [(a.score.scores, b.score.scores) for a, b in pairs])
 
 
 def _dispute(a: Judged, b: Judged) -> Disputed | None:
@@ -247,6 +340,8 @@ def _dispute(a: Judged, b: Judged) -> Disputed | None:
         score_b=scores_b[sample],
         advantage_a=advantages_a[sample],
         advantage_b=advantages_b[sample],
+        ratings_a={name: column[sample] for name, column in a.score.ratings.items()},
+        ratings_b={name: column[sample] for name, column in b.score.ratings.items()},
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from lachesis.pipeline.replay.logic.compare import flipped
+from lachesis.pipeline.replay.logic.significance import flipped
 from lachesis.pipeline.replay.logic.statistics import rank_correlation
 from lachesis.schemas.annotations import GroupReward
 

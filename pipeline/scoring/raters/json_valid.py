@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.pipeline.scoring.raters.answer import given
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -38,7 +39,7 @@ def _validator(schema: str) -> Any:
     try:
         from jsonschema import Draft202012Validator, SchemaError, validators
     except ModuleNotFoundError as error:
-        raise StartupError("rater json_valid: schema needs jsonschema: pip install 'lachesis-rl[raters]'") from error
+        raise StartupError(f"rater json_valid: schema needs jsonschema: {install_command('raters')}") from error
     document = json.loads(schema)
     kind = validators.validator_for(document, default=Draft202012Validator)
     try:

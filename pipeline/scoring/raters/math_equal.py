@@ -11,6 +11,7 @@ from collections import OrderedDict
 import anyio
 import anyio.to_process
 
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.scoring.rater import Rater, Sample
 from lachesis.pipeline.scoring.raters.answer import reference
 from lachesis.pipeline.scoring.raters.boxed import boxed
@@ -33,7 +34,7 @@ class MathRater(Rater):
         if workers < 1:
             raise ConfigError(f"rater math: workers is {workers}; it must be at least 1.")
         if importlib.util.find_spec("math_verify") is None:
-            raise StartupError("rater math needs the package math-verify: pip install 'lachesis-rl[raters]'")
+            raise StartupError(f"rater math needs the package math-verify: {install_command('raters')}")
         self._limiter = anyio.CapacityLimiter(workers)
         self._known: OrderedDict[tuple[str, str], bool] = OrderedDict()
 

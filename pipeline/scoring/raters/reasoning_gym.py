@@ -20,11 +20,12 @@ class ReasoningGymRater(Rater):
     bounds = (0.0, 1.0)
 
     def __init__(self, params: dict[str, Any] | None = None) -> None:
-        try:  # another release may score otherwise, so it is part of the version that the ensemble's digest holds
-            self.version = f"1+{importlib.metadata.version('reasoning-gym')}"
+        try:
             import_reasoning_gym()
+            # another release may score otherwise, so it is part of the version that the ensemble's digest holds
+            self.version = f"1+{importlib.metadata.version('reasoning-gym')}"
         except (ImportError, StartupError) as error:
-            raise ConfigError("rater reasoning_gym: pip install 'lachesis-rl[reasoning-gym]'.") from error
+            raise ConfigError(f"rater reasoning_gym: {error}") from error
         self._params = params
 
     def rate(self, sample: Sample) -> float | None:

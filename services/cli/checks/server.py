@@ -16,9 +16,10 @@ from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 from lachesis.services.cli.checks.cluster import check_copies
 from lachesis.services.cli.checks.finding import Finding, fail, ok, warn
 from lachesis.services.cli.checks.ledger import check_ledger
+from lachesis.services.cli.checks.room import ask_monitor, check_account, check_storage
 from lachesis.services.cli.output import human_bytes
 from lachesis.services.cli.snapshot import server_version
-from lachesis.services.connect import connect_run, has_history
+from lachesis.services.connect import LOOK_S, connect_run, has_history
 
 __all__ = ["check_server", "clock_offset_s"]
 
@@ -35,8 +36,9 @@ _PATIENCE_S = 15.0
 async def check_server(config: RunConfig) -> list[Finding]:
     """Return every finding; a server that cannot be reached is one, too."""
     if config.nats is not None:
-        patience_s = min(config.nats.give_up_s, _PATIENCE_S)
-        config = msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, give_up_s=patience_s))
+        patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, LOOK_S)
+        quick = msgspec.structs.replace(config.nats, give_up_s=patience_s, connect_timeout_s=connect_s)
+        config = msgspec.structs.replace(config, nats=quick)
     try:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
@@ -48,7 +50,7 @@ async def check_server(config: RunConfig) -> list[Finding]:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
-        return [fail("server", str(error), "correct nats.token_file, nats.creds_file or nats.nkey_file")]
+        return [fail("server", str(error), "correct it: nats.token_file, nats.creds_file, nats.nkey_file...")]
     found: list[Finding] = []
     async with bus:
         try:
@@ -62,22 +64,17 @@ async def check_server(config: RunConfig) -> list[Finding]:
 async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
     yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
     account = await _ask(bus, "$JS.API.INFO")
-    limit, reserved = account["limits"]["max_storage"], account.get("reserved_storage", 0)
-    budget = config.streams.total_bytes() * config.streams.replicas
-    if 0 <= limit < budget:
-        yield fail(
-            "jetstream",
-            f"this account may store {human_bytes(limit)}, the streams want {human_bytes(budget)}",
-            "raise the account's limit, or lower streams.*_bytes",
-        )
-    else:
-        room = "no limit" if limit < 0 else f"limit {human_bytes(limit)}"
-        yield ok("jetstream", f"{room}, {human_bytes(reserved)} reserved by streams")
     wanted = {definition["name"]: definition for definition in definitions(config.streams)}
     answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
+    present = [name for name, info in answers.items() if "error" not in info]
+    there = {name: answers[name] for name in present}
+    for limited in check_account(account, config.streams, there):
+        yield limited
+    if config.nats is not None:
+        for limited in check_storage(await ask_monitor(*_server(bus)), config.streams, there):
+            yield limited
     for copies in check_copies(answers):
         yield copies
-    present = [name for name, info in answers.items() if "error" not in info]
     led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
     findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
     for found in findings:
@@ -86,10 +83,17 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
     elif not findings and present:
         yield ok("streams", f"{len(present)} streams and buckets are as configured")
-    async for stored in check_ledger(bus, config, {name: answers[name] for name in present}):
+    async for stored in check_ledger(bus, config, there):
         yield stored
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
+
+
+def _server(bus: NatsBus) -> tuple[str, str]:
+    """Return host and id of the server that the bus is connected to."""
+    url = bus.client.connected_url
+    server_id = bus.client._server_info.get("server_id", "")  # noqa: SLF001 - the client shows it nowhere else
+    return (url.hostname or "" if url is not None else ""), server_id
 
 
 def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> Finding | None:

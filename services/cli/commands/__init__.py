@@ -41,6 +41,7 @@ def _root(
 app.command()(running.up)
 app.command()(running.run)
 app.command(hidden=True)(running.forkserver)
+app.command(hidden=True)(checking.load_check)
 app.command()(running.demo)
 app.command()(running.dev)
 app.command()(running.init)

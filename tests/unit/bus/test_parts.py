@@ -66,7 +66,7 @@ def test_settings_are_checked() -> None:
         StreamsConfig(replicas=2)
     with pytest.raises(ConfigError, match="duplicate_window"):
         StreamsConfig(duplicate_window_s=0)
-    with pytest.raises(ConfigError, match="LEDGER"):
+    with pytest.raises(ConfigError, match=r"streams\.ledger_bytes is 0"):
         StreamsConfig(ledger_bytes=0)
 
 

@@ -49,7 +49,10 @@ def test_extras_are_needed_by_what_is_configured(monkeypatch: pytest.MonkeyPatch
         training=TrainingConfig(wandb=WandbConfig(project="p")),
         nats=ConnectionConfig(nkey_file="key"),
     )
-    assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth"}
+    assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth", "train"}
+    served = {role: InferenceConfig(url="http://h:1") for role in ("policy", "eval")}
+    elsewhere = RunConfig(environments={"words": EnvironmentConfig(kind="m:E")}, mode="observe", inference=served)
+    assert machine.needed_extras(elsewhere) == set()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from lachesis.services.demo.prepare import Prepared
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
-from lachesis.services.demo.view import progress_line, stage_table
+from lachesis.services.demo.view import progress_line, showing, stage_table
 
 CONFIG = demo_config(DemoOptions(run="r", steps=2))
 PREPARED = Prepared(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
@@ -210,6 +210,27 @@ def test_progress_is_one_line_whatever_is_known_yet() -> None:
     assert line.endswith("staleness 1.5 | e2e p99 2.0 s")
     observed = with_evaluations(*(evaluation(step, step / 100) for step in (0, 20, 40, 60)))
     assert "| held out 0%@0 ... 40%@40 60%@60 |" in progress_line(observed, 61.0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100])
+def test_the_progress_line_fits_a_terminal_and_cuts_no_figure_short(width: int) -> None:
+    observed = with_evaluations(*(evaluation(step, step / 100) for step in (0, 20, 40, 60)))
+    whole, line = progress_line(observed, 61.0, 1000), progress_line(observed, 61.0, width)
+    assert len(line) <= width < len(whole)
+    assert whole.startswith(line)
+    assert line.split(" | ") == whole.split(" | ")[: line.count(" | ") + 1]
+
+
+async def test_without_a_terminal_the_lines_fit_as_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    observed = with_evaluations(*(evaluation(step, step / 100) for step in (0, 20, 40, 60)))
+    async with showing(observed, 0.0):
+        pass
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(len(line) <= 50 for line in lines)
 
 
 def test_the_live_table_has_a_row_for_each_service() -> None:

@@ -1,11 +1,13 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
+from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, SettingsChangedError, StartupError
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, FENCED, SETTINGS_CHANGED, STARTUP, _explain
-from lachesis.services.supervisor import Supervisor
+from lachesis.services.supervisor import Supervisor, goes_on
 
 
 async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +52,34 @@ def test_a_changed_setting_has_an_exit_code_of_its_own(caplog: pytest.LogCapture
     assert caplog.messages == ["curriculum.strategy is 'pools' now", "the same of another"]
     assert _explain(BaseExceptionGroup("", [changed, StartupError("no server")])) == STARTUP
     assert _explain(FencedError("another")) == FENCED
+
+
+def test_processes_left_by_a_killed_supervisor_are_gone_on_with(tmp_path: Path) -> None:
+    assert not goes_on(tmp_path)
+    file = tmp_path / "pids.json"
+    file.write_text('{"supervisor": 999999999, "nats-server": null}')
+    assert not goes_on(tmp_path)
+    file.write_text(f'{{"supervisor": 999999999, "scorer": {os.getpid()}}}')
+    assert goes_on(tmp_path)
+    file.write_text('{"supervisor": ')
+    assert not goes_on(tmp_path)
+
+
+async def test_a_start_that_takes_too_long_says_what_each_process_was_at(tmp_path: Path) -> None:
+    services = ServicesConfig(ready_s=0.01, drain_s=0.01)
+    environments = {"words": EnvironmentConfig(kind="gateway")}
+    supervisor = Supervisor(RunConfig(folder=str(tmp_path), environments=environments, services=services), [])
+    rows = [row for row in supervisor.running if row.planned.service in {"scorer", "batcher"}]
+    supervisor.logs.mkdir()
+    for row in rows:
+        if row.planned.service == "scorer":
+            (supervisor.logs / "scorer.log").write_text("INFO one\nINFO loading raters\n")
+            row.stage = StageVitals(state="starting", note="loading raters")
+        else:
+            row.ready.set()
+    with pytest.raises(StartupError) as raised:
+        await supervisor._ready(rows)
+    text = str(raised.value)
+    assert "services.ready_s" in text
+    assert "scorer: is being started; its log ends: INFO loading raters" in text
+    assert "batcher" not in text

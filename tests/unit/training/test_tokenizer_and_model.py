@@ -82,7 +82,7 @@ def test_hash_ignores_padding_calls_and_sees_template_and_vocabulary():
 
 
 def test_missing_model_is_a_config_error_that_names_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing-here.*there is no such folder"):
+    with pytest.raises(ConfigError, match=r"nothing-here.*there is no folder"):
         load_model(tmp_path / "nothing-here")
 
 

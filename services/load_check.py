@@ -1,0 +1,156 @@
+"""Loads the environments, raters and curriculum that a configuration names, in a process of its own.
+
+That code is the user's: it may print, hang or end its process. Guarantees a finding for each setting within the time
+given, whatever the code does, and that nothing of it stays in the caller's process.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import anyio
+import msgspec
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.curriculum.logic.registry import find_strategy
+from lachesis.pipeline.environments.load import load_environment
+from lachesis.pipeline.evaluation.plan import held_out_tasks
+from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
+from lachesis.schemas.errors import LachesisError
+
+__all__ = ["LoadFinding", "check_loads", "write_findings"]
+
+_MAX_LINE_BYTES = 1 << 16
+_MAX_TEXT = 2000
+_TAIL_LINES = 8
+
+
+class LoadFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of loading what `setting` names. begun: it has not ended yet; late: it did not end in time."""
+
+    setting: str
+    state: Literal["begun", "ok", "failed", "late"]
+    text: str = ""
+    seconds: float = 0.0
+
+
+def write_findings(config: RunConfig, out: BinaryIO) -> None:
+    """Load everything, and write a line of JSON to `out` when each begins and when it ends."""
+    for setting, load in _loads(config):
+        _write(out, LoadFinding(setting=setting, state="begun"))
+        started = time.monotonic()
+        state: Literal["ok", "failed"] = "ok"
+        try:
+            text = load()
+        except LachesisError as error:
+            state, text = "failed", str(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code; it is reported, not handled
+            state, text = "failed", _describe(error)
+        seconds = time.monotonic() - started
+        _write(out, LoadFinding(setting=setting, state=state, text=text[:_MAX_TEXT], seconds=seconds))
+
+
+def _write(out: BinaryIO, finding: LoadFinding) -> None:
+    out.write(msgspec.json.encode(finding) + b"\n")
+    out.flush()
+
+
+def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
+    for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
+        for name, env in named.items():
+            if not env.is_foreign:
+                yield f"{table}.{name}", _environment(config, name, env)
+    yield "scoring", _ensemble(partial(EnvironmentScorer, config.scoring, None))
+    for name, env in config.environments.items():
+        if env.scoring is not None or env.success_rater is not None or config.advantage_of(name).weights:
+            yield f"environments.{name}.scoring", _ensemble(partial(load_scorer, config, name))
+    for name, env in config.evaluation.items():
+        if env.scoring is not None or env.success_rater is not None:
+            scoring, settings = env.scoring or config.scoring, env
+            yield f"evaluation.{name}.scoring", _ensemble(partial(EnvironmentScorer, scoring, settings))
+    yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
+
+
+def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> Callable[[], str]:
+    def load() -> str:
+        env = load_environment(settings.kind, settings.params)
+        env.task(0)
+        held_out = len(held_out_tasks(config, name, len(env))) if name in config.environments else 0
+        return f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
+
+    return load
+
+
+def _ensemble(load: Callable[[], EnvironmentScorer]) -> Callable[[], str]:
+    def describe() -> str:
+        return ", ".join(load().versions) or "no raters: the environments' own rewards count"
+
+    return describe
+
+
+def _describe(error: BaseException) -> str:
+    """Return an exception of the user's code with the place that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+async def check_loads(arguments: Sequence[str], *, timeout_s: float) -> list[LoadFinding]:
+    """Return a finding for each thing that the configuration of `arguments` (--config, --set) names.
+
+    The one that is being loaded after `timeout_s` seconds is late; those after it are left out.
+    """
+    command = [sys.executable, "-m", "lachesis", "load-check", *arguments]
+    found: dict[str, LoadFinding] = {}
+    late = True
+    async with await anyio.open_process(
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        said = bytearray()
+        try:
+            with anyio.move_on_after(timeout_s):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_keep_tail, process.stderr, said)
+                    await _read(process.stdout, found)
+                    await process.wait()
+                late = False
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and what the code has started
+    return [_concluded(one, late=late, code=process.returncode, said=bytes(said)) for one in found.values()]
+
+
+async def _read(stream: anyio.abc.ByteReceiveStream | None, found: dict[str, LoadFinding]) -> None:
+    if stream is None:
+        return
+    lines = BufferedByteReceiveStream(stream)
+    with suppress(anyio.IncompleteRead):
+        while True:
+            line = await lines.receive_until(b"\n", _MAX_LINE_BYTES)
+            finding = msgspec.json.decode(line, type=LoadFinding)
+            found[finding.setting] = finding
+
+
+async def _keep_tail(stream: anyio.abc.ByteReceiveStream | None, said: bytearray) -> None:
+    if stream is not None:
+        async for part in stream:
+            said += part
+            del said[:-_MAX_LINE_BYTES]
+
+
+def _concluded(finding: LoadFinding, *, late: bool, code: int | None, said: bytes) -> LoadFinding:
+    if finding.state != "begun":
+        return finding
+    if late:
+        return msgspec.structs.replace(finding, state="late")
+    tail = "\n".join(said.decode(errors="replace").splitlines()[-_TAIL_LINES:])
+    return msgspec.structs.replace(finding, state="failed", text=f"loading it ended its process (code {code}): {tail}")

@@ -1,0 +1,162 @@
+"""What is told of environments, raters and a curriculum that cannot be loaded; they are the user's code."""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.checks.start import check_start, refuse_failures
+from lachesis.services.load_check import LoadFinding, check_loads, write_findings
+
+CODE = """
+import os, sys, time
+from lachesis import Environment, Message, Task, rater
+
+class Shop(Environment):
+    def __init__(self, path: str, *, size: int = 100, owner: str = "x") -> None:
+        self.size = size
+        if path == "missing":
+            open("/no/such/file")
+        if path == "exit":
+            print("out of licences", file=sys.stderr, flush=True)
+            os._exit(7)
+        if path == "quit":
+            sys.exit("no key")
+        if path == "hang":
+            time.sleep(1000)
+        print("I print to standard output")
+    def __len__(self) -> int:
+        return self.size
+    def task(self, index: int) -> Task:
+        return Task(item=str(index), prompt=[Message(role="user", content="?")], task={"answer": "1"})
+
+class Torn(Shop):
+    def task(self, index: int) -> Task:
+        raise KeyError("question")
+
+@rater(bounds=(0.0, 1.0))
+def brief(sample, *, limit: int, unit: str) -> float: ...
+def unbounded(sample) -> float: ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text(CODE)
+    return tmp_path
+
+
+def config(kind: str = "shop.py:Shop", *, params: Any = None, raters: Any = (), **env: Any) -> RunConfig:
+    environment = {"kind": kind, "params": {"path": "p"} if params is None else params, **env}
+    settings = {"mode": "observe", "environments": {"shop": environment}, "scoring": {"raters": list(raters)}}
+    return msgspec.convert(settings, RunConfig)
+
+
+def found(settings: RunConfig) -> dict[str, LoadFinding]:
+    out = io.BytesIO()
+    write_findings(settings, out)
+    lines = [msgspec.json.decode(line, type=LoadFinding) for line in out.getvalue().splitlines()]
+    return {line.setting: line for line in lines}
+
+
+def test_what_can_be_loaded_is_said_to_be() -> None:
+    every = found(config(raters=[{"rater": "shop.py:brief", "params": {"limit": 3, "unit": "m"}}]))
+    assert {one.state for one in every.values()} == {"ok"}
+    assert every["environments.shop"].text == "100 tasks"
+    assert every["scoring"].text == "brief"
+
+
+@pytest.mark.parametrize(
+    ("broken", "setting", "said"),
+    [
+        (config(params={}), "environments.shop", "missing argument 'path'"),
+        (config(params={"path": "p", "sise": 3}), "environments.shop", "unknown argument 'sise'; did you mean 'size'"),
+        (config(params={"path": 3}), "environments.shop", "argument 'path': Expected `str`, got `int`"),
+        (config(params={"path": "missing"}), "environments.shop", "FileNotFoundError"),
+        (config(params={"path": "missing"}), "environments.shop", "(shop.py, line 9)"),
+        (config(params={"path": "quit"}), "environments.shop", "SystemExit: no key"),
+        (config("shop.py:Torn"), "environments.shop", "KeyError: 'question' (shop.py, line"),
+        (config(params={"path": "p", "size": 0}), "environments.shop", "has no tasks"),
+        (config("shop.py:brief"), "environments.shop", "not a subclass of lachesis.Environment"),
+        (config(raters=[{"rater": "shop.py:brief"}]), "scoring", "missing arguments 'limit', 'unit'"),
+        (
+            config(raters=[{"rater": "shop.py:brief", "params": {"limt": 1}}]),
+            "scoring",
+            "rater 'brief', params: unknown argument 'limt'; did you mean 'limit'?",
+        ),
+        (config(raters=[{"rater": "code", "params": {"tme": 1}}]), "scoring", "unknown argument 'tme'; did you mean"),
+        (config(raters=[{"rater": "shop.py:unbounded"}]), "scoring", "has no bounds"),
+        (
+            config(raters=[{"rater": "shop.py:unbounded"}, {"rater": "shop.py:brief"}]),
+            "scoring",
+            "has no bounds",
+        ),
+        (
+            config(raters=[{"rater": "length"}], success_rater="lenght"),
+            "environments.shop.scoring",
+            "environments.shop.success_rater is 'lenght', but its raters are length",
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_named_with_what_it_lacks(broken: RunConfig, setting: str, said: str) -> None:
+    finding = found(broken)[setting]
+    assert finding.state == "failed"
+    assert said in finding.text
+
+
+def test_all_raters_that_cannot_be_loaded_are_told_at_once() -> None:
+    text = found(config(raters=[{"rater": "shop.py:unbounded"}, {"rater": "shop.py:brief"}]))["scoring"].text
+    assert "has no bounds" in text
+    assert "missing arguments 'limit', 'unit'" in text
+
+
+def written(folder: Path, path: str) -> list[str]:
+    (folder / "run.toml").write_text(
+        f'mode = "observe"\n[environments.shop]\nkind = "shop.py:Shop"\nparams = {{ path = "{path}" }}\n'
+    )
+    return ["--config", str(folder / "run.toml")]
+
+
+@pytest.mark.parametrize(("path", "level"), [("p", "ok"), ("exit", "failed"), ("hang", "late")])
+async def test_code_that_prints_ends_its_process_or_hangs_harms_nobody(here: Path, path: str, level: str) -> None:
+    every = await check_loads(written(here, path), timeout_s=8.0 if path == "hang" else 120.0)
+    by_setting = {one.setting: one for one in every}
+    assert by_setting["environments.shop"].state == level
+    if path == "exit":
+        assert by_setting["environments.shop"].text == "loading it ended its process (code 7): out of licences"
+
+
+async def test_doctor_and_up_say_the_same_and_how_to_mend_it(here: Path) -> None:
+    findings = [one async for one in check_start(config(), written(here, "missing"), load_s=120.0)]
+    failed = next(one for one in findings if one.level == "FAIL")
+    assert failed.check == "environments.shop"
+    assert failed.mend == "correct environments.shop.params, or the code that environments.shop.kind names"
+    with pytest.raises(ConfigError, match=r"(?s)cannot start:\n  environments.shop: FileNotFound.*mend: correct env"):
+        refuse_failures(findings)
+    refuse_failures(one for one in findings if one.level != "FAIL")
+
+
+async def test_up_starts_nothing_that_doctor_finds_broken(here: Path) -> None:
+    arguments = [*written(here, "quit"), "--set", "inference.policy.url=http://127.0.0.1:1"]
+    said = {}
+    for command in ("doctor", "up"):
+        done = await anyio.run_process([sys.executable, "-m", "lachesis", command, *arguments], check=False)
+        said[command] = done.returncode, (done.stdout + done.stderr).decode()
+    assert {command: code for command, (code, _) in said.items()} == {"doctor": 1, "up": 2}
+    for _, text in said.values():
+        assert "environments.shop" in text
+        assert "SystemExit: no key (shop.py, line" in text
+        assert "correct environments.shop.params, or the code that environments.shop.kind names" in text
+    assert not (here / "runs").exists()
+
+
+async def test_without_environments_nothing_is_loaded() -> None:
+    (finding,) = [one async for one in check_start(RunConfig(mode="observe"), [], load_s=1.0) if one.level == "FAIL"]
+    assert finding.text == "empty, so nothing would be generated"
