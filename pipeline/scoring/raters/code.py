@@ -1,7 +1,8 @@
 """Rates program code by running it against tests: the share of them that pass.
 
-The code is an answer that nobody trusts. Each test runs in a process of its own, without network, with limited time,
-memory and output, on a file system that it can only read (see `sandbox`).
+The code is an answer that nobody trusts. Each test runs in a sandbox of its own (see `pipeline.scoring.sandbox`):
+without network, with limited time, memory and output, and no file but the interpreter's. When a rating is there, no
+process of the code is alive.
 """
 
 import os
@@ -26,8 +27,9 @@ class CodeRater(Rater):
     that sets out to deceive them can; standard input and output leave it no way.
 
     `time_s` (of processor), `memory_mb` and `processes` hold for each test, `total_s` for all of a sample: what goes
-    beyond has failed, since that is the answer's own doing. `packages` lets the code import what is installed beside the
-    interpreter; without, only the standard library. `required` names what the machine must grant (see `sandbox`).
+    beyond has failed, since that is the answer's own doing. With `packages` the code can import what is installed
+    beside the interpreter, otherwise the standard library alone. `required` names what the machine must grant:
+    "namespaces", "seccomp", "cgroups", "landlock" (`sandbox.PROTECTIONS`); without it the rater does not start.
     """
 
     name = "code"

@@ -1,4 +1,4 @@
-"""A sandbox for programs that nobody trusts: an own root, no network, no survivors; see README.md for why it is ours."""
+"""Runs programs that nobody trusts: a root of their own, no network, no survivors. README.md says why and how."""
 
 from lachesis.pipeline.scoring.sandbox.sandbox import Limits, Sandbox
 

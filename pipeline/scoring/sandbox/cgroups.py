@@ -1,6 +1,7 @@
 """Finds where this process may make control groups, and which limits they offer for memory and processes."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 __all__ = ["GroupLimits", "find_groups"]
@@ -57,6 +58,7 @@ def _offered(parent: Path, wanted: dict[str, str], optional: str) -> dict[str, s
     probe = parent / f"lachesis-probe-{os.getpid()}"
     try:
         probe.mkdir()
+        _sweep(parent)
     except OSError as error:
         return str(error)
     try:
@@ -65,3 +67,11 @@ def _offered(parent: Path, wanted: dict[str, str], optional: str) -> dict[str, s
         probe.rmdir()
     missing = sorted(set(wanted) - set(offered) - {optional})
     return f"groups in {parent} have no {', '.join(missing)}" if missing else offered
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the groups of launchers that were killed."""
+    for group in parent.glob("lachesis-[0-9]*"):
+        if not Path("/proc", group.name.rpartition("-")[2]).exists():
+            with suppress(OSError):  # another scorer was faster
+                group.rmdir()

@@ -1,6 +1,5 @@
 """The files that a Python interpreter needs to run in a root of its own: nothing else of the machine is in it."""
 
-import glob
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ for name in ("bz2", "ctypes", "decimal", "hashlib", "lzma", "readline", "sqlite3
         __import__(name)
 print("".join(line[line.index("/"):] for line in open("/proc/self/maps") if ".so" in line and "/" in line))
 """
-_LOADERS = ("/lib*/ld-*", "/etc/ld.so.cache", "/etc/ld-musl-*.path")
+_LOADERS = ("lib*/ld-*", "etc/ld.so.cache", "etc/ld-musl-*.path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,48 +36,46 @@ class InterpreterFiles:
 
 
 def interpreter_files(*, packages: bool) -> InterpreterFiles:
-    """Return what the interpreter needs: itself, the standard library, shared libraries, and installed packages if asked.
+    """Return what the interpreter needs: itself, standard library and shared libraries; installed packages if asked.
 
     Raises `StartupError` if the interpreter cannot tell.
     """
-    base = os.path.realpath(sys.executable)
+    base = Path(sys.executable).resolve()
     own = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-    standard = {sysconfig.get_path(name, vars=own) for name in ("stdlib", "platstdlib")}
-    wanted = {base, *standard, *_library_folders(base), *(path for pattern in _LOADERS for path in glob.glob(pattern))}
+    standard = {Path(sysconfig.get_path(name, vars=own)) for name in ("stdlib", "platstdlib")}
+    loaders = {path for pattern in _LOADERS for path in Path("/").glob(pattern)}
+    wanted = {base, *standard, *loaders, *_library_folders(base)}
     if packages:
-        wanted |= {sys.executable, sys.prefix, *(sysconfig.get_path(name) for name in ("purelib", "platlib"))}
-    links: dict[str, str] = {}
-    resolved = {_resolve(os.path.abspath(path), links) for path in wanted if os.path.exists(path)}
-    readable = tuple(sorted(path for path in resolved if not _within(path, resolved - {path})))
-    installed = [os.path.join(path, name) for path in standard for name in ("site-packages", "dist-packages")]
-    hidden = {os.path.realpath(path) for path in installed if os.path.isdir(path)}
+        folders = (sys.executable, sys.prefix, *(sysconfig.get_path(name) for name in ("purelib", "platlib")))
+        wanted |= {Path(folder) for folder in folders}
+    links: dict[Path, str] = {}
+    found = {_resolve(path, links) for path in wanted if path.exists()}
+    readable = {path for path in found if not _is_within(path, found)}
+    packaged = {folder / name for folder in standard for name in ("site-packages", "dist-packages")}
+    hidden = {path.resolve() for path in packaged if path.is_dir()} if not packages else set()
     return InterpreterFiles(
-        python=sys.executable if packages else base,
-        readable=readable,
-        links=tuple(sorted((link, target) for link, target in links.items() if not _within(link, set(readable)))),
-        hidden=() if packages else tuple(sorted(path for path in hidden if _within(path, set(readable)))),
+        python=sys.executable if packages else str(base),
+        readable=tuple(sorted(map(str, readable))),
+        links=tuple(sorted((str(link), target) for link, target in links.items() if not _is_within(link, readable))),
+        hidden=tuple(sorted(str(path) for path in hidden if _is_within(path, readable))),
     )
 
 
-def _library_folders(python: str) -> set[str]:
+def _library_folders(python: Path) -> set[Path]:
     done = subprocess.run([python, "-I", "-S", "-c", _LIBRARIES_PROBE], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise StartupError(f"{python} does not tell which shared libraries it needs: {done.stderr.strip()[-300:]}")
-    return {str(Path(os.path.realpath(line)).parent) for line in done.stdout.splitlines() if line}
+    return {Path(line).resolve().parent for line in done.stdout.splitlines() if line}
 
 
-def _resolve(path: str, links: dict[str, str]) -> str:
+def _resolve(path: Path, links: dict[Path, str]) -> Path:
     """Return the path without symbolic links; note those on the way."""
-    reached = "/"
-    for part in path.strip("/").split("/"):
-        reached = os.path.join(reached, part)
-        if os.path.islink(reached):
-            links[reached] = os.readlink(reached)
-            rest = path[len(reached) :].lstrip("/")
-            target = os.path.join(os.path.dirname(reached), links[reached])
-            return _resolve(os.path.normpath(os.path.join(target, rest)), links)
+    for part in [*reversed(path.parents), path]:
+        if part.is_symlink():
+            links[part] = str(part.readlink())
+            return _resolve(Path(os.path.normpath(part.parent / links[part] / path.relative_to(part))), links)
     return path
 
 
-def _within(path: str, folders: set[str]) -> bool:
-    return any(path.startswith(folder.rstrip("/") + "/") for folder in folders)
+def _is_within(path: Path, folders: set[Path]) -> bool:
+    return not folders.isdisjoint(path.parents)

@@ -1,14 +1,14 @@
 """Runs one program that nobody trusts; started as `python -I -S launcher.py KEY=VALUE...`, never imported.
 
-Three processes. The launcher (this one) takes the request from standard input: the seccomp filter, the program and the
-program's own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small
-writable folder. It starts the init, process 1 of the namespace: trusted code that starts the program and waits. When
-the program ends, at the deadline, or when standard input brings more or closes, because the scorer says so or died, the
-launcher kills the init, and the kernel kills everything in the namespace with it, whatever it did. The launcher's wait for the init
-returns only when all of that is dead. So the launcher's end means that nothing of the program is alive.
+Three processes. The launcher takes the request from standard input: the seccomp filter, the program and the program's
+own input. It enters namespaces of its own and makes a root with the interpreter, /dev/null and one small writable
+folder. It starts the init, process 1 of the namespace: trusted code that starts the program and waits for it. The
+launcher kills the init at the deadline, when the scorer says so (a byte on standard input) or when the scorer is dead
+(standard input closes). With an init, whether killed or done, the kernel kills everything in its namespace. The
+launcher's wait for the init returns only when all of that is dead: the launcher's end means that nothing is alive.
 
-Exit status 0 only if the program's was. Whatever the launcher could not set up goes to standard error, which the
-program cannot reach. Only the standard library: it starts in a bare interpreter.
+Exit status 0 only if the program's was. Whatever could not be set up goes to standard error, which the program cannot
+reach. Only the standard library: it starts in a bare interpreter.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ READ_FILE_RIGHTS, READ_RIGHTS, DEVICE_RIGHTS = 0x5, 0xD, 0x6  # execute and read
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 4, 22, 38, 2
 MAX_ROOT_INODES, MAX_SCRATCH_INODES, ROOT_SPARE_BYTES = 4096, 4096, 1 << 20
 MAX_OPEN_FILES = 64
-PROGRAM, INPUT, SCRATCH, OLD_ROOT, EMPTY = "/program.py", "/input", "/tmp", "/old", "/empty"  # noqa: S108 - in its root
+PROGRAM, INPUT, SCRATCH, OLD_ROOT, EMPTY = "/program.py", "/input", "/tmp", "/old", "/empty"  # in the new root
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -43,7 +43,7 @@ class Settings:
 
     def __init__(self, arguments: list[str]) -> None:
         given = dict(argument.split("=", 1) for argument in arguments)
-        self.filter_bytes, self.program_bytes, self.input_bytes = map(int, given["bytes"].split(","))
+        self.sizes = [int(size) for size in given["bytes"].split(",")]  # of filter, program and input
         self.wall_s = float(given["wall_s"])
         self.cpu_s, self.memory_bytes, self.scratch_bytes, self.processes = map(int, given["limits"].split(","))
         self.python = given["python"]
@@ -63,7 +63,7 @@ def fields(text: str) -> list[str]:
     return text.split("\t")
 
 
-class Lacking(OSError):
+class LackingError(OSError):
     """A protection that the machine does not grant; the message starts with its name."""
 
 
@@ -78,7 +78,7 @@ class Granting:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
-            raise Lacking(f"{self.protection}: {error}") from error
+            raise LackingError(f"{self.protection}: {error}") from error
 
 
 def must(result: int, what: str) -> None:
@@ -131,9 +131,7 @@ def protect(path: str, flags: int) -> None:
     """Make what is mounted at `path` read-only, without devices and set-user-id programs."""
     attributes = (ctypes.c_uint64 * 4)(ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, 0, 0, 0)
     size = ctypes.sizeof(attributes)
-    must(
-        libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size), f"protect {path}"
-    )
+    must(libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size), f"protect {path}")
 
 
 def own_user_namespace(proc: int, flags: int = 0) -> None:
@@ -159,7 +157,7 @@ def make_root(settings: Settings, program: bytes, text: bytes) -> None:
     uid, gid = (NOBODY, NOBODY) if os.getuid() == 0 else (os.getuid(), os.getgid())
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     size = len(program) + len(text) + ROOT_SPARE_BYTES
-    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=755,nr_inodes={MAX_ROOT_INODES}")  # noqa: S108
+    mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=755,nr_inodes={MAX_ROOT_INODES}")
     os.mkdir("/tmp" + OLD_ROOT)
     number = PIVOT_ROOT.get(os.uname().machine, -1)
     must(libc.syscall(number, b"/tmp", b"/tmp" + OLD_ROOT.encode()), "change the root")
@@ -171,7 +169,7 @@ def make_root(settings: Settings, program: bytes, text: bytes) -> None:
         bind(OLD_ROOT + path, path)
         protect(path, AT_RECURSIVE)
     for path, target in settings.links:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(target, path)
     for path in settings.hidden:
         mount(EMPTY, path, "", MS_BIND)
@@ -187,10 +185,10 @@ def make_root(settings: Settings, program: bytes, text: bytes) -> None:
 
 def bind(source: str, target: str) -> None:
     """Show a file or folder at another place, under the same name."""
-    if os.path.isdir(source):  # noqa: PTH112 - a bare interpreter starts faster without pathlib
-        os.makedirs(target, exist_ok=True)  # noqa: PTH103
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)  # noqa: PTH103, PTH120
+        os.makedirs(os.path.dirname(target), exist_ok=True)
         write(target, b"")
     mount(source, target, "", MS_BIND | MS_REC)
 
@@ -206,7 +204,7 @@ def restrict_files(settings: Settings) -> None:
     must(ruleset, "Landlock")
     allowed = [(path, READ_RIGHTS) for path in (*settings.readable, settings.python)]
     for path, wanted in [*allowed, (settings.folder, READ_RIGHTS), (settings.folder + SCRATCH, rights)]:
-        beneath(ruleset, path, wanted if os.path.isdir(path) else wanted & READ_FILE_RIGHTS)  # noqa: PTH112
+        beneath(ruleset, path, wanted if os.path.isdir(path) else wanted & READ_FILE_RIGHTS)
     beneath(ruleset, "/dev/null", DEVICE_RIGHTS)
     must(libc.syscall(LANDLOCK_RESTRICT, ruleset, 0), "Landlock")
 
@@ -250,8 +248,8 @@ def limit(settings: Settings) -> None:
         (resource.RLIMIT_CORE, 1),  # 1, not 0: the kernel then starts no core dump handler of the machine either
     ):
         highest = resource.getrlimit(kind)[1]
-        value = value if highest == resource.RLIM_INFINITY else min(value, highest)
-        resource.setrlimit(kind, (value, value))
+        lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
+        resource.setrlimit(kind, (lower, lower))
 
 
 def execute(settings: Settings, filter_code: bytes) -> None:
@@ -349,7 +347,7 @@ def wait_for(init: int, deadline: float) -> int:
 def main() -> int:
     started = time.monotonic()
     settings = Settings(sys.argv[1:])
-    filter_code, program, text = map(read_exactly, (settings.filter_bytes, settings.program_bytes, settings.input_bytes))
+    filter_code, program, text = map(read_exactly, settings.sizes)
     groups = Groups()
     try:
         with Granting("cgroups"):

@@ -157,7 +157,8 @@ class Sandbox:
             "folder": folder,
             "landlock": "1" if "landlock" in self._granted else "",
             "cgroups": "\n".join(
-                "\t".join([path, *(f"{file}={value}" for file, value in values.items())]) for path, values in self._groups
+                "\t".join([path, *(f"{file}={value}" for file, value in values.items())])
+                for path, values in self._groups
             ),
         }
         bare = [os.path.realpath(sys.executable), "-I", "-S", str(_LAUNCHER)]

@@ -53,9 +53,10 @@ times=153 tkill=130 truncate=45 umask=166 uname=160 unlinkat=35 utimensat=88 wai
 writev=66
 """,
 }
-_NOT_ALONE = frozenset(
-    "fork vfork kill tkill tgkill setsid setpgid chmod fchmod fchmodat utime utimes utimensat futimesat".split()
-)
+_NOT_ALONE = {
+    "fork", "vfork", "kill", "tkill", "tgkill", "setsid", "setpgid",
+    "chmod", "fchmod", "fchmodat", "utime", "utimes", "utimensat", "futimesat",
+}  # fmt: skip
 """Refused to a program without namespaces: a second process, a signal, and attributes of its user's own files."""
 
 _NEW_NAMESPACE = 0x7E020000  # CLONE_NEW*: cgroup, uts, ipc, user, pid, net and mount
