@@ -173,9 +173,11 @@ def make_root(settings: Settings, program: bytes, text: bytes) -> None:
         os.symlink(target, path)
     for path in settings.hidden:
         mount(EMPTY, path, "", MS_BIND)
+        protect(path, 0)
     write(PROGRAM, program)
     write(INPUT, text)
     bind(OLD_ROOT + "/dev/null", "/dev/null")
+    os.symlink(INPUT, "/dev/stdin")  # some programs read it by this name
     must(libc.umount2(OLD_ROOT.encode(), MNT_DETACH), "let go of the machine's files")
     os.rmdir(OLD_ROOT)
     protect("/", 0)
@@ -276,10 +278,14 @@ def attempt(settings: Settings, filter_code: bytes, report: int) -> None:
     """Become the program, or report why not; never return."""
     try:
         execute(settings, filter_code)
-    except OSError as error:
-        os.write(report, str(error).encode())
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the program never ran
+        tell(report, error)
     finally:
         os._exit(REFUSED)
+
+
+def tell(report: int, error: BaseException) -> None:
+    os.write(report, (str(error) if isinstance(error, OSError) else repr(error)).encode())
 
 
 class Groups:
@@ -310,7 +316,7 @@ class Groups:
 
 def be_init(settings: Settings, filter_code: bytes, groups: Groups, proc: int, launcher: int) -> None:
     """Start the program and wait for it, as process 1; without namespaces become the program. Never return."""
-    report = os.dup(2)
+    report, program = os.dup(2), None
     try:
         with Granting("cgroups"):
             groups.join()
@@ -326,8 +332,9 @@ def be_init(settings: Settings, filter_code: bytes, groups: Groups, proc: int, l
         while ended != program:
             ended, status = os.wait()  # orphans too
         os._exit(0 if status == 0 else FAILED)
-    except OSError as error:
-        os.write(report, str(error).encode())
+    except BaseException as error:  # noqa: BLE001 - a report, unless it is the program's doing, by a signal
+        if program is None:
+            tell(report, error)
     finally:
         os._exit(REFUSED)
 
@@ -374,6 +381,6 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         os._exit(main())
-    except OSError as error:
-        os.write(2, str(error).encode())
+    except BaseException as error:  # noqa: BLE001
+        tell(2, error)
         os._exit(FAILED)
