@@ -221,9 +221,12 @@ def drop_root(proc: int, *, namespaces: bool) -> None:
     """Become nobody, in a user namespace of our own: process limits do not hold for the machine's root."""
     if os.getuid() != 0:
         return
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
+    try:
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    except OSError as error:
+        raise OSError(error.errno, f"root cannot become nobody: {error.strerror}") from error
     if namespaces:
         with Granting("namespaces"):
             must(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "own /proc/self")

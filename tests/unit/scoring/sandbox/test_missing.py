@@ -148,6 +148,20 @@ def startable(path: str) -> bool:
     return Path(path).exists() and readable_by_all(Path(path))
 
 
+AS_ROOT = """
+from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
+limits = Limits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
+Sandbox(limits, required=(), packages=False)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root, and setpriv")
+def test_it_does_not_run_as_root_that_cannot_become_nobody() -> None:
+    drop = ["setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"]
+    done = subprocess.run([*drop, sys.executable, "-c", AS_ROOT], capture_output=True, text=True, check=False)
+    assert "StartupError: untrusted code cannot be run here: [Errno 1] root cannot become nobody" in done.stderr
+
+
 async def test_an_outage_of_the_sandbox_is_no_rating(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = Sandbox(LIMITS, required=("namespaces", "seccomp"), packages=False)
     broken = tmp_path / "launcher.py"
