@@ -252,6 +252,8 @@ def limit(settings: Settings) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_CORE, 1),  # 1, not 0: the kernel then starts no core dump handler of the machine either
     ):
+        if kind == resource.RLIMIT_NPROC and settings.folder:
+            continue  # without a user namespace it would count what its user runs besides; only threads can be made
         highest = resource.getrlimit(kind)[1]
         lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
         resource.setrlimit(kind, (lower, lower))
