@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.cli.output import human_seconds
+from lachesis.services.cli.output import SafeConsole, human_seconds
 from lachesis.services.demo.observed import Observed, StageFigures
 
 __all__ = ["progress_line", "showing", "stage_table"]
@@ -35,7 +35,7 @@ async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
 
 
 async def _live(line: Callable[[], str], observed: Observed) -> None:
-    with Live(auto_refresh=False, transient=True) as live:
+    with Live(auto_refresh=False, transient=True, console=SafeConsole()) as live:
         while True:
             live.update(Group(Text(line(), style="bold"), stage_table(observed)), refresh=True)
             await anyio.sleep(_LIVE_S)
