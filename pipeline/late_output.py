@@ -13,6 +13,7 @@ from collections import deque
 import anyio
 
 from lachesis.pipeline.disk import is_disk_full
+from lachesis.pipeline.safe_text import SafeOutput
 
 __all__ = ["KeepingOutput", "flush_output", "keep_output"]
 
@@ -106,7 +107,7 @@ def keep_output() -> None:
             continue
         kept = KeepingOutput(descriptor)
         text = io.TextIOWrapper(kept, stream.encoding, "backslashreplace", write_through=True)  # type: ignore[type-var]
-        setattr(sys, name, text)
+        setattr(sys, name, SafeOutput(text))
 
 
 async def flush_output() -> None:

@@ -14,6 +14,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
@@ -128,10 +129,10 @@ async def is_trained(bus: Bus, config: RunConfig) -> bool:
     if steps is None:
         return False
     try:
-        report = await bus.last(subjects.LEDGER, subject)
-        return report is not None and decode(TrainReport, report.data).step >= steps
+        report, _, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
     except (NotFoundError, SchemaError, DamagedError):
         return False  # no stream yet, another build's report, or one that cannot be read: it is not known to be
+    return report is not None and report.step >= steps
 
 
 async def _is_silent(bus: Bus, run: str) -> bool:

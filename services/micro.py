@@ -32,9 +32,8 @@ async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPl
 
     metadata = {"service": service.name, "run": service.run, "revision": service.revision, "instance": service.instance}
     name = subjects.service_name(service.name)
-    micro = MicroService(
-        bus.client, ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
-    )
+    config = ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
+    micro = MicroService(bus.micro_client, config)
     await micro.add_endpoint(name="health", handler=health, subject=subjects.health(service.run, service.name))
     with suppress(FlushTimeoutError):  # a server that is away learns of it when it is back
         await micro.start()

@@ -17,6 +17,7 @@ from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.marks import Resolved
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import RolloutEnd, root_span
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -120,10 +121,9 @@ async def _trained(bus: Bus, config: RunConfig) -> _Position:
     """Return the position of the newest report, and of the log of figures, which is ahead of it after a crash."""
     logged = max((int(figures.get("train/step", 0)) for figures in recent_figures(config.path)), default=0)
     subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    last = await bus.last(subjects.LEDGER, subject)
-    if last is None:
+    report, _, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    if report is None:
         return _Position(Position(), logged)
-    report = decode(TrainReport, last.data)
     return _Position(Position(report.ledger_index + 1, report.chain), max(report.next_batch, logged))
 
 

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from lachesis.pipeline.bus.reply_subjects import Unanswered
 from lachesis.pipeline.bus.stalls import Stall
 
 __all__ = [
@@ -141,6 +142,10 @@ class Bus(Protocol):
     @property
     def stall(self) -> Stall | None:
         """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
+
+    @property
+    def unanswered(self) -> Unanswered:
+        """The requests that got no answer because they named a reply subject that may not be answered."""
 
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None

@@ -1,13 +1,20 @@
 """The NATS client with what the stock one leaves out: TLS that is never given up, hostile messages, a chosen server."""
 
 import asyncio
+import re
 from typing import Any
 from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client, Server
+from nats.protocol import parser
 
 __all__ = ["NatsClient"]
+
+# The server splits a line at blanks and tabs. The stock expressions split it at form feeds and vertical tabs too, which
+# a subject may hold, and the client would lose its connection at each such message.
+parser.MSG_RE = re.compile(rb"\AMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)\r\n")
+parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t\r\n]+)[ \t]+)?(\d+)[ \t]+(\d+)\r\n")
 
 
 class NatsClient(Client):  # type: ignore[misc]  # untyped

@@ -17,6 +17,7 @@ from lachesis.pipeline.bus.getter import Getter
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
+from lachesis.pipeline.bus.reply_subjects import Unanswered
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
 from lachesis.pipeline.bus.stalls import Stall
 from lachesis.schemas.subjects import ROLLOUTS
@@ -46,8 +47,13 @@ class NatsBus:
 
     @property
     def client(self) -> Client:
-        """The underlying client, for what the bus does not cover (the micro protocol)."""
+        """The underlying client, for what the bus does not cover."""
         return self._link.nc
+
+    @property
+    def micro_client(self) -> talk.MicroClient:
+        """What a service of the NATS micro protocol is made with."""
+        return talk.MicroClient(self._link)
 
     @property
     def server(self) -> tuple[str, int] | None:
@@ -57,6 +63,10 @@ class NatsBus:
     @property
     def stall(self) -> Stall | None:
         return self._link.waits.stall
+
+    @property
+    def unanswered(self) -> Unanswered:
+        return self._link.unanswered
 
     @property
     def connection(self) -> Connection:

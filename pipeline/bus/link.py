@@ -23,6 +23,7 @@ from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
+from lachesis.pipeline.bus.reply_subjects import Unanswered, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
 from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, Wait, Waits
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
@@ -138,6 +139,7 @@ class Link:
         """Subjects that may be refused without harm: what is asked on them only explains something."""
         self.refused: set[str] = set()
         """Those that were refused, and need not be asked again."""
+        self.unanswered = Unanswered()
         self._server = ""
         self._lost: Wait | None = None
         self._up = anyio.Event()
@@ -199,9 +201,25 @@ class Link:
             self.refused |= refused
             if refused:
                 return  # it was asked for people's sake alone; whoever asked does without the answer
+            subject = refused_publication(text)
+            if subject is not None and is_inbox(subject, self.config.inbox_prefix):
+                self._leave_unanswered(subject)  # only answers are published to inboxes
+                return
             self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
         elif any(refusal in text for refusal in _REFUSALS):
             self.fail(AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_MEND}"))
+
+    def may_answer(self, msg: Msg) -> bool:
+        """Return whether a request names an inbox for its answer. One that names another subject is counted."""
+        if msg.reply and not is_inbox(msg.reply, self.config.inbox_prefix):
+            self._leave_unanswered(msg.reply)
+            return False
+        return bool(msg.reply)
+
+    def _leave_unanswered(self, reply: str) -> None:
+        now_s = time.monotonic()
+        if self.unanswered.add(reply, now_s):
+            log.warning("%s", self.unanswered.note(now_s))
 
     def _who(self) -> str:
         key = self.config.nkey_file

@@ -15,6 +15,7 @@ import anyio
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
 from lachesis.pipeline.bus.memory_talk import Talk
+from lachesis.pipeline.bus.reply_subjects import Unanswered
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
 from lachesis.schemas.errors import (
     BusClosedError,
@@ -178,6 +179,10 @@ class MemoryBus:
     @property
     def stall(self) -> None:
         return None
+
+    @property
+    def unanswered(self) -> Unanswered:
+        return Unanswered()
 
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""

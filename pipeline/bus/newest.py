@@ -19,30 +19,19 @@ log = logging.getLogger("lachesis")
 E = TypeVar("E", bound=Event)
 
 
+_FIRST_REACH = 64
+"""Sequences before the last message that are read first for the owner's newest event; then eightfold."""
+
+
 def owned(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> E | None:
     """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
     Raises `VersionError`: what a newer build wrote is not foreign.
     """
-    try:
-        event = decode(kind, message.data)
-    except VersionError:
-        raise
-    except SchemaError as error:
-        reason = str(error)
-    else:
-        if is_ours(event):
-            return event
-        reason = f"a {kind.__name__} that does not follow what is there"
-    log.warning(
-        "%s: the message at sequence %d of %s was not written by its only writer and is passed over (%s); somebody "
-        "else may publish there, which the server's permissions should forbid",
-        message.subject,
-        message.seq,
-        message.stream,
-        reason,
-    )
-    return None
+    event, reason = _read(kind, message, is_ours)
+    if event is None:
+        _warn(message, f"the message at sequence {message.seq} of {message.stream} was", reason)
+    return event
 
 
 async def newest(
@@ -50,19 +39,51 @@ async def newest(
 ) -> tuple[E | None, int, int]:
     """Return the owner's newest event and its sequence (None and 0 where there is none), and that of the last message.
 
-    The last one is what the owner's next message must expect. The subject is read whole where its last message is
-    foreign.
+    The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
+    steps that grow; one warning says how many messages were passed over.
     """
-    stored = await bus.last(stream, subject)
-    if stored is None:
+    last = await bus.last(stream, subject)
+    if last is None:
         return None, 0, 0
-    event = owned(kind, stored, is_ours)
-    if event is not None:
-        return event, stored.seq, stored.seq
-    found, seq = None, 0
-    async with bus.read(stream, [subject], follow=False) as messages:
-        async for message in messages:
-            earlier = owned(kind, message, is_ours)
-            if earlier is not None:
-                found, seq = earlier, message.seq
-    return found, seq, stored.seq
+    found, reason = _read(kind, last, is_ours)
+    if found is not None:
+        return found, last.seq, last.seq
+    seq, foreign, reach = 0, 0, _FIRST_REACH
+    while found is None:
+        start, foreign = max(1, last.seq - reach + 1), 0
+        async with bus.read(stream, [subject], start=start, follow=False) as messages:
+            async for message in messages:
+                earlier, why = _read(kind, message, is_ours)
+                if earlier is not None:
+                    found, seq, foreign = earlier, message.seq, 0
+                else:
+                    foreign, reason = foreign + 1, why
+        if start == 1:
+            break
+        reach *= 8
+    messages_were = "message was" if foreign == 1 else "messages were"
+    _warn(last, f"{foreign} {messages_were}, up to sequence {last.seq} of {last.stream},", reason)
+    return found, seq, last.seq
+
+
+def _read(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> tuple[E | None, str]:
+    """Return the owner's event, or why the message holds none. Raises `VersionError`."""
+    try:
+        event = decode(kind, message.data)
+    except VersionError:
+        raise
+    except SchemaError as error:
+        return None, str(error)
+    if is_ours(event):
+        return event, ""
+    return None, f"a {kind.__name__} that does not follow what is there"
+
+
+def _warn(message: Stored, what: str, reason: str) -> None:
+    log.warning(
+        "%s: %s not written by its only writer and passed over (%s); somebody else may publish there, which the "
+        "server's permissions should forbid",
+        message.subject,
+        what,
+        reason,
+    )

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
@@ -13,7 +14,7 @@ from lachesis.pipeline.bus.link import Link, is_no_responder
 from lachesis.pipeline.bus.mailbox import Mailbox
 from lachesis.schemas.errors import DataError, InfrastructureError, UnservedError
 
-__all__ = ["broadcast", "listen", "request", "serve"]
+__all__ = ["MicroClient", "broadcast", "listen", "request", "serve"]
 
 _ERROR_CODE = "Nats-Service-Error-Code"  # the headers of the NATS micro protocol
 _ERROR_TEXT = "Nats-Service-Error"
@@ -46,7 +47,7 @@ async def serve(link: Link, subject: str, handler: Callable[[bytes], Awaitable[b
     send, receive = anyio.create_memory_object_stream[Msg](_UNANSWERED)
 
     async def take(msg: Msg) -> None:
-        if msg.reply:
+        if link.may_answer(msg):
             try:
                 send.send_nowait(msg)
             except anyio.WouldBlock:
@@ -67,6 +68,23 @@ async def serve(link: Link, subject: str, handler: Callable[[bytes], Awaitable[b
             tasks.start_soon(answer)
             async with link.subscribed(subject, take, queue):
                 yield
+
+
+class MicroClient:
+    """What nats-py's micro service needs of a client. Only requests that may be answered reach the service."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._nuid = link.nc._nuid  # noqa: SLF001 - the micro service takes its id from there
+        self.flush = link.nc.flush
+
+    async def subscribe(self, subject: str, queue: str = "", *, cb: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        async def take(msg: Msg) -> None:
+            if self._link.may_answer(msg):
+                msg.headers = None  # the micro service would send them back, and the server may refuse their size
+                await cb(msg)
+
+        return await self._link.nc.subscribe(subject, queue=queue, cb=take)
 
 
 async def broadcast(link: Link, subject: str, data: bytes) -> None:

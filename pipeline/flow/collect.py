@@ -18,7 +18,7 @@ import msgspec
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.kv import bucket_stream, value_subject
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow import floor
@@ -189,7 +189,9 @@ class Collector:
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
-                readers.untrained.report(decode(TrainReport, message.data))
+                report = owned(TrainReport, message, lambda one: one.run == run)
+                if report is not None:
+                    readers.untrained.report(report)
         last, _, _ = await newest_entry(bus, run, trainer)
         position = readers.untrained.position
         if last is not None:

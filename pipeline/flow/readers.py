@@ -5,6 +5,7 @@ Everything here only ever moves forward, so that whatever is asked a moment too 
 
 from typing import TypeVar
 
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow import floor
 from lachesis.pipeline.flow.floor import Claim, Committed, Facts, Untrained
@@ -12,7 +13,6 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent
-from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
@@ -80,12 +80,13 @@ class Readers:
         return lag.ack_floor
 
     async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> Committed:
-        snapshot = await self._bus.last(LEDGER, subjects.state(self._run, stage, self._revision, env))
-        last = await self._bus.last(EVENTS, subjects.event(kind, self._run, self._revision, env))
+        state = subjects.state(self._run, stage, self._revision, env)
+        snapshot, _, _ = await newest(self._bus, LEDGER, state, StateSnapshot, lambda one: one.stage == stage)
+        subject = subjects.event(kind, self._run, self._revision, env)
+        last, _, _ = await newest(self._bus, EVENTS, subject, event, lambda one: (one.run, one.env) == (self._run, env))
         if last is None:
             return Committed()
-        covers = decode(StateSnapshot, snapshot.data).covers if snapshot else 0
-        return Committed(decode(event, last.data).commit.cursors, covers)
+        return Committed(last.commit.cursors, snapshot.covers if snapshot else 0)
 
     async def _settled_logprobs(self, watermark: int) -> int:
         """Return the sequence of TEACHER below which every message is of a rollout that has an outcome."""

@@ -14,6 +14,7 @@ import anyio
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.history import History
 from lachesis.pipeline.flow.logic import Governor
@@ -81,18 +82,23 @@ class _Term:
     async def take(cls, service: Service) -> "_Term":
         """Write a term after the last one."""
         subject = subjects.state(service.run, "governor", service.revision, "0")
-        last = await service.bus.last(subjects.LEDGER, subject)
-        index = decode(StateSnapshot, last.data).index + 1 if last else 0
+        last, _, seq = await newest(
+            service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor"
+        )
+        index = last.index + 1 if last else 0
         event = StateSnapshot(stage="governor", index=index, covers=0, cursors={}, state=service.instance.encode())
         msg_id = f"term.{subject}.{service.instance}"
-        seq = await service.bus.commit(subject, encode(event), expected=last.seq if last else 0, msg_id=msg_id)
+        seq = await service.bus.commit(subject, encode(event), expected=seq, msg_id=msg_id)
         return cls(service, subject, seq, has_predecessor=last is not None)
 
     async def watch(self) -> None:
         """Raise `FencedError` once a later term is written."""
         async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
             async for message in later:
-                owner = decode(StateSnapshot, message.data).state.decode()
+                later_term = owned(StateSnapshot, message, lambda one: one.stage == "governor")
+                if later_term is None:
+                    continue
+                owner = later_term.state.decode(errors="replace")
                 raise FencedError(f"governor {owner} has taken over run {self._service.run}")
 
 

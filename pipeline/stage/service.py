@@ -90,7 +90,9 @@ class Service:
     async def heartbeat(self) -> None:
         """Broadcast the service's figures now, and export them where telemetry goes."""
         vitals, sink = self.vitals, self.tracing.sink
-        metrics = vitals.metrics | self.tracing.figures()
+        unanswered = self.bus.unanswered
+        self.note("unanswered requests", unanswered.note(time.monotonic()))
+        metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
         stage = self._with_stall(vitals.report())
         if SHORTAGES.note is not None:  # it says more than that the server is slow, whose disk that may be as well
             state = "draining" if stage.state == "draining" else "waiting"

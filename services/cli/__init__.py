@@ -9,8 +9,10 @@ import sys
 import typer
 
 from lachesis.pipeline.os_errors import explain_os_error
+from lachesis.pipeline.safe_text import protect_output
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
+from lachesis.services.private_files import make_files_private
 
 __all__ = ["main"]
 
@@ -20,6 +22,8 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 def main() -> None:
     """Run the command line and exit. As with `python -m`, modules in the current folder can be named."""
+    protect_output()
+    make_files_private()
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.schemas.catalog import BINARY, Channel
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
-from lachesis.services.cli.output import printable
+from lachesis.services.cli.output import json_text, printable
 
 __all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
 
@@ -83,9 +83,9 @@ def _column(data: bytes, dtype: str, *, full: bool) -> Any:
     return np.frombuffer(data, kind).tolist()
 
 
-def json_line(message: Stored, event: dict[str, Any]) -> bytes:
+def json_line(message: Stored, event: dict[str, Any]) -> str:
     """Return one line of JSON: where and when the message was stored, and the event."""
-    return msgspec.json.encode({**{name: getattr(message, name) for name in _ENVELOPE}, "event": event}) + b"\n"
+    return json_text({**{name: getattr(message, name) for name in _ENVELOPE}, "event": event})
 
 
 def text_line(message: Stored, event: dict[str, Any], *, full: bool = False) -> str:
@@ -96,7 +96,7 @@ def text_line(message: Stored, event: dict[str, Any], *, full: bool = False) -> 
     when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
     told = event if full else _without_machinery(event)
     what = " ".join(f"{key}={_short(value)}" for key, value in told.items() if key not in _IN_SUBJECT and _any(value))
-    return f"{when} {message.subject} {message.seq} {what}"
+    return printable(f"{when} {message.subject} {message.seq} {what}")
 
 
 def _without_machinery(value: Any) -> Any:

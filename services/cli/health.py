@@ -21,7 +21,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table, printable
+from lachesis.services.cli.output import json_text, print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
 from lachesis.services.connect import LOOK_S, History, connect_run, open_history
 from lachesis.services.live.store import StoreWarning
@@ -186,8 +186,8 @@ async def _show(config: RunConfig, as_json: bool, history: History) -> None:
 def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
     if as_json:
         told = {"env": event.env, "groups": event.groups, "standing": event.standing}
-        return [msgspec.json.encode({**told, "alert": alert}).decode() for alert in event.alerts] or (
-            [msgspec.json.encode({**told, "alert": None}).decode()] if changed else []
+        return [json_text({**told, "alert": alert}) for alert in event.alerts] or (
+            [json_text({**told, "alert": None})] if changed else []
         )
     lines = [
         f"{alert.severity} {event.env} {alert.check}: {printable(alert.reason)} ({' '.join(alert.examples)})"

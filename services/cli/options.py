@@ -73,8 +73,16 @@ class Options:
         return load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
 
     def config(self) -> "RunConfig":
-        """Return the configuration. Raises `ConfigError`."""
-        return self.load().config
+        """Return the configuration. Raises `ConfigError`.
+
+        Where it sets `shared_files`, what the command writes is no longer private to its user.
+        """
+        from lachesis.services.private_files import share_files
+
+        config = self.load().config
+        if config.shared_files:
+            share_files()
+        return config
 
     def config_with_environments(self, whose: str = "the run's") -> "RunConfig":
         """Return the configuration for what has to know its environments. Raises `ConfigError` where it has none, which

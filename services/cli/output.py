@@ -1,15 +1,29 @@
 """Printing: tables that fit a terminal and are plain, uncut lines without one."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["human_bytes", "human_number", "human_seconds", "print_json", "print_rendered", "print_table", "printable"]
+from lachesis.pipeline.safe_text import printable, printable_lines
+
+__all__ = [
+    "SafeConsole",
+    "human_bytes",
+    "human_number",
+    "human_seconds",
+    "json_text",
+    "print_json",
+    "print_rendered",
+    "print_table",
+    "printable",
+]
 
 _PLAIN_WIDTH = 10_000
 """Characters a line where no terminal limits them."""
@@ -37,15 +51,26 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def print_rendered(picture: Callable[[int], RenderableType]) -> None:
     """Print what `picture` makes for a number of characters a line, without the blanks at the ends of lines."""
-    console = Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    console = SafeConsole(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with console.capture() as captured:
         console.print(picture(console.width))
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    console.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
-def printable(text: str) -> str:
-    """Return the text with control characters spelled out: an event's text is not ours, and may move a cursor."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+class SafeConsole(Console):
+    """A rich console that takes text for text: markup means nothing, and control characters are spelled out."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"highlight": False, "markup": False, "emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable_lines(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text
+            is_safe = segment.control or text.isprintable()
+            yield segment if is_safe else Segment(printable_lines(text), segment.style)
 
 
 def _text(cell: Any) -> str:
@@ -54,7 +79,19 @@ def _text(cell: Any) -> str:
 
 def print_json(value: Any) -> None:
     """Print any msgspec-encodable value as indented JSON."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
+    sys.stdout.write(_safe_json(msgspec.json.format(msgspec.json.encode(value)).decode()) + "\n")
+
+
+def json_text(value: Any) -> str:
+    """Return any msgspec-encodable value as JSON in one line, without its end."""
+    return _safe_json(msgspec.json.encode(value).decode())
+
+
+def _safe_json(text: str) -> str:
+    """Return the same JSON with escapes for the characters that a terminal may obey; they can be in strings alone."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)
 
 
 def human_bytes(size: int) -> str:

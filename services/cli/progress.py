@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import anyio
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +15,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from lachesis.services.cli.output import SafeConsole
 
 __all__ = ["PAUSED", "bar", "drain_when_told"]
 
@@ -29,7 +30,7 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
     shown = columns or (MofNCompleteColumn(), TextColumn("groups"))
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), *shown, TimeElapsedColumn(), TimeRemainingColumn(),
-        console=Console(stderr=True), disable=not sys.stderr.isatty(),
+        console=SafeConsole(stderr=True), disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with progress:
         task = progress.add_task(what, total=None)

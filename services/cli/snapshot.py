@@ -16,6 +16,7 @@ import nats.errors
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.kv import bucket_stream
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
@@ -23,7 +24,7 @@ from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
-from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
 from lachesis.services.cli.checks.cluster import check_copies
@@ -189,7 +190,7 @@ class _Look:
                     self.found[name] = await question()
                 except NotFoundError:
                     pass  # no such stream yet
-                except DamagedError as error:
+                except (DamagedError, SchemaError) as error:
                     self.problems.append(str(error))
                 left.discard(name)
             if not left:
@@ -239,16 +240,22 @@ def _stream(stream: StreamDescription) -> StreamStatus:
 
 
 async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
-    stored = await bus.last(subjects.LEDGER, subjects.ledger(config.run, config.training.name))
-    if stored is None:
+    run, trainer = config.run, config.training.name
+    entry, seq, _ = await newest(
+        bus,
+        subjects.LEDGER,
+        subjects.ledger(run, trainer),
+        LedgerEntry,
+        lambda one: (one.run, one.trainer) == (run, trainer),
+    )
+    if entry is None:
         return None
-    entry = decode(LedgerEntry, stored.data)
     return LedgerStatus(
         index=entry.index,
         batches=entry.next_batch,
         watermark=entry.watermark,
         outcomes=by_outcome(entry.totals),
-        age_s=_age(stored.time_ns),
+        age_s=_age((await bus.get(subjects.LEDGER, seq)).time_ns),
         promoted=entry.promoted or None,
     )
 
@@ -263,10 +270,10 @@ async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
 
 async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
     trainer = config.training.name
-    stored = await bus.last(subjects.LEDGER, subjects.state(config.run, "trainer", subjects.LIVE, trainer))
-    if stored is None:
+    subject = subjects.state(config.run, "trainer", subjects.LIVE, trainer)
+    report, seq, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    if report is None:
         return None
-    report = decode(TrainReport, stored.data)
     return TrainerStatus(
         step=report.step,
         batches=report.next_batch,
@@ -274,7 +281,7 @@ async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
         dropped=sum(len(drops.seqs) for drops in report.drops),
         policy_version=report.policy_version,
         checkpoint=report.checkpoint,
-        age_s=_age(stored.time_ns),
+        age_s=_age((await bus.get(subjects.LEDGER, seq)).time_ns),
     )
 
 

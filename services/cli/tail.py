@@ -63,13 +63,13 @@ class Printer:
         if not all(where.matches(message, event) for where in self.filters):
             return
         if self.as_json:
-            sys.stdout.buffer.write(json_line(message, event))
+            sys.stdout.write(json_line(message, event) + "\n")
         else:
             line = text_line(message, event, full=self.full)
             if sys.stdout.isatty() and not self.full:
                 line = line[: shutil.get_terminal_size().columns]
-            sys.stdout.buffer.write(line.encode(errors="replace") + b"\n")
-        sys.stdout.buffer.flush()
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 def run_tail(options: Options, subject: str, span: Span, *, where: Sequence[str], as_json: bool, full: bool) -> None:

@@ -11,12 +11,13 @@ from contextlib import aclosing, suppress
 
 import anyio
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
@@ -27,7 +28,7 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_number, human_seconds, print_json, printable
+from lachesis.services.cli.output import SafeConsole, human_number, human_seconds, print_json, printable
 from lachesis.services.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
 from lachesis.services.live.evaluations import (
     EvaluationStatus,
@@ -78,7 +79,7 @@ def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> 
         print_json(overview)
     else:
         terminal = sys.stdout.isatty()
-        console = Console(width=None if terminal else _PLAIN_WIDTH, highlight=False)
+        console = SafeConsole(width=None if terminal else _PLAIN_WIDTH)
         console.print(render(overview, console.width))
 
 
@@ -111,8 +112,12 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
 
 
 async def _last_look(bus: Bus, config: RunConfig) -> Overview:
-    last = await bus.last(subjects.LEDGER, subjects.ledger(config.run, config.training.name))
-    outcomes = decode(LedgerEntry, last.data).totals if last else {}
+    run, trainer = config.run, config.training.name
+    subject = subjects.ledger(run, trainer)
+    last, _, _ = await newest(
+        bus, subjects.LEDGER, subject, LedgerEntry, lambda one: (one.run, one.trainer) == (run, trainer)
+    )
+    outcomes = last.totals if last else {}
     reader = EvaluationReader(bus, config)
     await reader.catch_up()
     overview = look_back(config.run, planned_services(config), recent_figures(config.path), outcomes)
@@ -141,7 +146,7 @@ class _Watch:
 
     async def draw(self) -> None:
         """Redraw for ever, on a screen of its own."""
-        with Live(screen=True, auto_refresh=False) as live:
+        with Live(screen=True, auto_refresh=False, console=SafeConsole()) as live:
             while True:
                 live.update(render(self.look(), live.console.width), refresh=True)
                 await anyio.sleep(_REDRAW_S)

@@ -12,12 +12,12 @@ from typing import NamedTuple, Self
 
 import anyio
 import httpx
-import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas import subjects
@@ -27,7 +27,7 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_seconds, print_json, printable
+from lachesis.services.cli.output import SafeConsole, human_seconds, json_text, print_json, printable
 from lachesis.services.connect import History, open_history
 from lachesis.services.live.endings import Ended, Endings
 from lachesis.services.live.find import find_rollout
@@ -66,7 +66,7 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
 
     def show(ended: Ended) -> None:
         if as_json:
-            sys.stdout.buffer.write(msgspec.json.encode(ended) + b"\n")
+            sys.stdout.write(json_text(ended) + "\n")
         else:
             sys.stdout.write(_line(ended) + "\n")
         sys.stdout.flush()
@@ -106,9 +106,10 @@ async def _follow_streams(
     """Read the ledger from its end on, all of it if the run has `ended`; of ROLLOUTS the headers entries refer to."""
     ledger = subjects.ledger(config.run, config.training.name)
     reports = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    last = None if ended else await bus.last(subjects.LEDGER, ledger)
-    next_member = decode(LedgerEntry, last.data).watermark + 1 if last else 1
-    start = last.seq + 1 if last else 1
+    next_member, start = 1, 1
+    if not ended:
+        last, _, last_seq = await newest(bus, subjects.LEDGER, ledger, LedgerEntry, lambda one: one.run == config.run)
+        next_member, start = (last.watermark + 1 if last else 1), last_seq + 1
     async with bus.read(subjects.LEDGER, [ledger, reports], start=start, follow=not ended) as messages:
         async for message in messages:
             try:
@@ -169,7 +170,7 @@ def _line(ended: Ended) -> str:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
+    return SafeConsole(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
 def render(timeline: Timeline, width: int = _PLAIN_WIDTH) -> RenderableType:

@@ -18,6 +18,7 @@ import msgspec
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.private_files import share_files
 
 __all__ = ["DemoOptions", "demo_config", "to_toml"]
 
@@ -48,6 +49,8 @@ def demo_config(options: DemoOptions) -> RunConfig:
     sets = [f"{path}={_toml_value(value)}" for path, value in given.items()]
     source = Path(str(files(__package__) / "demo.toml"))
     config = load(RunConfig, file=source, environ=os.environ, sets=[*sets, *options.sets]).config
+    if config.shared_files:
+        share_files()
     if config.mode != "train" or config.training.steps is None:
         raise ConfigError("the demo trains for a number of steps: leave mode and training.steps as they are")
     if len(config.environments) != 1 or len(config.evaluation) != 1:

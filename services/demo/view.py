@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.cli.output import human_seconds
+from lachesis.services.cli.output import SafeConsole, human_seconds
 from lachesis.services.demo.observed import Observed, StageFigures
 
 __all__ = ["fitting", "progress_line", "showing", "stage_table"]
@@ -40,7 +40,7 @@ async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
 
 
 async def _live(line: Callable[[int], str], observed: Observed) -> None:
-    with Live(auto_refresh=False, transient=True) as live:
+    with Live(auto_refresh=False, transient=True, console=SafeConsole()) as live:
         while True:
             text = Text(line(live.console.width), style="bold", no_wrap=True)
             live.update(Group(text, stage_table(observed)), refresh=True)

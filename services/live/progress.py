@@ -1,5 +1,6 @@
 """What a run's folder says of its training: the figures of the newest step, and the newest checkpoint."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ __all__ = [
     "training_rewards",
 ]
 
+log = logging.getLogger("lachesis")
+
 _POINTER = Path("checkpoints") / "latest"
 _MOST = 1 << 18
 """Bytes from the end of the log of figures that are read: many lines of a few KiB."""
@@ -24,13 +27,18 @@ _MOST = 1 << 18
 
 def newest_figures(folder: Path) -> dict[str, float]:
     """Return the figures of the newest step, empty before the first."""
-    rows = _newest_rows(folder)
-    return _figures(rows[-1]) if rows else {}
+    return next((figures for row in reversed(_newest_rows(folder)) if (figures := _figures(row)) is not None), {})
 
 
 def recent_figures(folder: Path) -> list[dict[str, float]]:
     """Return the figures of the newest steps, oldest first: as many as fit into what is read, a few dozen."""
-    return [_figures(row) for row in _newest_rows(folder)]
+    rows = list(map(_figures, _newest_rows(folder)))
+    readable = [figures for figures in rows if figures is not None]
+    if len(readable) < len(rows):
+        log.warning(
+            "%s: %d lines are no figures and were passed over", folder / METRICS_FILE, len(rows) - len(readable)
+        )
+    return readable
 
 
 def step_times(folder: Path, step: int) -> tuple[int, int] | None:
@@ -60,7 +68,10 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
             for row in file:
                 if not row.endswith(b"\n"):
                     break  # it is still being written
-                reward = msgspec.json.decode(row, type=_Reward)
+                try:
+                    reward = msgspec.json.decode(row, type=_Reward)
+                except msgspec.DecodeError:
+                    continue
                 if reward.step is None or reward.mean is None:
                     continue
                 before = reward.mean if before is None and reward.step >= first else before
@@ -81,8 +92,12 @@ def _newest_rows(folder: Path) -> list[bytes]:
     return rows[1:] if start else rows  # the first may have lost its beginning
 
 
-def _figures(row: bytes) -> dict[str, float]:
-    return msgspec.json.decode(row, type=dict[str, float])
+def _figures(row: bytes) -> dict[str, float] | None:
+    """Return the figures in a line of the log, None if it holds none: a crash of the machine can tear a line."""
+    try:
+        return msgspec.json.decode(row, type=dict[str, float])
+    except msgspec.DecodeError:
+        return None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

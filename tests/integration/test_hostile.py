@@ -104,6 +104,8 @@ def hostile() -> Sequence[tuple[bytes, bytes | None, bytes]]:
         ("rl.rollout.r.\u00e9\u202e".encode(), plan, data),
         (b"rl.rollout.r." + b"e" * 2000, plan, data),
         (b"rl.rollout.r.$SYS", plan, data),
+        (b"rl.rollout.r.a\x0b1", plan, data),
+        (b"rl.rollout.r.\x0c\x1b[2J", plan, data),
         (b"rl.score.r.live.sums", None, b"\xc1"),
         (b"rl.score.r.live.sums", b"\xff\xff\r\n\r\n", b"\x80"),
         (b"rl.dead.r.live.sums", None, b"\x91" * 5000),
@@ -111,6 +113,7 @@ def hostile() -> Sequence[tuple[bytes, bytes | None, bytes]]:
         (b"rl.lease.r", None, b"no request"),
         (b"rl.heartbeat.r.governor.x", None, b"\xff" * 100_000),
         (b"rl.heartbeat.r.\xff.x", b"\xff\r\n\r\n", b""),
+        (b"rl.heartbeat.r.governor.\x0b7", None, b""),
         (b"$SRV.PING", None, b"\xff"),
     ]
 

@@ -111,9 +111,9 @@ def dev(
     Exits with 1 where there is nothing to train on.
     """
     import anyio
-    from rich.console import Console
 
+    from lachesis.services.cli.output import SafeConsole
     from lachesis.services.dev import run_dev
 
-    if not anyio.run(run_dev, options.config(), env, task, Console()):
+    if not anyio.run(run_dev, options.config(), env, task, SafeConsole()):
         raise typer.Exit(1)

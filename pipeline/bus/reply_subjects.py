@@ -1,0 +1,60 @@
+"""Decides where an answer may go: only to an inbox. Counts the requests that asked for another subject. Pure.
+
+Whoever may send a request chooses its reply subject, so a service must not publish on just any of them. Whose inboxes
+a service may answer to is up to the server's permissions; that the server refuses an answer ends nothing.
+"""
+
+import re
+
+__all__ = ["MAX_REPLY_CHARS", "Unanswered", "is_inbox", "refused_publication"]
+
+MAX_REPLY_CHARS = 256
+"""Longest reply subject that is answered; an honest one has less than 100."""
+_INBOX = re.compile(r"_INBOX(?:_[\w-]+)?", re.ASCII | re.IGNORECASE)  # the client tells of refusals in lower case
+_TOKENS = re.compile(r"(?:\.[^\s.*>]+)+", re.ASCII)
+_REFUSED = re.compile(r'permissions violation for publish to "(.*)"', re.IGNORECASE | re.DOTALL)
+_SHOWN_CHARS = 80
+_NOTE_S = 60.0
+
+
+def is_inbox(subject: str, own_prefix: str = "_INBOX") -> bool:
+    """Return whether `subject` is an inbox: one under `own_prefix`, or under that of any identity."""
+    if len(subject) > MAX_REPLY_CHARS or not subject.isascii() or not subject.isprintable():
+        return False
+    if subject.lower().startswith(f"{own_prefix.lower()}."):
+        return _TOKENS.fullmatch(subject, len(own_prefix)) is not None
+    found = _INBOX.match(subject)
+    return found is not None and _TOKENS.fullmatch(subject, found.end()) is not None
+
+
+def refused_publication(error: str) -> str | None:
+    """Return the subject that the server refused to publish on; None if `error` says something else."""
+    found = _REFUSED.search(error)
+    return found[1] if found else None
+
+
+class Unanswered:
+    """Counts the requests that got no answer because of the reply subject they named."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._subject = ""
+        self._at_s = 0.0
+
+    def add(self, subject: str, now_s: float) -> bool:
+        """Count a request that named `subject`; return whether it is the first for a minute."""
+        is_news = not self.count or now_s - self._at_s > _NOTE_S
+        self.count += 1
+        self._subject = subject if len(subject) <= _SHOWN_CHARS else subject[:_SHOWN_CHARS] + "..."
+        self._at_s = now_s
+        return is_news
+
+    def note(self, now_s: float) -> str | None:
+        """Return what a person should know of it; None if there was no such request for a minute."""
+        if not self.count or now_s - self._at_s > _NOTE_S:
+            return None
+        requests = "1 request was" if self.count == 1 else f"{self.count} requests were"
+        return (
+            f"{requests} not answered: the reply subject is no inbox that may be answered, the last one "
+            f"{self._subject!a}; whoever sends them has a key or token of this run"
+        )

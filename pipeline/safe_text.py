@@ -1,0 +1,53 @@
+"""Makes text safe to print: control characters are spelled out, so that no data moves a cursor or hides what follows.
+
+`SafeOutput` stands in for standard output and error of every process, so nothing that is printed or logged goes past
+it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.cli.output`).
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TextIO
+
+__all__ = ["SafeOutput", "printable", "printable_lines", "protect_output"]
+
+
+def printable(text: str) -> str:
+    """Return the text in one line: control, format and direction characters and line ends are spelled out."""
+    return text if text.isprintable() else "".join(_spelled(char) for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return the text as `printable` does, but with its line ends."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _spelled(char: str) -> str:
+    return char if char.isprintable() else repr(char)[1:-1]
+
+
+class SafeOutput:
+    """A text stream that spells out control characters, of which only line ends and tabs pass."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rich_proxied_file = stream
+        """The stream itself. A rich console writes there, since its output is meant to hold control sequences."""
+
+    def write(self, text: str) -> int:
+        safe = text if text.isprintable() else "\t".join(map(printable_lines, text.split("\t")))
+        self.rich_proxied_file.write(safe)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+def protect_output() -> None:
+    """Let standard output and error of this process spell out control characters."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, SafeOutput):
+            setattr(sys, name, SafeOutput(stream))
