@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
@@ -237,7 +237,7 @@ async def recent_heartbeats(
         with anyio.move_on_after(SILENCE_S if missing else _HEARTBEATS_S) as listening:
             async for message in messages:
                 try:
-                    beat = decode(Heartbeat, message.data)
+                    beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
                 found[beat.instance] = beat

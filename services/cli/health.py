@@ -109,7 +109,7 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
 
 def _print(found: Sequence[EnvHealth]) -> None:
     for health in found:
-        print(f"{health.env}: {_says(health)}")
+        print(printable(f"{health.env}: {_says(health)}"))
     print()
     rows = (
         (

@@ -131,7 +131,8 @@ async def beat(run: Run) -> None:
     beats = [hostile(msgspec.structs.replace(example, run="demo", service=name)) for name in ("scorer", "trainer")]
     while True:
         for number, one in enumerate([*beats, *(msgspec.structs.replace(one, service=TOKEN) for one in beats)]):
-            await run.bus.client.publish(f"rl.heartbeat.demo.{TOKEN}.{number}", encode(one))
+            said = msgspec.structs.replace(one, instance=f"{TOKEN}{number}")
+            await run.bus.client.publish(subjects.heartbeat("demo", said.service, said.instance), encode(said))
         await anyio.sleep(0.2)
 
 
