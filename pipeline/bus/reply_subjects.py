@@ -57,8 +57,8 @@ class Unanswered:
         if not self.count or now_s - self._at_s > _NOTE_S:
             return None
         return (
-            "requests were not answered, since their reply subject is no inbox that may be answered; whoever sends them "
-            "has a key or token of this run"
+            "requests were not answered, since their reply subject is no inbox that may be answered; whoever sends "
+            "them has a key or token of this run"
         )
 
     def describe(self) -> str:

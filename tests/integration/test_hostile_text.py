@@ -28,7 +28,7 @@ __all__ = ["run"]  # the fixture
 TEXT = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\u2028\x08[/bold]\r\nFORGED line"
 TOKEN = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\x0b\x0c[bold]"
 KINDS: Sequence[subjects.Kind] = ("reward", "curriculum", "alert", "eval", "dead")
-KEPT = {"run", "env", "revision", "v", "trainer"}
+KEPT = {"run", "env", "revision", "v", "trainer", "service"}
 """Fields by which a command finds what it is asked for."""
 
 COMMANDS: Sequence[Sequence[str]] = (
