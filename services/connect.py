@@ -228,7 +228,7 @@ async def recent_heartbeats(
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
 
     Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
-    `heard` is filled meanwhile, by instance, for a caller who may not wait until the end.
+    `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
     """
     found: dict[str, Heartbeat] = {} if heard is None else heard
     missing = set(awaited)
@@ -240,7 +240,7 @@ async def recent_heartbeats(
                     beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
-                found[beat.instance] = beat
+                found[message.subject] = beat
                 missing.discard(beat.service)
                 if not missing:
                     listening.deadline = start + _HEARTBEATS_S

@@ -12,9 +12,10 @@ __all__ = ["read_heartbeat"]
 def read_heartbeat(message: Stored) -> Heartbeat:
     """Return the heartbeat in `message`.
 
-    Raises `SchemaError` where there is none, or one in the name of another service, run or instance.
+    Raises `SchemaError` where there is none, or one in the name of another service or run.
     """
     beat = decode(Heartbeat, message.data)
-    if message.subject != subjects.heartbeat(beat.run, beat.service, beat.instance):
-        raise SchemaError(f"{message.subject}: a heartbeat of {beat.service} {beat.instance} of run {beat.run}")
+    own, _, _ = subjects.heartbeat(beat.run, beat.service).rpartition(".")
+    if message.subject.rpartition(".")[0] != own:
+        raise SchemaError(f"{message.subject}: a heartbeat of {beat.service} of run {beat.run}")
     return beat
