@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
@@ -228,7 +228,7 @@ async def recent_heartbeats(
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
 
     Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
-    `heard` is filled meanwhile, by instance, for a caller who may not wait until the end.
+    `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
     """
     found: dict[str, Heartbeat] = {} if heard is None else heard
     missing = set(awaited)
@@ -237,10 +237,10 @@ async def recent_heartbeats(
         with anyio.move_on_after(SILENCE_S if missing else _HEARTBEATS_S) as listening:
             async for message in messages:
                 try:
-                    beat = decode(Heartbeat, message.data)
+                    beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
-                found[beat.instance] = beat
+                found[message.subject] = beat
                 missing.discard(beat.service)
                 if not missing:
                     listening.deadline = start + _HEARTBEATS_S

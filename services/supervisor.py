@@ -35,9 +35,9 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.connect import NATS_FOLDER, connect_run
@@ -367,7 +367,7 @@ class Supervisor:
         async with bus.listen(subjects.heartbeat(self.config.run)) as beats:
             async for message in beats:
                 try:
-                    beat = decode(Heartbeat, message.data)
+                    beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
                 for row in self.running:
@@ -388,7 +388,7 @@ class Supervisor:
             log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
         stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
         for name in sorted(stopped - self._stopped):
-            _, env, how = name.split("/")
+            env, _, how = name.partition("/")[2].rpartition("/")
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped

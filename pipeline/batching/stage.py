@@ -32,13 +32,13 @@ from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
@@ -289,7 +289,7 @@ class _Batcher:
         async with self.service.bus.listen(subjects.heartbeat(self.service.run, "governor")) as beats:
             async for message in beats:
                 try:
-                    figures = decode(Heartbeat, message.data).metrics
+                    figures = read_heartbeat(message).metrics
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
                 blocked = figures.get("flow/blocked") == 1.0

@@ -217,9 +217,8 @@ class Link:
         return bool(msg.reply)
 
     def _leave_unanswered(self, reply: str) -> None:
-        now_s = time.monotonic()
-        if self.unanswered.add(reply, now_s):
-            log.warning("%s", self.unanswered.note(now_s))
+        if self.unanswered.add(reply, time.monotonic()):
+            log.warning("%s", self.unanswered.describe())
 
     def _who(self) -> str:
         key = self.config.nkey_file
@@ -292,6 +291,8 @@ class Link:
             await self.nc.publish(subject, data, reply=reply, headers=dict(headers) if headers else None)
         except nats.errors.MaxPayloadError as error:
             raise DataError(f"{subject}: {len(data)} bytes where the server takes {self.nc.max_payload}") from error
+        except nats.errors.BadSubjectError as error:
+            raise DataError(f"{subject!r} is no subject") from error
         except nats.errors.OutboundBufferLimitError:
             return False
         except nats.errors.ConnectionClosedError as error:

@@ -50,11 +50,20 @@ class Unanswered:
         return is_news
 
     def note(self, now_s: float) -> str | None:
-        """Return what a person should know of it; None if there was no such request for a minute."""
+        """Return what a person should know of it; None if there was no such request for a minute.
+
+        The text is the same each time: how many there were is a metric.
+        """
         if not self.count or now_s - self._at_s > _NOTE_S:
             return None
-        requests = "1 request was" if self.count == 1 else f"{self.count} requests were"
         return (
-            f"{requests} not answered: the reply subject is no inbox that may be answered, the last one "
-            f"{self._subject!a}; whoever sends them has a key or token of this run"
+            "requests were not answered, since their reply subject is no inbox that may be answered; whoever sends "
+            "them has a key or token of this run"
+        )
+
+    def describe(self) -> str:
+        """Return the note for a log, with the last reply subject."""
+        return (
+            f"a request was not answered, the first for a minute ({self.count} so far): its reply subject "
+            f"{self._subject!a} is no inbox that may be answered; whoever sent it has a key or token of this run"
         )

@@ -233,8 +233,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     folder: str | None = None
     """Folder of the run: logs, weights, checkpoints, the embedded server's store. Default None: runs/<run>."""
     shared_files: bool = False
-    """Let other users of the machine read the run's folder, logs and exports, as far as the umask allows. Default false:
-    only the run's own user can (umask 077)."""
+    """Let other users of the machine read the run's folder, logs and exports, as far as the umask allows. Default:
+    false, only the run's own user can (umask 077)."""
     model: str | None = None
     """The model to train: a local folder or a Hugging Face id."""
     seed: int = 0

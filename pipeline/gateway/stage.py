@@ -17,11 +17,10 @@ from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token, write_private
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.http import Counted, HttpServer, http_within
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError, StartupError
 
 __all__ = ["run_gateway"]
@@ -82,7 +81,7 @@ async def _follow_governor(service: Service, gateway: Gateway) -> None:
     async with service.bus.listen(subjects.heartbeat(service.run, "governor")) as beats:
         async for message in beats:
             try:
-                figures = decode(Heartbeat, message.data).metrics
+                figures = read_heartbeat(message).metrics
             except SchemaError:
                 continue  # it says nothing; the next one follows in a second
             if "flow/outstanding" in figures:

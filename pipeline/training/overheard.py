@@ -4,9 +4,11 @@ For people to look at beside the loss. Nothing depends on them, so one that is m
 from is in the streams.
 """
 
+import msgspec
+
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 
@@ -37,11 +39,11 @@ class Overheard:
         async with service.bus.listen(subjects.heartbeat(service.run)) as beats:
             async for message in beats:
                 try:
-                    beat = decode(Heartbeat, message.data)
+                    beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
-                if beat.service != service.name:
-                    self.add(beat)
+                if beat.service != service.name:  # timed by this clock: another could make all others look old
+                    self.add(msgspec.structs.replace(beat, time_ns=message.time_ns))
 
     def add(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""

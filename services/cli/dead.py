@@ -181,7 +181,8 @@ async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
             raise NotFoundError(f"message {seq} of EVENTS is no dead letter; `lachesis dead list` shows which are")
         letter = decode(DeadLetter, stored.data)
         try:
-            message = _described(await bus.get(letter.stream, letter.seq))
+            known = letter.stream in subjects.STREAMS
+            message = _described(await bus.get(letter.stream, letter.seq)) if known else {"error": "no such stream"}
         except NotFoundError:
             message = {"error": "no longer stored"}
         except DataError as error:  # a large message that cannot be put together

@@ -118,9 +118,9 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
 
 def _print(found: Sequence[EnvHealth]) -> None:
     for health in found:
-        print(f"{health.env}: {_says(health)}")
+        print(printable(f"{health.env}: {_says(health)}"))
         if health.no_curriculum is not None:
-            print(f"no curriculum for {health.env}: {health.no_curriculum}")
+            print(printable(f"no curriculum for {health.env}: {health.no_curriculum}"))
     print()
     rows = (
         (

@@ -20,9 +20,8 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
-from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
@@ -155,7 +154,7 @@ class _Watch:
         async with bus.listen(subjects.heartbeat(self.config.run)) as messages:
             async for message in messages:
                 try:
-                    beat = decode(Heartbeat, message.data)
+                    beat = read_heartbeat(message)
                 except SchemaError:
                     continue  # whoever sent it, it is none of ours
                 self.recent.heartbeat(beat, time.monotonic())

@@ -180,20 +180,22 @@ def render(timeline: Timeline, width: int = _PLAIN_WIDTH) -> RenderableType:
 
 
 def _head(timeline: Timeline) -> Iterator[Text]:
-    yield Text.assemble((f"rollout {timeline.group}", "bold"), f"   {timeline.env}, run {timeline.run}")
+    where = printable(f"   {timeline.env}, run {timeline.run}")
+    yield Text.assemble((f"rollout {printable(timeline.group)}", "bold"), where)
     yield Text(
         f"{timeline.sequences} sequences, {timeline.tokens} tokens, policy step {timeline.policy_step}, "
-        f"{timeline.producer}, ROLLOUTS:{timeline.seq}"
+        f"{printable(timeline.producer)}, ROLLOUTS:{timeline.seq}"
     )
     step = "" if timeline.step is None else f", optimizer step {timeline.step}"
     so_far = "" if timeline.ended_ns is not None else " so far"
-    yield Text(f"{timeline.state}{step}, {human_seconds(timeline.seconds)}{so_far}", style="bold")
+    yield Text(f"{printable(timeline.state)}{step}, {human_seconds(timeline.seconds)}{so_far}", style="bold")
     if timeline.waits_for is not None:
-        yield Text(f"waits for {timeline.waits_for}", style="yellow")
+        yield Text(printable(f"waits for {timeline.waits_for}"), style="yellow")
     longest = max((span for span in timeline.spans if span.parent is not None), key=_took_s, default=None)
     if longest is not None and timeline.ended_ns is not None:
         share = 100 * _took_s(longest) / max(timeline.seconds, 1e-9)
-        yield Text(f"longest: {longest.service} {_short(longest)}, {human_seconds(_took_s(longest))} ({share:.0f} %)")
+        what = printable(f"{longest.service} {_short(longest)}")
+        yield Text(f"longest: {what}, {human_seconds(_took_s(longest))} ({share:.0f} %)")
     if timeline.reason is not None:
         yield Text(printable(timeline.reason), style="red")
     if timeline.state == "trained" and timeline.ended_ns is None:
@@ -245,8 +247,10 @@ class _Row(NamedTuple):
         waits = span.name.startswith("queue.wait")
         subject = span.attributes.get("messaging.destination.name")
         whole = span.name if subject is None else f"{_short(span)} {subject}"
-        names = whole + again, _short(span) + again
-        return cls(span.service, *names, span.start_ns, span.end_ns, waits=waits, failed=span.error is not None)
+        names = printable(whole + again), printable(_short(span) + again)
+        return cls(
+            printable(span.service), *names, span.start_ns, span.end_ns, waits=waits, failed=span.error is not None
+        )
 
     @property
     def style(self) -> str:

@@ -11,10 +11,9 @@ import psutil
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.services.connect import connect_run
 from lachesis.services.demo.observed import Observed
@@ -54,7 +53,7 @@ async def _follow_heartbeats(
     async with bus.listen(subjects.heartbeat(run)) as beats:
         async for message in beats:
             try:
-                observed.heartbeat(decode(Heartbeat, message.data))
+                observed.heartbeat(read_heartbeat(message))
             except SchemaError:
                 continue  # whoever sent it, it is none of ours
             if not started:

@@ -28,7 +28,7 @@ __all__ = ["run"]  # the fixture
 TEXT = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\u2028\x08[/bold]\r\nFORGED line"
 TOKEN = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\x0b\x0c[bold]"
 KINDS: Sequence[subjects.Kind] = ("reward", "curriculum", "alert", "eval", "dead")
-KEPT = {"run", "env", "revision", "v", "trainer"}
+KEPT = {"run", "env", "revision", "v", "trainer", "service"}
 """Fields by which a command finds what it is asked for."""
 
 COMMANDS: Sequence[Sequence[str]] = (
@@ -131,7 +131,8 @@ async def beat(run: Run) -> None:
     beats = [hostile(msgspec.structs.replace(example, run="demo", service=name)) for name in ("scorer", "trainer")]
     while True:
         for number, one in enumerate([*beats, *(msgspec.structs.replace(one, service=TOKEN) for one in beats)]):
-            await run.bus.client.publish(f"rl.heartbeat.demo.{TOKEN}.{number}", encode(one))
+            said = msgspec.structs.replace(one, instance=f"{TOKEN}{number}")
+            await run.bus.client.publish(subjects.heartbeat("demo", said.service, said.instance), encode(said))
         await anyio.sleep(0.2)
 
 

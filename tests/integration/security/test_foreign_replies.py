@@ -64,7 +64,7 @@ async def test_a_service_outlives_a_request_whose_answer_is_to_go_elsewhere(secu
         answer = await observer.client.request(HEALTH, timeout=60)
         assert msgspec.json.decode(answer.data)["metrics"] is not None
         await service.heartbeat()
-        assert "5 requests were not answered" in (service.vitals.note or "")
+        assert "requests were not answered" in (service.vitals.note or "")
 
 
 async def test_a_service_does_not_send_back_headers_as_large_as_the_server_takes(secured: Secured) -> None:
