@@ -21,6 +21,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
+from lachesis.services.run_registry import known_runs
 
 __all__ = [
     "LOOK_S",
@@ -83,21 +84,22 @@ async def connect_run(
 def _no_server(config: RunConfig) -> str:
     if has_history(config):
         return f"no server runs in {config.path}: start the run with `lachesis up`"
-    others = ", ".join(_runs_beside(config.path)) or "none"
+    others = ", ".join(_other_runs_of(config.path)) or "none"
     if config == RunConfig():
         return (
-            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs there: {others}): give "
-            "--run or --config, or start one with `lachesis up`"
+            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs that are known: "
+            f"{others}): give --run or --config, or start one with `lachesis up`"
         )
     return (
-        f"there is no run {config.run} in {config.path.parent} (runs there: {others}): start it with `lachesis up`, "
-        "name another with --run or --config"
+        f"there is no run {config.run} in {config.path.parent}, nor was one started elsewhere (runs that are known: "
+        f"{others}): start it with `lachesis up`, or name another with --run or --config"
     )
 
 
-def _runs_beside(folder: Path) -> list[str]:
-    """Return the runs whose folders are where `folder` is or would be."""
-    return sorted(store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream"))
+def _other_runs_of(folder: Path) -> list[str]:
+    """Return the names of the runs whose folders are where `folder` is or would be, and of those started elsewhere."""
+    beside = {store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream")}
+    return sorted(beside | {record.run for record in known_runs()})
 
 
 def has_history(config: RunConfig) -> bool:

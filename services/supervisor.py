@@ -47,7 +47,9 @@ from lachesis.services.ledger_check import verify_ledger
 from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.run_file import RUN_FILE, write_run_file
 from lachesis.services.run_lease import RunLease, lock_folder
+from lachesis.services.run_registry import register_run
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.store_watch import watch_store
 from lachesis.services.unfinished import trace_unfinished
@@ -135,17 +137,19 @@ class _Running:
 
 
 class Supervisor:
-    """Runs one run. `arguments` (--config, --set) are handed to every process as they are; `watches` look on while it
+    """Runs one run. Every process goes by `run.toml` in its folder, which is written first: a file that is edited
+    meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
     runs."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str], watches: Sequence[Watch] = ()) -> None:
+    def __init__(self, config: RunConfig, watches: Sequence[Watch] = (), *, file: Path | None = None) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
             )
         check_budgets(config)
         self.config = config
-        self.arguments = list(arguments)
+        self.file = file
+        self.arguments = ["--config", str(config.path / RUN_FILE)]
         self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
@@ -182,6 +186,8 @@ class Supervisor:
                 f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
             ) from error
         with lock_folder(self.config.path):
+            await self._unless_stopped(write_run_file, self.config)
+            register_run(self.config, self.file)
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)
@@ -214,7 +220,7 @@ class Supervisor:
         with self._verifying:
             await verify_ledger(bus, self.config, self._ledger_broken)
 
-    async def _unless_stopped(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
         """Await a call that may wait for long, until told to stop."""
         async with background() as tasks:
             tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)

@@ -39,7 +39,8 @@ _Run = Annotated[
     typer.Option(
         "--run",
         metavar="NAME",
-        help="Name of the run; its folder is runs/NAME unless set. Without --config its own run.toml is read, if any.",
+        help="Name of the run. Without --config one that was started before is found from any folder, and goes by the "
+        "run.toml in its own.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -58,10 +59,13 @@ class Options:
 
     def load(self) -> "Loaded[RunConfig]":
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
-        from lachesis.pipeline.config.load import load
+        import msgspec
+
+        from lachesis.pipeline.config.load import Loaded, load
         from lachesis.pipeline.config.run import RunConfig
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
+        from lachesis.services.run_registry import find_run
 
         for text in self._all_sets():
             if without_secrets(text) != text:
@@ -70,7 +74,12 @@ class Options:
                     "machine; put it into a file (nats.token_file), or the address into the configuration or "
                     "LACHESIS_NATS__URL"
                 )
-        return load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
+        loaded = load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
+        folder = None if loaded.config.folder else find_run(loaded.config.run, self.file)
+        if folder is None:
+            return loaded
+        known = msgspec.structs.replace(loaded.config, folder=str(folder))
+        return Loaded(known, {**loaded.origins, "folder": "where the run was started"})
 
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`."""
@@ -86,17 +95,16 @@ class Options:
             raise ConfigError(f"the configuration has no environments; give {whose} with --config")
         return config
 
-    def arguments(self) -> list[str]:
-        """Return what gives another process the same configuration."""
-        file = self._file()
-        named = {"--config": file and str(file.absolute()), "--nats": self.nats, "--run": self.run}
-        found = [part for name, value in named.items() if value for part in (name, value)]
-        return found + [part for text in self.sets for part in ("--set", text)]
-
     def _file(self) -> Path | None:
-        """Return the configuration's file: the one given, or the one that the run left in its folder."""
-        left = Path("runs") / self.run / "run.toml" if self.run else None
-        return left if self.file is None and left is not None and left.is_file() else self.file
+        """Return the configuration's file: the one given, or the one in the folder of the run that is named."""
+        from lachesis.services.run_file import run_file
+        from lachesis.services.run_registry import find_run
+
+        name = self.run or os.environ.get("LACHESIS_RUN")
+        if self.file is not None or not name:
+            return self.file
+        folder = find_run(name)
+        return None if folder is None else run_file(folder)
 
     def _all_sets(self) -> list[str]:
         sugar = {"nats.url": self.nats, "run": self.run}

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -47,14 +48,14 @@ def run_up(options: Options) -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
     check_named(config)
-    anyio.run(_up, config, options.arguments())
+    anyio.run(_up, config, options.file)
 
 
-async def _up(config: RunConfig, arguments: list[str]) -> None:
+async def _up(config: RunConfig, file: Path | None) -> None:
     evaluations = EvaluationWatch(config)
-    supervisor = Supervisor(config, arguments, [evaluations])
+    supervisor = Supervisor(config, [evaluations], file=file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
-    print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
+    print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', '--run', config.run])}", flush=True)
     print(describe_evaluation(config), flush=True)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stop_on_signals, supervisor)

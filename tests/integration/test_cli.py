@@ -363,7 +363,7 @@ async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(run: Run) -> No
     done = await anyio.run_process(command, cwd=run.folder, check=False)
     assert done.returncode == 2
     assert b"there is no run dmo in" in done.stderr
-    assert b"(runs there: demo)" in done.stderr
+    assert b"(runs that are known: demo)" in done.stderr
     token = run.folder / "token"
     token.write_text(run.server.token)
     token.chmod(0o600)
