@@ -37,6 +37,8 @@ __all__ = [
     "open_run",
     "other_runs",
     "recent_heartbeats",
+    "roomy",
+    "stored_runs",
     "unknown_run",
     "until_ended",
 ]
@@ -169,7 +171,7 @@ async def open_run(
                 raise
             ended = True
             log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, _roomy(config)))
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, roomy(config)))
             bus = await connect(server.url, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
@@ -188,7 +190,7 @@ async def open_history(
         yield history.bus
 
 
-def _roomy(config: RunConfig) -> ServerConfig:
+def roomy(config: RunConfig) -> ServerConfig:
     """Return how a server is started for the history of a run: with room for what its streams may hold."""
     room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
     return msgspec.structs.replace(config.server, max_file_bytes=room)
@@ -196,6 +198,12 @@ def _roomy(config: RunConfig) -> ServerConfig:
 
 async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
     """Return the runs that the server has if it has stored nothing of this one, else nothing."""
+    runs = await stored_runs(bus)
+    return [] if config.run in runs else runs
+
+
+async def stored_runs(bus: NatsBus) -> list[str]:
+    """Return the names of the runs of which the server has stored anything."""
     try:
         stored = [
             *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
@@ -203,8 +211,7 @@ async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
         ]
     except NotFoundError:
         return []  # no streams yet, so no runs
-    runs = sorted({subject.split(".")[2] for subject in stored})
-    return [] if config.run in runs else runs
+    return sorted({subject.split(".")[2] for subject in stored})
 
 
 def unknown_run(run: str, others: Collection[str]) -> NotFoundError:
