@@ -171,7 +171,10 @@ async def open_run(
                 raise
             ended = True
             log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, roomy(config)))
+            settings = roomy(config)
+            if patience_s is not None:  # it only reads: it may be killed at any moment
+                settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
             bus = await connect(server.url, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
@@ -231,18 +234,25 @@ async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
 
 
 async def recent_heartbeats(
-    bus: Bus, run: str, awaited: Collection[str], heard: dict[str, Heartbeat] | None = None
+    bus: Bus,
+    run: str,
+    awaited: Collection[str],
+    heard: dict[str, Heartbeat] | None = None,
+    *,
+    silence_s: float | None = None,
 ) -> list[Heartbeat]:
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
 
-    Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
+    Listens for as long as a silence takes to tell (`silence_s`, by default `SILENCE_S`) while one of the services
+    `awaited` has not spoken.
     `heard` is filled meanwhile, by instance, for a caller who may not wait until the end.
     """
     found: dict[str, Heartbeat] = {} if heard is None else heard
     missing = set(awaited)
     start = anyio.current_time()
     async with bus.listen(subjects.heartbeat(run)) as messages:
-        with anyio.move_on_after(SILENCE_S if missing else _HEARTBEATS_S) as listening:
+        within_s = SILENCE_S if silence_s is None else silence_s
+        with anyio.move_on_after(within_s if missing else _HEARTBEATS_S) as listening:
             async for message in messages:
                 try:
                     beat = decode(Heartbeat, message.data)
@@ -251,5 +261,5 @@ async def recent_heartbeats(
                 found[beat.instance] = beat
                 missing.discard(beat.service)
                 if not missing:
-                    listening.deadline = start + _HEARTBEATS_S
+                    listening.deadline = start + min(within_s, _HEARTBEATS_S)
     return list(found.values())
