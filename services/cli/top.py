@@ -35,7 +35,7 @@ from lachesis.services.live.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.live.overview import Overview, Rewards, look, look_back
+from lachesis.services.live.overview import Overview, Rewards, finished, look, look_back
 from lachesis.services.live.progress import recent_figures
 from lachesis.services.live.services import Quantiles
 from lachesis.services.live.store import StoreWarning
@@ -131,12 +131,17 @@ class _Watch:
         self.bus: Bus | None = None
         self._evaluations: list[EvaluationStatus] = []
         self._fallen: list[str] = []
+        self._step = 0
 
     def look(self) -> Overview:
         url = self.config.telemetry.jaeger_url
         overview = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
         warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
+        self._step = max(self._step, overview.step or 0)
+        steps = self.config.training.steps
+        if steps is not None and self._step >= steps:
+            overview = finished(overview)
         return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=warnings)
 
     async def draw(self) -> None:
@@ -197,11 +202,15 @@ def _header(overview: Overview) -> Iterator[Text]:
         f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max, "
         f"{_number(overview.staleness_bound)} allowed   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
     )
+    under_way = (
+        ""
+        if overview.outstanding is None
+        else (f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   ")
+    )
     trend = "" if overview.reward_trend is None else f" {overview.reward_trend:+.2g} a step"
     yield Text(
         f"{_number(overview.groups_per_s)} groups/s   {_number(overview.tokens_per_s)} tokens/s   "
-        f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   "
-        f"reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
+        f"{under_way}reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
     )
     rows = overview.evaluations
     if rows:

@@ -12,7 +12,7 @@ from lachesis.services.live.evaluations import EvaluationStatus
 from lachesis.services.live.services import Quantiles, place
 from lachesis.services.live.window import Recent, StageRow
 
-__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "look", "look_back", "trace_url"]
+__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "finished", "look", "look_back", "trace_url"]
 
 _FRUITLESS = ("zero_variance", "unscorable")
 _FEW = 20
@@ -128,6 +128,16 @@ def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url
             for group, seconds in sorted(slow.items(), key=lambda item: -item[1])[:5]
         ],
     )
+
+
+def finished(overview: Overview) -> Overview:
+    """Return a run whose last step is taken: services of which nothing is heard any more have ended, and nothing limits
+    it."""
+    stages = [
+        msgspec.structs.replace(row, state="finished") if row.state in {"silent", "stale"} else row
+        for row in overview.stages
+    ]
+    return msgspec.structs.replace(overview, stages=stages, bottleneck=None, outstanding=None, capacity=None)
 
 
 def look_back(
