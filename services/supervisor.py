@@ -162,10 +162,17 @@ class Supervisor:
         self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
         self._evaluator_note: str | None = None
+        self._last_step_logged = False
+        self.has_begun = False
+        """Whether the run's folder is this supervisor's."""
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
         self._stop.set()
+
+    def restarts(self) -> dict[str, int]:
+        """Return how often each process was started again."""
+        return {row.planned.name: max(0, row.restarts) for row in self.running}
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
@@ -188,6 +195,7 @@ class Supervisor:
         with lock_folder(self.config.path):
             await self._unless_stopped(write_run_file, self.config)
             register_run(self.config, self.file)
+            self.has_begun = True
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)
@@ -277,9 +285,7 @@ class Supervisor:
         finite = [row for row in self.running if row.planned.finite]
         if not finite:
             await anyio.sleep_forever()
-        for row in sorted(finite, key=lambda row: row.planned.service != "trainer"):
-            if row.planned.service == "evaluator" and not row.ended.is_set():
-                log.info("all %s steps are taken; the last policy is evaluated", self.config.training.steps)
+        for row in finite:
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
@@ -370,6 +376,8 @@ class Supervisor:
                         row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
+                if beat.service == "trainer":
+                    self._log_last_step(beat)
                 if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
                     self._tell_not_evaluated(beat.stage.note)
 
@@ -384,6 +392,15 @@ class Supervisor:
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _log_last_step(self, beat: Heartbeat) -> None:
+        """Say once what the run still waits for after its last step."""
+        steps = self.config.training.steps
+        evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
+        done = steps is not None and beat.metrics.get("train/step", 0) >= steps
+        if done and evaluator is not None and not evaluator.ended.is_set() and not self._last_step_logged:
+            self._last_step_logged = True
+            log.info("all %s steps are taken; the last policy is evaluated", steps)
 
     def _tell_not_evaluated(self, note: str | None) -> None:
         """Say once what the evaluator could not evaluate."""
