@@ -117,7 +117,7 @@ class RunRecord(Watch):
 
 def _headline(summary: RunSummary) -> str:
     of = "" if summary.steps is None else f" of {summary.steps}"
-    taken = f"from step {summary.first_step} to {summary.step}{of}"
+    taken = f", from step {summary.first_step} to {summary.step}{of}" if summary.step else ""
     first, last = summary.reward_first, summary.reward_last
     reward = "" if first is None or last is None else f"; reward {first:.3g} at first, {last:.3g} at last"
-    return f"run {summary.run} {summary.state}, {taken} in {summary.wall_s:.0f} s{reward}"
+    return f"run {summary.run} {summary.state}{taken} in {summary.wall_s:.0f} s{reward}"

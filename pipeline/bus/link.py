@@ -192,7 +192,7 @@ class Link:
     def _log_loss(self, loss: Wait) -> None:
         """Log a connection that is still lost. One that is back at once is logged then, in one line."""
         if self._lost is loss and self.failure is None:
-            log.warning("lost %s, and no server answers; trying again", self._node)
+            log.info("lost %s, and no server answers; trying again", self._node)
 
     async def on_closed(self) -> None:
         self.fail(BusClosedError(f"the connection to the server was closed: {self.last_error or 'no reason given'}"))

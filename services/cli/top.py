@@ -37,6 +37,7 @@ from lachesis.services.live.evaluations import (
 )
 from lachesis.services.live.overview import Overview, Rewards, finished, look, look_back
 from lachesis.services.live.progress import recent_figures
+from lachesis.services.live.rewards import describe_rewards
 from lachesis.services.live.services import Quantiles
 from lachesis.services.live.store import StoreWarning
 from lachesis.services.live.window import Recent, StageRow
@@ -212,6 +213,8 @@ def _header(overview: Overview) -> Iterator[Text]:
         f"{_number(overview.groups_per_s)} groups/s   {_number(overview.tokens_per_s)} tokens/s   "
         f"{under_way}reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
     )
+    if by_env := describe_rewards(None, overview.env_rewards):
+        yield Text(f"rewards   {printable(by_env)}")
     rows = overview.evaluations
     if rows:
         shown = ";  ".join(printable(evaluation_summary(row)) for row in rows)

@@ -42,6 +42,9 @@ def _draw_rewards(steps: Sequence[Mapping[str, float]]) -> Any:
             if kind == "reward" and (path == ["mean"] or path[1:] == ["mean"] or path[1:2] == ["rater"]):
                 label = " ".join(part for part in path if part not in {"mean", "rater"}) or "all"
                 lines[label].append((figures["train/step"], value))
+    alone = [label for label in lines if label != "all" and " " not in label]
+    if len(alone) == 1:
+        del lines[alone[0]]  # the same as all
 
     def draw(axes: Any) -> None:
         for label, points in lines.items():
@@ -78,16 +81,19 @@ def _draw_latency(steps: Sequence[Mapping[str, float]]) -> Any:
     stages = sorted({name.split("/")[1] for name in newest if name.endswith("/rolling_p50") and name.count("/") == 3})
 
     def draw(axes: Any) -> None:
-        for offset, (part, label) in zip((-0.2, 0.2), parts.items(), strict=True):
-            places = [index + offset for index in range(len(stages))]
-            p50, p99 = (
-                [newest.get(f"latency/{stage}/{part}/rolling_{q}", 0.0) for stage in stages] for q in ("p50", "p99")
-            )
-            axes.barh(places, p50, 0.4, label=f"{label} p50, line to p99")
-            axes.hlines(places, p50, p99, color="black")
+        for offset, (part, label) in zip((-0.15, 0.15), parts.items(), strict=True):
+            known = [
+                (index + offset, p50, newest.get(f"latency/{stage}/{part}/rolling_p99", p50))
+                for index, stage in enumerate(stages)
+                if (p50 := newest.get(f"latency/{stage}/{part}/rolling_p50", 0.0)) > 0
+            ]
+            (points,) = axes.plot([p50 for _, p50, _ in known], [place for place, _, _ in known], "o", label=label)
+            for place, p50, p99 in known:
+                axes.hlines(place, p50, p99, color=points.get_color())
         axes.set_yticks(range(len(stages)), stages)
         axes.invert_yaxis()
-        axes.set(title="Latency by stage", xlabel="seconds, over the last steps")
+        axes.set_xscale("log")  # of positive times alone
+        axes.set(title="Latency by stage", xlabel="seconds over the last steps: p50, line to p99")
         axes.legend()
 
     return draw if stages else None
