@@ -20,7 +20,7 @@ def delete_named(options: Options, *, yes: bool, as_json: bool) -> None:
     if as_json and not yes:
         raise ConfigError("--json asks nothing: give --yes with it")
     config = options.config()
-    if config == RunConfig():
+    if not options.names_run:
         raise ConfigError("say which run: lachesis delete NAME")
 
     def confirm(contents: RunContents) -> bool:

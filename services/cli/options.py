@@ -57,6 +57,14 @@ class Options:
     nats: str | None = None
     run: str | None = None
 
+    @property
+    def names_run(self) -> bool:
+        """Whether anything says which run is meant; else it is the one in runs/run here, and none of elsewhere."""
+        return bool(self.file or self._name())
+
+    def _name(self) -> str | None:
+        return self.run or os.environ.get("LACHESIS_RUN")
+
     def load(self) -> "Loaded[RunConfig]":
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         import msgspec
@@ -75,7 +83,9 @@ class Options:
                     "LACHESIS_NATS__URL"
                 )
         loaded = load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
-        folder = None if loaded.config.folder else find_run(loaded.config.run, self.file)
+        if loaded.config.folder or not self.names_run:
+            return loaded
+        folder = find_run(loaded.config.run, self.file)
         if folder is None:
             return loaded
         known = msgspec.structs.replace(loaded.config, folder=str(folder))
@@ -100,7 +110,7 @@ class Options:
         from lachesis.services.run_file import run_file
         from lachesis.services.run_registry import find_run
 
-        name = self.run or os.environ.get("LACHESIS_RUN")
+        name = self._name()
         if self.file is not None or not name:
             return self.file
         folder = find_run(name)

@@ -7,6 +7,7 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.delete import delete_named
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run_file import write_run_file
 from lachesis.services.run_registry import register_run
@@ -82,6 +83,11 @@ def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch:
     assert Options(file=tmp_path / "one/runs/mine/run.toml").config() == found
     monkeypatch.setenv("LACHESIS_RUN", "mine")
     assert Options().config() == found
+    monkeypatch.delenv("LACHESIS_RUN")
+    _started(tmp_path / "default", "run", seed=1)
+    assert Options().config() == RunConfig()
+    with pytest.raises(ConfigError, match="say which run: lachesis delete NAME"):
+        delete_named(Options(), yes=True, as_json=False)
 
     other = tmp_path / "away" / "other.toml"
     other.write_text('run = "mine"\n')
