@@ -132,7 +132,8 @@ class SupervisorLease(Event, frozen=True, kw_only=True):
 
     `folder` is the run's folder and `folder_id` what its lock file says, which no other folder's does. `machine` names
     the booted machine and its space of pids, `started` is when the process did, in ticks since that boot: together
-    with the pid they name one process for ever. `released`: it has ended, and the run is free.
+    with the pid they name one process for ever. `released`: it has ended, and the run is free. `deleting`: it deletes
+    the run, which was begun and is to be finished; nobody may run what is left.
     """
 
     run: str
@@ -144,6 +145,7 @@ class SupervisorLease(Event, frozen=True, kw_only=True):
     started: Count
     ttl_s: Finite
     released: bool = False
+    deleting: bool = False
 
 
 class StateSnapshot(Event, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
 from lachesis.schemas.ledger import TrainReport
+from lachesis.services.run_registry import known_runs
 
 __all__ = [
     "LOOK_S",
@@ -37,6 +38,8 @@ __all__ = [
     "open_run",
     "other_runs",
     "recent_heartbeats",
+    "roomy",
+    "stored_runs",
     "unknown_run",
     "until_ended",
 ]
@@ -84,21 +87,22 @@ async def connect_run(
 def _no_server(config: RunConfig) -> str:
     if has_history(config):
         return f"no server runs in {config.path}: start the run with `lachesis up`"
-    others = ", ".join(_runs_beside(config.path)) or "none"
+    others = ", ".join(_other_runs_of(config.path)) or "none"
     if config == RunConfig():
         return (
-            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs there: {others}): give "
-            "--run or --config, or start one with `lachesis up`"
+            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs that are known: "
+            f"{others}): give --run or --config, or start one with `lachesis up`"
         )
     return (
-        f"there is no run {config.run} in {config.path.parent} (runs there: {others}): start it with `lachesis up`, "
-        "name another with --run or --config"
+        f"there is no run {config.run} in {config.path.parent}, nor was one started elsewhere (runs that are known: "
+        f"{others}): start it with `lachesis up`, or name another with --run or --config"
     )
 
 
-def _runs_beside(folder: Path) -> list[str]:
-    """Return the runs whose folders are where `folder` is or would be."""
-    return sorted(store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream"))
+def _other_runs_of(folder: Path) -> list[str]:
+    """Return the names of the runs whose folders are where `folder` is or would be, and of those started elsewhere."""
+    beside = {store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream")}
+    return sorted(beside | {record.run for record in known_runs()})
 
 
 def has_history(config: RunConfig) -> bool:
@@ -168,7 +172,10 @@ async def open_run(
                 raise
             ended = True
             log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, _roomy(config)))
+            settings = roomy(config)
+            if patience_s is not None:  # it only reads: it may be killed at any moment
+                settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
             bus = await connect(server.url, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
@@ -187,7 +194,7 @@ async def open_history(
         yield history.bus
 
 
-def _roomy(config: RunConfig) -> ServerConfig:
+def roomy(config: RunConfig) -> ServerConfig:
     """Return how a server is started for the history of a run: with room for what its streams may hold."""
     room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
     return msgspec.structs.replace(config.server, max_file_bytes=room)
@@ -195,6 +202,12 @@ def _roomy(config: RunConfig) -> ServerConfig:
 
 async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
     """Return the runs that the server has if it has stored nothing of this one, else nothing."""
+    runs = await stored_runs(bus)
+    return [] if config.run in runs else runs
+
+
+async def stored_runs(bus: NatsBus) -> list[str]:
+    """Return the names of the runs of which the server has stored anything."""
     try:
         stored = [
             *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
@@ -202,8 +215,7 @@ async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
         ]
     except NotFoundError:
         return []  # no streams yet, so no runs
-    runs = sorted({subject.split(".")[2] for subject in stored})
-    return [] if config.run in runs else runs
+    return sorted({subject.split(".")[2] for subject in stored})
 
 
 def unknown_run(run: str, others: Collection[str]) -> NotFoundError:
@@ -223,18 +235,24 @@ async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
 
 
 async def recent_heartbeats(
-    bus: Bus, run: str, awaited: Collection[str], heard: dict[str, Heartbeat] | None = None
+    bus: Bus,
+    run: str,
+    awaited: Collection[str],
+    heard: dict[str, Heartbeat] | None = None,
+    *,
+    silence_s: float | None = None,
 ) -> list[Heartbeat]:
     """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
 
-    Listens for as long as a silence takes to tell (`SILENCE_S`) while one of the services `awaited` has not spoken.
-    `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
+    Listens for as long as a silence takes to tell (`silence_s`, by default `SILENCE_S`) while one of the services
+    `awaited` has not spoken. `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
     """
     found: dict[str, Heartbeat] = {} if heard is None else heard
     missing = set(awaited)
     start = anyio.current_time()
     async with bus.listen(subjects.heartbeat(run)) as messages:
-        with anyio.move_on_after(SILENCE_S if missing else _HEARTBEATS_S) as listening:
+        within_s = SILENCE_S if silence_s is None else silence_s
+        with anyio.move_on_after(within_s if missing else _HEARTBEATS_S) as listening:
             async for message in messages:
                 try:
                     beat = read_heartbeat(message)
@@ -243,5 +261,5 @@ async def recent_heartbeats(
                 found[message.subject] = beat
                 missing.discard(beat.service)
                 if not missing:
-                    listening.deadline = start + _HEARTBEATS_S
+                    listening.deadline = start + min(within_s, _HEARTBEATS_S)
     return list(found.values())

@@ -3,7 +3,8 @@
 Guarantees: of two supervisors one is refused before it starts anything, by the name of the other; a lease whose holder
 died is taken over at once on the same machine or in the same folder, and elsewhere once it was not renewed for
 `LEASE_TTL_S`, counted by the clock of the one who waits and only while the server answers, so that no clock that is set
-and no outage of the server ends a lease; a holder that lost its lease is told, to stop what it runs.
+and no outage of the server ends a lease; a holder that lost its lease is told, to stop what it runs. A run whose
+deletion has begun is not run again: its lease, and a file in its folder, say so until the deletion is finished.
 """
 
 import fcntl
@@ -25,12 +26,14 @@ from lachesis.schemas.control import SupervisorLease
 from lachesis.schemas.errors import FencedError, InfrastructureError, LachesisError, SchemaError, StartupError
 from lachesis.services.identity import is_running, machine_id, started_ticks
 
-__all__ = ["LEASE_TTL_S", "RunLease", "lock_folder"]
+__all__ = ["DELETION_MARK", "LEASE_TTL_S", "LOCK_FILE", "RunLease", "lock_folder"]
 
 log = logging.getLogger("lachesis")
 
-_LOCK_FILE = ".lock"
+LOCK_FILE = ".lock"
 """In a run's folder: locked while a supervisor runs there, and holds a name that no other folder has."""
+DELETION_MARK = ".deleting"
+"""In a run's folder from the beginning of its deletion to the end."""
 LEASE_TTL_S = 15.0
 _RENEWALS = 5
 """Renewals within that time."""
@@ -45,15 +48,24 @@ _BUCKET = subjects.BUCKETS["runs"]
 class RunLease:
     """The lease of the run called `run` for this process, which holds the lock of the run's `folder`.
 
-    Call `acquire`, then use `held`. `lost` is called when another supervisor has taken over.
+    Call `acquire`, then use `held`. `lost` is called when another supervisor has taken over. `deletes`: it is taken to
+    delete the run, which one that was begun allows as well.
     """
 
     def __init__(
-        self, bus: Bus, run: str, folder: Path, lost: Callable[[], None], *, ttl_s: float = LEASE_TTL_S
+        self,
+        bus: Bus,
+        run: str,
+        folder: Path,
+        lost: Callable[[], None],
+        *,
+        ttl_s: float = LEASE_TTL_S,
+        deletes: bool = False,
     ) -> None:
         self._bus = bus
         self._key = subjects.supervisor_lease(run)
         self._lost = lost
+        self._deletes = deletes
         self._mine = SupervisorLease(
             run=run,
             host=socket.gethostname(),
@@ -88,6 +100,8 @@ class RunLease:
 
     async def _is_free(self, holder: SupervisorLease, entry: Entry) -> bool:
         """Return whether the lease can be taken from `holder`; False: look again. Raises StartupError if it cannot."""
+        if holder.deleting and not self._deletes:
+            raise StartupError(_half_deleted(holder.run))
         if holder.released or self._is_predecessor(holder):
             return True
         runs = is_running(holder.machine, holder.pid, holder.started)
@@ -152,6 +166,11 @@ class RunLease:
         if self._taken_by is not None:
             raise StartupError(self._loss(self._taken_by))
 
+    async def begin_deletion(self) -> None:
+        """Let the lease say, also once it is no longer held, that what is left of the run must not be run."""
+        self._mine = self._mine.replace(deleting=True)
+        await self._store(self._mine)
+
     async def _answer(self, _: bytes) -> bytes:
         return encode(self._mine)
 
@@ -203,16 +222,22 @@ class RunLease:
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises `StartupError` when another supervisor does."""
-    with (folder / _LOCK_FILE).open("a+") as lock:
+def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
+    """Hold the run's folder. Raises `StartupError` when another supervisor does, or where the run's deletion was begun
+    and this is not to finish it (`deletes`)."""
+    with (folder / LOCK_FILE).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StartupError(
-                f"another supervisor runs in {folder}; stop it, or choose another --set folder="
-            ) from error
+            mend = "stop it first" if deletes else "stop it, or choose another --set folder="
+            raise StartupError(f"another supervisor runs in {folder}; {mend}") from error
+        if not deletes and (folder / DELETION_MARK).exists():
+            raise StartupError(_half_deleted(folder.name))
         yield
+
+
+def _half_deleted(run: str) -> str:
+    return f"run {run} is half deleted: finish that with `lachesis delete {run}`, then it can begin anew"
 
 
 def _refusal(holder: SupervisorLease) -> str:
@@ -225,7 +250,7 @@ def _refusal(holder: SupervisorLease) -> str:
 
 def _folder_id(folder: Path) -> str:
     """Return the name that the lock file gives the folder, written if it has none; empty if it cannot be."""
-    with suppress(OSError), (folder / _LOCK_FILE).open("a+") as file:  # no space, say: then only pids tell
+    with suppress(OSError), (folder / LOCK_FILE).open("a+") as file:  # no space, say: then only pids tell
         file.seek(0)
         name = file.read().strip()
         if not name:

@@ -48,7 +48,9 @@ from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_
 from lachesis.services.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.run_file import RUN_FILE, write_run_file
 from lachesis.services.run_lease import RunLease, lock_folder
+from lachesis.services.run_registry import register_run
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.store_watch import watch_store
 from lachesis.services.unfinished import trace_unfinished
@@ -142,17 +144,19 @@ class _Running:
 
 
 class Supervisor:
-    """Runs one run. `arguments` (--config, --set) are handed to every process as they are; `watches` look on while it
+    """Runs one run. Every process goes by `run.toml` in its folder, which is written first: a file that is edited
+    meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
     runs."""
 
-    def __init__(self, config: RunConfig, arguments: Sequence[str], watches: Sequence[Watch] = ()) -> None:
+    def __init__(self, config: RunConfig, watches: Sequence[Watch] = (), *, file: Path | None = None) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
             )
         check_budgets(config)
         self.config = config
-        self.arguments = list(arguments)
+        self.file = file
+        self.arguments = ["--config", str(config.path / RUN_FILE)]
         self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]
@@ -165,10 +169,17 @@ class Supervisor:
         self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
         self._evaluator_note: str | None = None
+        self._last_step_logged = False
+        self.has_begun = False
+        """Whether the run's folder is this supervisor's."""
 
     def stop(self) -> None:
         """Ask for an ordered stop."""
         self._stop.set()
+
+    def restarts(self) -> dict[str, int]:
+        """Return how often each process was started again."""
+        return {row.planned.name: max(0, row.restarts) for row in self.running}
 
     def kill(self) -> None:
         """Stop without waiting for anything to drain; what was held is handled again by the next run."""
@@ -189,6 +200,9 @@ class Supervisor:
                 f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
             ) from error
         with lock_folder(self.config.path):
+            await self._unless_stopped(write_run_file, self.config)
+            register_run(self.config, self.file)
+            self.has_begun = True
             async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
                 await bus.ensure_streams(self.config.streams)
                 lease = RunLease(bus, self.config.run, self.config.path, self.stop)
@@ -221,7 +235,7 @@ class Supervisor:
         with self._verifying:
             await verify_ledger(bus, self.config, self._ledger_broken)
 
-    async def _unless_stopped(self, call: Callable[..., Awaitable[None]], *arguments: Any) -> None:
+    async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
         """Await a call that may wait for long, until told to stop."""
         async with background() as tasks:
             tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
@@ -282,9 +296,7 @@ class Supervisor:
         finite = [row for row in self.running if row.planned.finite]
         if not finite:
             await anyio.sleep_forever()
-        for row in sorted(finite, key=lambda row: row.planned.service != "trainer"):
-            if row.planned.service == "evaluator" and not row.ended.is_set():
-                log.info("all %s steps are taken; the last policy is evaluated", self.config.training.steps)
+        for row in finite:
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
@@ -378,6 +390,8 @@ class Supervisor:
                             row.ready.set()
                 if beat.service == "health":
                     self._tell_stopped(beat)
+                if beat.service == "trainer":
+                    self._log_last_step(beat)
                 if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
                     self._tell_not_evaluated(beat.stage.note)
 
@@ -392,6 +406,15 @@ class Supervisor:
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped
+
+    def _log_last_step(self, beat: Heartbeat) -> None:
+        """Say once what the run still waits for after its last step."""
+        steps = self.config.training.steps
+        evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
+        done = steps is not None and beat.metrics.get("train/step", 0) >= steps
+        if done and evaluator is not None and not evaluator.ended.is_set() and not self._last_step_logged:
+            self._last_step_logged = True
+            log.info("all %s steps are taken; the last policy is evaluated", steps)
 
     def _tell_not_evaluated(self, note: str | None) -> None:
         """Say once what the evaluator could not evaluate."""

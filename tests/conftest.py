@@ -40,6 +40,14 @@ TEST_STREAMS = StreamsConfig(
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests start is recorded in a folder of theirs, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"

@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import ssl
 from typing import Any
 from urllib.parse import ParseResult
 
 import nats.errors
 from nats.aio.client import Client, Server
+from nats.aio.transport import TcpTransport
 from nats.protocol import parser
 
 __all__ = ["NatsClient"]
@@ -25,11 +27,26 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
 
     needs_tls = False
     _reconnect_to_server_handler: Any
+    _transport: Any
 
     @property
     def server_id(self) -> str:
         """The id that the server it is connected to gave itself when it started."""
         return str(self._server_info.get("server_id", ""))
+
+    @property
+    def node_name(self) -> str:
+        """What the server that it is connected to is called: the name of its own, else host and port."""
+        name = str(self._server_info.get("server_name", ""))
+        if name and name != self.server_id:
+            return name
+        url = self.connected_url
+        return f"{url.hostname}:{url.port}" if url is not None else "the server"
+
+    async def _connect_to_server(self, s: Server) -> None:
+        await super()._connect_to_server(s)
+        if type(self._transport) is TcpTransport:
+            self._transport = _QuietTransport(self._transport)
 
     async def move_to(self, server: ParseResult) -> None:
         """Connect to `server`, one of `servers`, in place of the present one. If that fails, to any other as ever."""
@@ -73,6 +90,33 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
         if writer is not None:
             writer.transport.abort()
         await super()._attempt_reconnect()
+
+
+class _QuietTransport(TcpTransport):  # type: ignore[misc]  # untyped
+    """As the stock one, but that its end under TLS is no reason for a warning of asyncio's."""
+
+    _io_writer: Any
+
+    def __init__(self, plain: TcpTransport) -> None:
+        self.__dict__.update(vars(plain))
+
+    async def connect_tls(
+        self, uri: ParseResult | str, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: float
+    ) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = _TlsProtocol(reader)
+        name = uri if isinstance(uri, str) else uri.hostname
+        upgrade = loop.start_tls(self._io_writer.transport, protocol, ssl_context, server_hostname=name)
+        transport: Any = await asyncio.wait_for(upgrade, connect_timeout)
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+class _TlsProtocol(asyncio.StreamReaderProtocol):
+    """Once a peer under TLS has hung up, nothing can be written either: the connection is not kept half open."""
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        return False
 
 
 def _text(raw: bytes) -> bytes:

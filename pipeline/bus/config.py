@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
@@ -82,19 +83,19 @@ class ConnectionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     url: str = "nats://127.0.0.1:4222"
     """One server or several, separated by commas; `tls://`, or a ca_file, allows no connection without TLS."""
-    token_file: str | None = None
+    token_file: FilePath | None = None
     """File that holds the token."""
-    creds_file: str | None = None
+    creds_file: FilePath | None = None
     """NATS credentials file (JWT and nkey), where the server has accounts."""
-    nkey_file: str | None = None
+    nkey_file: FilePath | None = None
     """File that holds an nkey seed."""
-    nkey_folder: str | None = None
+    nkey_folder: FilePath | None = None
     """Folder that `lachesis auth init` filled for the run: each process takes the nkey seed of its own service."""
-    ca_file: str | None = None
+    ca_file: FilePath | None = None
     """Certificate authority of the server, PEM; None: the system's."""
-    cert_file: str | None = None
+    cert_file: FilePath | None = None
     """This client's certificate, PEM, with its chain, where the server asks for one."""
-    key_file: str | None = None
+    key_file: FilePath | None = None
     """Private key of cert_file, PEM; None: it is in cert_file."""
     inbox_prefix: str = "_INBOX"
     """Prefix of the subjects that answers come back on. With nkey_folder it is the one that the service is allowed."""

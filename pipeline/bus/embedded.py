@@ -31,7 +31,15 @@ from lachesis.pipeline.installation import install_command
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 
-__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedServer", "Endpoint", "die_with_parent", "find_binary", "read_endpoint"]
+__all__ = [
+    "MAX_PAYLOAD_BYTES",
+    "EmbeddedServer",
+    "Endpoint",
+    "StoreInUseError",
+    "die_with_parent",
+    "find_binary",
+    "read_endpoint",
+]
 
 MAX_PAYLOAD_BYTES = 8 << 20
 """Largest message that the server takes; it warns above this."""
@@ -88,6 +96,10 @@ def _locked(fd: int) -> bool:
 
 class _PortTakenError(StartupError):
     pass
+
+
+class StoreInUseError(StartupError):
+    """Raised when another server runs on the store."""
 
 
 class _KilledError(StartupError):
@@ -265,7 +277,7 @@ class EmbeddedServer:
                 self._lock = fd
             if self._lock is None:
                 holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-                raise StartupError(
+                raise StoreInUseError(
                     f"the store {self.store} is in use by {holder}; stop that run, or choose another folder"
                 )
         finally:

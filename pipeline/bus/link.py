@@ -141,6 +141,7 @@ class Link:
         """Those that were refused, and need not be asked again."""
         self.unanswered = Unanswered()
         self._server = ""
+        self._node = ""
         self._lost: Wait | None = None
         self._up = anyio.Event()
         self._prefix = ""
@@ -152,7 +153,7 @@ class Link:
         inbox = self.nc.new_inbox()
         self._prefix = inbox + "."
         await self.nc.subscribe(inbox + ".*", cb=self._on_answer)
-        self._server = self.server_name
+        self._server, self._node = self.server_name, self.nc.node_name
         self._up.set()
 
     async def close(self) -> None:
@@ -172,7 +173,7 @@ class Link:
         self.losses += 1
         if self._lost is None and self.failure is None:
             self._lost = self.waits.begin(f"connection to {self._server}", reason="lost; trying again")
-            log.info("lost the connection to %s", self._server)
+            asyncio.get_running_loop().call_later(STALLED_AFTER_S, self._log_loss, self._lost)
         if self._up.is_set():
             self._up = anyio.Event()
         for answer in self._waiting.values():
@@ -183,12 +184,17 @@ class Link:
 
     async def on_reconnected(self) -> None:
         if self._lost is not None:
-            lost_s = self.waits.seconds(self._lost)
-            log.info("lost %s; connected to %s after %.1f s", self._server, self.server_name, lost_s)
+            to = "it again" if self.nc.node_name == self._node else self.nc.node_name
+            log.info("lost %s; connected to %s after %.1f s", self._node, to, self.waits.seconds(self._lost))
             self.waits.end(self._lost)
-        self._lost, self._server = None, self.server_name
+        self._lost, self._server, self._node = None, self.server_name, self.nc.node_name
         self._up.set()
         self._notify()
+
+    def _log_loss(self, loss: Wait) -> None:
+        """Log a connection that is still lost. One that is back at once is logged then, in one line."""
+        if self._lost is loss and self.failure is None:
+            log.info("lost %s, and no server answers; trying again", self._node)
 
     async def on_closed(self) -> None:
         self.fail(BusClosedError(f"the connection to the server was closed: {self.last_error or 'no reason given'}"))

@@ -1,7 +1,8 @@
 """Loading a configuration: defaults, then the TOML file, then `LACHESIS_*` variables, then `--set a.b=c`.
 
 What goes in: a msgspec struct type and those sources. What comes out: the struct, and for each value the place it came
-from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key.
+from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key; that
+every path is absolute: those of the file are relative to the file's folder, all others to the current one.
 """
 
 import ast
@@ -21,6 +22,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, Union, get_args, ge
 
 import msgspec
 
+from lachesis.pipeline.config.paths import resolve_paths
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.schemas.errors import ConfigError
@@ -79,8 +81,13 @@ def load(
         path = key.strip().split(".")
         shown = f"--set {key.strip()}={masked(path[-1], value.strip())}"  # it goes into errors and origins
         _Layer(shown, origins).struct(kind, tree, _nest(path, _value(value.strip())))
+    base = None if file is None else file.absolute().parent
+
+    def base_of(path: str) -> Path:
+        return base if base is not None and _origin(path, origins) == str(file) else Path.cwd()
+
     try:
-        config = msgspec.convert(tree, kind)
+        config = msgspec.convert(resolve_paths(kind, tree, base_of), kind)
     except msgspec.ValidationError as error:
         raise ConfigError(_explain(str(error), kind, origins)) from error
     infinite = next(_not_finite(config, ""), None)

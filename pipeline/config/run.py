@@ -10,6 +10,7 @@ from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.advantage.shaped import SHAPEABLE
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
+from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, ProgramPath
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
@@ -49,7 +50,7 @@ _BYTES_PER_SAMPLE = 4096
 class EnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One environment: which tasks, and how rollouts of them are generated."""
 
-    kind: str
+    kind: CodePath
     """A built-in environment ("reasoning_gym"), `module:Class` or `path/to/file.py:Class`; or "gateway" for one that
     generates elsewhere and publishes over HTTP (see gateway)."""
     params: dict[str, Any] = {}
@@ -127,7 +128,7 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """URL of an existing server that speaks vLLM's routes. Default None: one is started."""
     kind: Literal["reference", "vllm"] = "reference"
     """What is started: the reference server, or vLLM as a process of its own. Default reference."""
-    model: str | None = None
+    model: ModelPath | None = None
     """Local folder or Hugging Face id. Default None: the model the run trains."""
     host: str = "127.0.0.1"
     """Address that the server listens on. It asks nobody who they are: leave loopback only inside a network you trust.
@@ -140,7 +141,7 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """CPU threads of the reference server. Default 1."""
     engine: EngineConfig = EngineConfig()
     """Limits of the reference server."""
-    python: str | None = None
+    python: ProgramPath | None = None
     """Interpreter of the environment that vLLM is installed in. Default None: the one that runs the service."""
     args: list[str] = []
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
@@ -224,18 +225,20 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run. Times are seconds, sizes bytes, unless a field says otherwise."""
+    """A run. Times are seconds, sizes bytes, unless a field says otherwise. Paths are relative to the file they are in;
+    those of variables and `--set`, to the current folder."""
 
     run: str = "run"
     """Name of the run: letters, digits, '_' and '-'."""
     revision: str = LIVE
     """Revision that the run's annotations are written under. Default live."""
-    folder: str | None = None
-    """Folder of the run: logs, weights, checkpoints, the embedded server's store. Default None: runs/<run>."""
+    folder: FilePath | None = None
+    """Folder of the run: logs, weights, checkpoints, the embedded server's store. Default None: where the run was
+    started before, else runs/<run> in the current folder."""
     shared_files: bool = False
     """Let other users of the machine read the run's folder, logs and exports, as far as the umask allows. Default:
     false, only the run's own user can (umask 077)."""
-    model: str | None = None
+    model: ModelPath | None = None
     """The model to train: a local folder or a Hugging Face id."""
     seed: int = 0
     """Seed of everything drawn at random."""

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["CurriculumConfig"]
@@ -10,7 +11,7 @@ __all__ = ["CurriculumConfig"]
 class CurriculumConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a strategy draws by, and how it treats late feedback. Fields of other strategies are ignored."""
 
-    strategy: str = "irt"
+    strategy: CodePath = "irt"
     """uniform, easy_first, competence, pools, sec, irt, or "module:Class" or "path/to/file.py:Class" of a strategy
     of your own."""
     max_age: int = 32

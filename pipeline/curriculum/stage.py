@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
@@ -100,7 +101,7 @@ class _EnvWriter:
         self.service = service
         self.env = env
         self.log = log
-        self.name = config.curriculum.strategy
+        self.name = code_name(config.curriculum.strategy)
         self.strategy = load_strategy(items, config.curriculum)
         self.next_event = 1
         self._ledger = subjects.ledger(service.run, config.training.name)

@@ -19,6 +19,7 @@ from lachesis.pipeline.environments.evaluate import GroupScorer, evaluate
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.environments.success import success_scorer
+from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, holds_out
 from lachesis.pipeline.inference.directory import Directory, open_role
@@ -235,13 +236,6 @@ class _Evaluator:
 
     def _show(self, event: EvalEvent) -> None:
         """Put an environment's newest figures into the heartbeat."""
-        name = f"eval/{event.env}"
-        figures = {
-            f"{name}/avg@{event.k}": event.avg,
-            f"{name}/pass@{event.k}": event.pass_at_k,
-            f"{name}/error": event.error,
-            f"{name}/greedy": event.greedy,
-            f"{name}/step": float(event.policy_step),
-        }
-        metrics = {key: value for key, value in self.service.vitals.metrics.items() if not key.startswith(f"{name}/")}
-        self.service.vitals.metrics = metrics | {key: value for key, value in figures.items() if value is not None}
+        own = f"eval/{event.env}/"
+        metrics = {key: value for key, value in self.service.vitals.metrics.items() if not key.startswith(own)}
+        self.service.vitals.metrics = metrics | evaluation_figures(event)

@@ -342,14 +342,19 @@ class Collector:
             for stream, filters in everything(self._config.run).items()
         }
 
-    async def erase(self) -> None:
-        """Delete all of the run, its record last. Raises `ConfigError` where anybody holds any of its history."""
+    async def check_unread(self) -> None:
+        """Raise `ConfigError` where anybody holds any of the run's history."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
         held = (await record(self._bus, run)).standing(now_ns)
         if held:
             name, hold = next(iter(held.items()))
             raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
+
+    async def erase(self) -> None:
+        """Delete all of the run, its record last. Raises as `check_unread`."""
+        await self.check_unread()
+        run = self._config.run
         durables = [
             subjects.durable(stage, run, revision)
             for stage in ("scorer", "teacher")

@@ -49,12 +49,20 @@ class _Stored:
 
 
 class Governor:
-    """`term` names this life of the governor in lease ids; `grants_from_s`: see `wait_until`."""
+    """`term` names this life of the governor in lease ids; `grants_from_s`: see `wait_until`. `steps`: of the run, each
+    of which trains on one batch; None: it goes on."""
 
     def __init__(
-        self, config: FlowConfig, batching: BatchingConfig, *, term: str, grants_from_s: float = -math.inf
+        self,
+        config: FlowConfig,
+        batching: BatchingConfig,
+        *,
+        term: str,
+        grants_from_s: float = -math.inf,
+        steps: int | None = None,
     ) -> None:
         self.config = config
+        self._steps = math.inf if steps is None else steps
         self.capacity = (batching.max_staleness + 1) * batching.batch_size
         self._batch_size = batching.batch_size
         self._term = term
@@ -240,8 +248,9 @@ class Governor:
                 f"a group of {request.sequences} sequences can never be admitted: a batch has {self._batch_size}; "
                 "make groups smaller, or batches larger"
             )
-        if request.env in self._halted:
-            return self._halted[request.env]
+        closed = self._closed(request.env)
+        if closed is not None:
+            return closed
         if self.waits:
             return f"the governor started again and waits {self._wait_s(now_s):.1f} s for leases it cannot know"
         if self.budget.is_blind(now_s):
@@ -256,6 +265,12 @@ class Governor:
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)
         self._wanting = reason is not None and not self.budget.lacks  # that the next figures may change
         return reason
+
+    def _closed(self, env: str) -> str | None:
+        """Return why nothing at all is granted to an environment now."""
+        if self._next_batch >= self._steps:
+            return f"the batches of all {self._steps} steps are formed: no more rollouts are needed"
+        return self._halted.get(env)
 
     def _wait_s(self, now_s: float) -> float:
         return min(max(0.0, self._grants_from_s - now_s), self.config.lease_s) if self.waits else 0.0
@@ -293,10 +308,10 @@ class Governor:
         return self._wanting and not self._leases and self.untrained == 0
 
     def metrics(self) -> dict[str, float]:
-        """Return figures for monitoring under `flow/`."""
+        """Return figures for monitoring under `flow/`. Once the last step is taken nothing is outstanding any more."""
+        bound = {"flow/capacity": self.capacity, "flow/outstanding": self.outstanding}
         return {
-            "flow/capacity": self.capacity,
-            "flow/outstanding": self.outstanding,
+            **(bound if self._trained < self._steps else {}),
             "flow/leased": self.leased,
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,

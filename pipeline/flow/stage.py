@@ -39,7 +39,8 @@ async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
     term = await _Term.take(service)
     waits = math.inf if term.has_predecessor else -math.inf
-    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits)
+    steps = config.training.steps if config.mode == "train" else None
+    governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits, steps=steps)
     follower = _Follower(service, config, governor)
     await follower.catch_up()
 

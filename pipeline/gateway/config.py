@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["LOOPBACK", "GatewayConfig"]
@@ -19,7 +20,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Address it listens on. It speaks plain HTTP. Default 127.0.0.1."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """Port; 0: any free one, which its log and its heartbeat name. Default 8000, as Atropos."""
-    token_file: str | None = None
+    token_file: FilePath | None = None
     """File that holds the token clients must send, as a bearer token or as the password of Basic authentication: an
     environment that can do neither names it in its URL, http://any:TOKEN@host:port. Default None: gateway.token in the
     run's folder, made at the first start; gateway.url beside it holds the whole URL."""

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from lachesis.pipeline.config.paths import CodePath
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["Aggregation", "RaterConfig", "ScoringConfig"]
@@ -17,7 +18,7 @@ Aggregation = Literal[
 class RaterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One rater of an ensemble."""
 
-    rater: str
+    rater: CodePath
     """A built-in rater's name ("exact_match"), or "module:name" or "path/to/file.py:name" of a rater of your own."""
     name: str = ""
     """What ratings, metrics and errors call it, unique in the scoring. Default: the rater's own name."""

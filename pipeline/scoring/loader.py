@@ -7,6 +7,7 @@ ConfigError that says what to change; nothing is rated before all members of an 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.logic.aggregate import EnsembleMember
 from lachesis.pipeline.scoring.rater import FunctionRater, Rater, check_bounds
@@ -30,7 +31,7 @@ class Member:
         """Return what identifies this member in an `Ensemble` and its digest."""
         return EnsembleMember(
             name=self.name,
-            reference=self.config.rater,
+            reference=code_name(self.config.rater),  # the same wherever the run's folder lies
             version=self.rater.version,
             bounds=self.bounds,
             weight=self.config.weight,

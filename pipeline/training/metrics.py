@@ -16,7 +16,7 @@ from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["latencies", "mismatch_of", "sample_rows", "step_figures"]
+__all__ = ["latencies", "mismatch_of", "reward_figures", "sample_rows", "step_figures"]
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
@@ -61,9 +61,7 @@ def step_figures(
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": float(max(staleness)),
     }
-    scores = [ref.score for ref in groups if ref.score is not None]
-    if scores:
-        figures["reward/mean"] = float(np.mean(scores))
+    figures |= reward_figures(groups)
     if step.step_kl is not None:
         figures |= {"train/step_kl": step.step_kl, "train/step_share": step.step_share}
     if step.teacher_kl_k1 is not None:
@@ -71,6 +69,18 @@ def step_figures(
     if step.reference_kl is not None:
         figures["train/reference_kl"] = step.reference_kl
     return figures
+
+
+def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:
+    """Return the mean score of a batch's groups, `reward/mean`, and of those of each environment, `reward/{env}/mean`.
+
+    Groups without a score are left out.
+    """
+    scores = [(ref.env, ref.score) for ref in groups if ref.score is not None]
+    found = {"reward/mean": float(np.mean([score for _, score in scores]))} if scores else {}
+    for env in sorted({env for env, _ in scores}):
+        found[f"reward/{env}/mean"] = float(np.mean([score for own, score in scores if own == env]))
+    return found
 
 
 def mismatch_of(step: StepMetrics) -> Mismatch:

@@ -4,6 +4,7 @@ For people to look at beside the loss. Nothing depends on them, so one that is m
 from is in the streams.
 """
 
+import anyio
 import msgspec
 
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
@@ -33,6 +34,7 @@ class Overheard:
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Heartbeat]] = {}
+        self._heard_s: dict[str, float] = {}
 
     async def listen(self, service: Service) -> None:
         """Take in heartbeats. Runs until cancelled."""
@@ -43,7 +45,12 @@ class Overheard:
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
                 if beat.service != service.name:  # timed by this clock: another could make all others look old
+                    self._heard_s[beat.service] = anyio.current_time()
                     self.add(msgspec.structs.replace(beat, time_ns=message.time_ns))
+
+    def heard_s(self, service: str) -> float:
+        """Return when a service was heard last, by the event loop's clock; minus infinity: never."""
+        return self._heard_s.get(service, float("-inf"))
 
     def add(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""

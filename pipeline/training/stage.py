@@ -27,6 +27,7 @@ from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.inference.directory import open_role
 from lachesis.pipeline.stage.incidents import follow_incidents
@@ -37,6 +38,7 @@ from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
 from lachesis.pipeline.training.device import prepare_device
 from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
 from lachesis.pipeline.training.model import Policy
@@ -101,6 +103,8 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                     tasks.start_soon(follow_incidents, service)
                 service.recovered()
                 await trainer.train()
+                if on_past is None:
+                    await trainer.log_last_evaluation()
     except InfrastructureError:
         if not service.draining.is_set():
             raise
@@ -321,6 +325,17 @@ class _Trainer:
     async def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures
         await self.tracking.log(self.overheard.figures() | figures)
+
+    async def log_last_evaluation(self) -> None:
+        """End the log of a run that took its last step with the evaluation of its last policy."""
+        envs = evaluated_environments(self.config)
+        if envs and self._finished():
+            self.service.note("evaluation", "all steps are taken; the evaluation of the last policy is awaited")
+            step = self.learner.steps
+            figures = await last_evaluation(self.service, self.overheard, self.evaluations, envs, step)
+            if figures:
+                await self.tracking.amend(figures)
+            self.service.note("evaluation", None)
 
     def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
         """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""

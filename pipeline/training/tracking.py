@@ -57,6 +57,17 @@ class Tracking:
         if self._wandb is not None:
             self._wandb.log(figures, step=self._step)
 
+    async def amend(self, figures: dict[str, float]) -> None:
+        """Add figures, which are known only now, to those of the last step."""
+        rows = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        if not rows or _step_of(rows[-1]) != self._step:
+            return  # a step of a void batch, or of a life before, of which nothing was logged
+        last = msgspec.json.decode(rows[-1], type=dict[str, float]) | figures
+        rows[-1] = msgspec.json.encode(last) + b"\n"
+        await write_when_room(self._path, lambda: _replace(self._path, rows), needed_bytes=sum(map(len, rows)))
+        if self._wandb is not None:
+            self._wandb.log({**figures, "train/step": self._step}, step=self._step)
+
     def samples(self, rows: list[tuple[str, str, str, float | None]]) -> None:
         """Log a table of (item, prompt, completion, advantage), of which a bounded number is shown."""
         if self._wandb is not None and self._rows:

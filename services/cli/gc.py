@@ -10,21 +10,19 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.sizes import parse_bytes
 from lachesis.pipeline.flow.collect import Collector, Found, Limits
 from lachesis.pipeline.flow.garbage import Decision
-from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, print_json, print_table
 from lachesis.services.cli.train import PAST_FOLDER
-from lachesis.services.connect import SILENCE_S, History, open_run
+from lachesis.services.connect import open_run
 
-__all__ = ["collect_garbage", "erase_run", "limits"]
+__all__ = ["collect_garbage", "limits"]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_HOLDERS = 3
-_RECONNECT_S = 2.0
 
 
 def limits(
@@ -83,46 +81,6 @@ async def _collect(config: RunConfig, wanted: Limits, yes: bool, nothing: bool) 
         if yes:
             await collector.collect(found)
         return found
-
-
-def erase_run(options: Options, *, yes: bool, as_json: bool) -> None:
-    """Show what a run that is over takes, and delete all of it if `yes`."""
-    config = options.config()
-    latest = config.path / "checkpoints" / "latest"
-    if yes and latest.exists():
-        raise ConfigError(
-            f"run {config.run} can be resumed from {latest.parent / latest.read_text().strip()}, which needs its "
-            f"history: if it never will be, delete {latest.parent} first"
-        )
-    sizes = anyio.run(_erase, config, yes)
-    if as_json:
-        print_json(
-            {"run": config.run, "deleted": yes, "streams": {name: _size(*total) for name, total in sizes.items()}}
-        )
-        return
-    rows = [(name, messages, human_bytes(size)) for name, (messages, size) in sizes.items()]
-    print_table(("stream", "messages", "bytes"), rows)
-    done = f"run {config.run} was deleted" if yes else f"all of run {config.run} would go: give --yes to delete it"
-    print(f"\n{done}", file=sys.stderr)
-
-
-async def _erase(config: RunConfig, yes: bool) -> dict[str, tuple[int, int]]:
-    async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
-        collector = Collector(history.bus, config)
-        sizes = await collector.sizes()
-        if yes:
-            await _check_over(history, config)
-            await collector.erase()
-        return sizes
-
-
-async def _check_over(history: History, config: RunConfig) -> None:
-    """Raise `ConfigError` where a service of the run is there. Those that a killed supervisor left connect to whatever
-    server is started on the run's folder."""
-    with anyio.move_on_after(_RECONNECT_S + SILENCE_S if history.ended else SILENCE_S):
-        async with history.bus.listen(subjects.heartbeat(config.run)) as beats:
-            beat = await anext(aiter(beats))
-            raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")
 
 
 def _print(found: Found) -> None:

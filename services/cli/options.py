@@ -39,7 +39,8 @@ _Run = Annotated[
     typer.Option(
         "--run",
         metavar="NAME",
-        help="Name of the run; its folder is runs/NAME unless set. Without --config its own run.toml is read, if any.",
+        help="Name of the run. Without --config one that was started before is found from any folder, and goes by the "
+        "run.toml in its own.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -56,12 +57,23 @@ class Options:
     nats: str | None = None
     run: str | None = None
 
+    @property
+    def names_run(self) -> bool:
+        """Whether anything says which run is meant; else it is the one in runs/run here, and none of elsewhere."""
+        return bool(self.file or self._name())
+
+    def _name(self) -> str | None:
+        return self.run or os.environ.get("LACHESIS_RUN")
+
     def load(self) -> "Loaded[RunConfig]":
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
-        from lachesis.pipeline.config.load import load
+        import msgspec
+
+        from lachesis.pipeline.config.load import Loaded, load
         from lachesis.pipeline.config.run import RunConfig
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
+        from lachesis.services.run_registry import find_run
 
         for text in self._all_sets():
             if without_secrets(text) != text:
@@ -70,7 +82,14 @@ class Options:
                     "machine; put it into a file (nats.token_file), or the address into the configuration or "
                     "LACHESIS_NATS__URL"
                 )
-        return load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
+        loaded = load(RunConfig, file=self._file(), environ=os.environ, sets=self._all_sets())
+        if loaded.config.folder or not self.names_run:
+            return loaded
+        folder = find_run(loaded.config.run, self.file)
+        if folder is None:
+            return loaded
+        known = msgspec.structs.replace(loaded.config, folder=str(folder))
+        return Loaded(known, {**loaded.origins, "folder": "where the run was started"})
 
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`.
@@ -107,9 +126,15 @@ class Options:
         return self._file() is not None
 
     def _file(self) -> Path | None:
-        """Return the configuration's file: the one given, or the one that the run left in its folder."""
-        left = Path("runs") / self.run / "run.toml" if self.run else None
-        return left if self.file is None and left is not None and left.is_file() else self.file
+        """Return the configuration's file: the one given, or the one in the folder of the run that is named."""
+        from lachesis.services.run_file import run_file
+        from lachesis.services.run_registry import find_run
+
+        name = self._name()
+        if self.file is not None or not name:
+            return self.file
+        folder = find_run(name)
+        return None if folder is None else run_file(folder)
 
     def _all_sets(self) -> list[str]:
         sugar = {"nats.url": self.nats, "run": self.run}

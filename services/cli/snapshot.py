@@ -6,7 +6,7 @@ What goes in: the bus and the run's configuration. What comes out: a `Snapshot`,
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import anyio
@@ -14,6 +14,7 @@ import msgspec
 import nats.errors
 
 from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.newest import newest
@@ -24,24 +25,49 @@ from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
-from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import (
+    DamagedError,
+    InfrastructureError,
+    NotFoundError,
+    SchemaError,
+    StartupError,
+)
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promoted
 from lachesis.services.cli.checks.cluster import check_copies
-from lachesis.services.connect import SILENCE_S, History, is_trained, other_runs, recent_heartbeats, unknown_run
-from lachesis.services.live.evaluations import EvaluationStatus, evaluation_rows, evaluation_warnings
+from lachesis.services.connect import (
+    NATS_FOLDER,
+    History,
+    is_trained,
+    open_run,
+    other_runs,
+    recent_heartbeats,
+    unknown_run,
+)
+from lachesis.services.live.evaluations import (
+    EvaluationStatus,
+    evaluation_rows,
+    evaluation_rows_of_figures,
+    evaluation_warnings,
+)
 from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.progress import newest_figures
+from lachesis.services.live.rewards import EnvRewards, rewards_of
 from lachesis.services.live.services import ServiceStatus, merge
 from lachesis.services.live.store import StoreWarning
 from lachesis.services.supervisor import planned_services
 
-__all__ = ["Snapshot", "StreamStatus", "cluster_problems", "server_version", "take"]
+__all__ = ["ANSWER_S", "Snapshot", "StreamStatus", "cluster_problems", "look_at_run", "server_version", "take"]
 
-_LATE_S = 1.5
-"""An answer takes milliseconds: after so long it is asked why there is none."""
-_GATHER_S = SILENCE_S
-"""Answers that have not come by then are left out."""
+ANSWER_S = 3.0
+"""Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
+_REACH_S = 2.0
+"""Seconds of them to find a server, or to start one for the history of a run that has ended."""
+_PATIENCE_S = 0.8
+"""Seconds to wait for the server that the run had last, and for each of its answers."""
+_LATE_S = 0.6
+"""Seconds, where an answer takes milliseconds, after which it is asked why there is none."""
+_COPIES_S = 1.5
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +120,18 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
+    `finished`: all of its `steps` are taken and durable. `step`: optimizer steps taken.
 
     `problems`: why something is not known. `streams` None: not known.
-    evaluations: the newest of each environment. reward: mean of the newest training step. warnings: held-out rates that
-    fell.
+    evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
+    environment in it, and lately of each of its raters. warnings: held-out rates that fell.
     """
 
     run: str
     ended: bool
+    finished: bool
+    step: int | None
+    steps: int | None
     server: str
     server_version: str
     problems: list[str]
@@ -112,30 +142,93 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     trainer: TrainerStatus | None
     evaluations: list[EvaluationStatus] = []
     reward: float | None = None
+    rewards: dict[str, EnvRewards] = {}
     warnings: list[str] = []
 
 
-async def take(history: History, config: RunConfig) -> Snapshot:
-    """Return the snapshot, after listening to heartbeats for a moment if the run may go on.
+async def look_at_run(config: RunConfig, show: Callable[["Snapshot"], None]) -> None:
+    """Call `show` with the snapshot, `ANSWER_S` after the call at the latest; what it takes to hang up comes later.
 
-    Takes some seconds at most: what the server does not answer by then is not known, and `problems` says why. Raises
-    `NotFoundError` when the server has other runs and knows nothing of this one.
+    What the server does not answer by then is not known, and `problems` says why; where it cannot be reached at all,
+    the run's folder tells what there is. Raises `NotFoundError` when the server has other runs and knows nothing of
+    this one, `StartupError` where there is neither server nor folder, `AccessError` when it refuses the credentials.
+    """
+    until_s = anyio.current_time() + ANSWER_S
+    async with AsyncExitStack() as stack:
+        history, reason = None, f"{_server_of(config)} does not answer"
+        try:
+            with anyio.move_on_after(_REACH_S):
+                opened = open_run(config, f"{config.run}.status", patience_s=_PATIENCE_S, needs_jetstream=False)
+                history = await stack.enter_async_context(opened)
+        except StartupError as error:
+            reason = str(error)
+            if not newest_figures(config.path):
+                raise
+        show(await take(history, config, until_s) if history is not None else _from_folder(config, reason))
+
+
+def _server_of(config: RunConfig) -> str:
+    if config.nats is not None:
+        return f"the server at {without_secrets(config.nats.url)}"
+    try:
+        endpoint = read_endpoint(config.path / NATS_FOLDER)
+    except StartupError:
+        return f"a server that was started to read the history in {config.path}"
+    return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
+
+
+def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
+    """Return what the run's folder tells, where its server cannot be asked."""
+    figures = newest_figures(config.path)
+    step = int(figures["train/step"]) if "train/step" in figures else None
+    return Snapshot(
+        run=config.run,
+        ended=False,
+        finished=False,
+        step=step,
+        steps=config.training.steps,
+        server="",
+        server_version="",
+        problems=[*StoreWarning(config).look(), problem],
+        streams=None,
+        services=merge([], planned_services(config), absent="unknown"),
+        ledger=None,
+        policy=None,
+        trainer=None,
+        evaluations=evaluation_rows_of_figures(figures),
+        reward=figures.get("reward/mean"),
+        rewards=rewards_of(figures),
+    )
+
+
+async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot":
+    """Return the snapshot by `until_s` of the event loop's clock, after listening to heartbeats if the run may go on.
+
+    What the server does not answer by then is not known, and `problems` says why. Raises `NotFoundError` when the
+    server has other runs and knows nothing of this one.
     """
     bus, ended = history
-    look = _Look(bus)
+    look = _Look(bus, until_s)
     planned = planned_services(config)
     heard: dict[str, Heartbeat] = {}
     reader = EvaluationReader(bus, config)
+    beats_s = until_s - anyio.current_time()
+    clustered = config.nats is not None and len(bus.client.servers) > 1
     await look.gather(
         {
             "others": lambda: other_runs(bus, config),
             "streams": bus.describe_streams,
-            **({} if ended else {"beats": lambda: recent_heartbeats(bus, config.run, planned, heard)}),
+            **(
+                {}
+                if ended
+                else {"beats": lambda: recent_heartbeats(bus, config.run, planned, heard, silence_s=beats_s)}
+            ),
             "trained": lambda: is_trained(bus, config),
             "ledger": lambda: _ledger(bus, config),
             "policy": lambda: _policy(bus, config),
             "trainer": lambda: _trainer(bus, config),
             "evaluations": reader.catch_up,
+            **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
         }
     )
     found = look.found
@@ -144,14 +237,22 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         raise unknown_run(config.run, found["others"])
     problems = look.problems
     silent = set(planned) - {beat.service for beat in beats}
-    ended = ended or (not beats and bool(found.get("trained")))
+    finished = bool(found.get("trained"))
+    ended = ended or (not beats and finished)
     if silent and not ended and not problems:
-        problems = await cluster_problems(bus)
+        problems = found.get("copies", [])
     url = bus.client.connected_url
-    services = merge(beats, planned, absent="ended" if ended else "unknown" if problems else "silent")
+    absent = "ended" if ended else "finished" if finished else "unknown" if problems else "silent"
+    services = merge(beats, planned, absent=absent)
+    trainer = found.get("trainer")
+    figures = newest_figures(config.path) | _training_figures(services)
+    steps_known = [int(figures["train/step"])] if "train/step" in figures else []
     return Snapshot(
         run=config.run,
         ended=ended,
+        finished=finished,
+        step=max([*steps_known, *([trainer.step] if trainer else [])], default=None),
+        steps=config.training.steps,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
         problems=problems if ended else [*StoreWarning(config).look(), *problems],
@@ -159,29 +260,37 @@ async def take(history: History, config: RunConfig) -> Snapshot:
         services=services,
         ledger=found.get("ledger"),
         policy=found.get("policy"),
-        trainer=found.get("trainer"),
+        trainer=trainer,
         evaluations=evaluation_rows(reader.evaluations),
-        reward=_reward(services, config),
+        reward=figures.get("reward/mean"),
+        rewards=rewards_of(figures),
         warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
     )
 
 
-def _reward(services: list[ServiceStatus], config: RunConfig) -> float | None:
-    told = (row.metrics.get("reward/mean") for row in services if row.service == "trainer")
-    return next((value for value in told if value is not None), newest_figures(config.path).get("reward/mean"))
+def _training_figures(services: list[ServiceStatus]) -> dict[str, float]:
+    """Return what the services say of steps and rewards, which is newer than what the folder says, or there is none."""
+    return {
+        name: value
+        for row in services
+        for name, value in row.metrics.items()
+        if name.startswith("reward/") or (row.service == "trainer" and name == "train/step")
+    }
 
 
 class _Look:
     """Asks several things at once, and why there is no answer once one is late."""
 
-    def __init__(self, bus: NatsBus) -> None:
+    def __init__(self, bus: NatsBus, until_s: float) -> None:
         self.found: dict[str, Any] = {}
         self.problems: list[str] = []
         self._bus = bus
+        self._until_s = until_s
 
     async def gather(self, questions: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
-        """Take in each answer; what has none within `_GATHER_S` is left out."""
-        left = set(questions)
+        """Take in each answer; what has none in time is left out."""
+        left, asked = set(questions), set(questions)
+        reason: str | None = None
         done = anyio.Event()
 
         async def ask(name: str, question: Callable[[], Awaitable[Any]]) -> None:
@@ -193,21 +302,24 @@ class _Look:
                 except (DamagedError, SchemaError) as error:
                     self.problems.append(str(error))
                 left.discard(name)
-            if not left:
+            asked.discard(name)
+            if not asked:
                 done.set()
 
         async def explain() -> None:
+            nonlocal reason
             await anyio.sleep(_LATE_S)
             if left - {"beats"}:
                 reason = await self._bus.explain(subjects.LEDGER)
-                self.problems.append(f"{reason}; what is missing here is not known")
 
         async with background() as tasks:
             tasks.start_soon(explain)
             for name, question in questions.items():
                 tasks.start_soon(ask, name, question)
-            with anyio.move_on_after(_GATHER_S):
+            with anyio.move_on_after(self._until_s - anyio.current_time()):
                 await done.wait()
+        if left - {"beats", "copies"}:
+            self.problems.append(f"{reason or 'the server does not answer'}; what is missing here is not known")
 
 
 async def cluster_problems(bus: NatsBus) -> list[str]:
@@ -215,7 +327,7 @@ async def cluster_problems(bus: NatsBus) -> list[str]:
     infos: dict[str, dict[str, Any]] = {}
     with suppress(nats.errors.Error):
         for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
-            answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_LATE_S)
+            answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_COPIES_S)
             infos[name] = msgspec.json.decode(answer.data)
     return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]
 

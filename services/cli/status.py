@@ -1,18 +1,17 @@
 """`lachesis status`: one snapshot of a run, as tables or JSON."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 from rich.text import Text
 
-from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.columns import FULL, Column, print_columns
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
-from lachesis.services.cli.snapshot import Snapshot, take
-from lachesis.services.connect import LOOK_S, open_run
+from lachesis.services.cli.snapshot import Snapshot, StreamStatus, look_at_run
 from lachesis.services.live.evaluations import evaluation_summary
 from lachesis.services.live.overview import barren
+from lachesis.services.live.rewards import describe_rewards
 from lachesis.services.live.services import Quantiles, ServiceStatus
 
 __all__ = ["run_status"]
@@ -21,62 +20,93 @@ _LEGEND = (
     "groups of rollouts and times since each process started (`lachesis top`: of late). lag: still to pass the stage; "
     "held: in it; again: delivered more than once; dead: given up; wait: from stored to taken up"
 )
-_STYLES = {"ok": "green", "silent": "red", "unknown": "yellow", "waiting": "red", "backpressure": "yellow"}
+_STYLES = {"ok": "green", "waiting": "red", "backpressure": "yellow"}
+_ABSENT = {
+    "silent": "silent, so dead or cut off",
+    "unknown": "not known, since the server does not answer for all",
+    "finished": "ended, as the last step is taken",
+}
+"""By the state of services of which nothing is heard what that means; those of a run that has ended need no word."""
 
 
 def run_status(options: Options, *, as_json: bool) -> None:
-    """Print the snapshot."""
-    snapshot = anyio.run(_take, options.config())
-    if as_json:
-        print_json(snapshot)
-    else:
-        _print(snapshot)
-
-
-async def _take(config: RunConfig) -> Snapshot:
-    async with open_run(config, f"{config.run}.status", patience_s=LOOK_S, needs_jetstream=False) as history:
-        return await take(history, config)
+    """Print the snapshot, within five seconds whatever is dead."""
+    anyio.run(look_at_run, options.config(), print_json if as_json else _print)
 
 
 def _print(snapshot: Snapshot) -> None:
-    if snapshot.ended:
-        print(f"run {snapshot.run} has ended; what follows is how it stood then")
-    else:
-        print(f"run {snapshot.run} on nats-server {snapshot.server_version}, {snapshot.server}")
+    print(_headline(snapshot))
     for problem in snapshot.problems:
         print(f"problem  {printable(problem)}")
-    print(f"policy   {_policy(snapshot)}")
-    print(f"trainer  {_trainer(snapshot)}")
-    print(f"ledger   {_ledger(snapshot)}")
-    for evaluation in snapshot.evaluations:
-        print(f"held out {printable(evaluation_summary(evaluation))}{_beside(snapshot.reward)}")
-    promoted = snapshot.ledger.promoted if snapshot.ledger else None
-    if promoted is not None:
-        print(f"judged   by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}")
+    for name, text in _facts(snapshot):
+        print(f"{name:8} {printable(text)}")
     for warning in [*barren(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
         print(f"warning  {printable(warning)}")
-    print()
-    print_columns(_columns(snapshot.services))
-    for row in snapshot.services:
-        for note in row.notes:
-            print(f"{row.service}: {printable(note)}")
-    if not snapshot.ended:
+    _print_services(snapshot.services)
+    if snapshot.streams is not None:
+        _print_streams(snapshot.streams)
+
+
+def _headline(snapshot: Snapshot) -> str:
+    step, steps = snapshot.step, snapshot.steps
+    of = "" if steps is None or step is None else f" of {steps}"
+    where = f", on nats-server {snapshot.server_version}, {snapshot.server}" if snapshot.server else ""
+    at = "before its first step" if step is None else f"at step {step}"
+    if snapshot.finished:
+        going = "" if snapshot.ended else f"; its services are about to end{where}"
+        return f"run {snapshot.run} finished {at}{going}"
+    if snapshot.ended:
+        return f"run {snapshot.run} has ended {at}{of}; what follows is how it stood then"
+    return f"run {snapshot.run} {at}{of}{where}"
+
+
+def _facts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the training and how far it is recorded; of what is not, why."""
+    if rewards := describe_rewards(snapshot.reward, snapshot.rewards):
+        yield "reward", rewards
+    for evaluation in snapshot.evaluations:
+        yield "held out", evaluation_summary(evaluation)
+    for name, known, text in (
+        ("policy", snapshot.policy, _policy), ("trainer", snapshot.trainer, _trainer),
+        ("ledger", snapshot.ledger, _ledger),
+    ):  # fmt: skip
+        if known is not None or not snapshot.problems:  # else it was not answered, which is said already
+            yield name, text(snapshot)
+    promoted = snapshot.ledger.promoted if snapshot.ledger else None
+    if promoted is not None:
+        yield "judged", f"by revision {promoted.revision} from sequence {promoted.first} on, promoted by {promoted.by}"
+
+
+def _print_services(services: Sequence[ServiceStatus]) -> None:
+    """Print the services that speak as a table, and name the others."""
+    there = [row for row in services if row.instances]
+    if there:
+        print()
+        print_columns(_columns(there))
+        for row in there:
+            for note in row.notes:
+                print(f"{row.service}: {printable(note)}")
         print(_LEGEND)
-    print()
-    if snapshot.streams is None:
+    for state, meaning in _ABSENT.items():
+        names = [row.service for row in services if row.state == state]
+        if names:
+            print(f"\n{meaning}: {printable(', '.join(names))}")
+
+
+def _print_streams(rows: Sequence[StreamStatus]) -> None:
+    if not rows:
+        print("\nno streams yet: lachesis init")
         return
-    if not snapshot.streams:
-        print("no streams yet: lachesis init")
-        return
-    streams = (
+    streams = [
         (row.name, row.messages, human_bytes(row.bytes), human_bytes(row.max_bytes), _share(row.bytes, row.max_bytes))
-        for row in snapshot.streams
-    )
-    print_table(("stream", "messages", "bytes", "budget", "full"), streams)
-
-
-def _beside(reward: float | None) -> str:
-    return "" if reward is None else f"; training reward {reward:.3g}"
+        for row in rows
+        if row.messages
+    ]
+    if streams:
+        print()
+        print_table(("stream", "messages", "bytes", "budget", "full"), streams)
+    else:
+        print("\nnothing is stored yet")
 
 
 def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
@@ -84,10 +114,8 @@ def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
         cells = [cell(row) for row in rows]
         return Column(name, [Text("-" if one is None else str(one)) for one in cells], least=least, most=most)
 
-    return [
-        Column("service", [Text(printable(row.service)) for row in rows]),
-        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
-        figures("replicas", lambda row: len(row.instances) or None, least=2),
+    columns = [
+        figures("replicas", lambda row: len(row.instances), least=2),
         figures("lag", lambda row: row.lag),
         figures("held", lambda row: row.in_flight, least=2),
         figures("handled", lambda row: row.handled),
@@ -98,12 +126,17 @@ def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
         figures("wait p99", lambda row: human_seconds(row.wait.p99), most=FULL - 1),
         figures("process p99", lambda row: human_seconds(row.process.p99), most=FULL - 1),
     ]
+    return [
+        Column("service", [Text(printable(row.service)) for row in rows]),
+        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
+        *(column for column in columns if any(cell.plain != "-" for cell in column.cells)),
+    ]
 
 
 def _policy(snapshot: Snapshot) -> str:
     policy = snapshot.policy
     if policy is None:
-        return "not known" if snapshot.problems else "none published yet"
+        return "none published yet"
     return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago"
 
 
@@ -111,8 +144,8 @@ def _trainer(snapshot: Snapshot) -> str:
     trainer = snapshot.trainer
     if trainer is None:
         row = next((row for row in snapshot.services if row.service == "trainer"), None)
-        if row is None or row.state in {"silent", "ended", "unknown"}:
-            return "not known" if snapshot.problems else "no checkpoint"
+        if row is None or not row.instances:
+            return "no checkpoint"
         taken = row.metrics.get("train/step")
         return "no checkpoint yet" if taken is None else f"step {taken:.0f}, no checkpoint yet"
     voids = f", {trainer.voids} void" if trainer.voids else ""
@@ -123,7 +156,7 @@ def _trainer(snapshot: Snapshot) -> str:
 def _ledger(snapshot: Snapshot) -> str:
     ledger = snapshot.ledger
     if ledger is None:
-        return "not known" if snapshot.problems else "empty"
+        return "empty"
     outcomes = ", ".join(f"{count} {kind}" for kind, count in ledger.outcomes.items()) or "none"
     return (
         f"entry {ledger.index}, batches {ledger.batches}, every rollout up to {ledger.watermark} has its outcome, "

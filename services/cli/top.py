@@ -35,8 +35,9 @@ from lachesis.services.live.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.live.overview import Overview, Rewards, look, look_back
+from lachesis.services.live.overview import Overview, Rewards, finished, look, look_back
 from lachesis.services.live.progress import recent_figures
+from lachesis.services.live.rewards import describe_rewards
 from lachesis.services.live.services import Quantiles
 from lachesis.services.live.store import StoreWarning
 from lachesis.services.live.window import Recent, StageRow
@@ -135,12 +136,17 @@ class _Watch:
         self.bus: Bus | None = None
         self._evaluations: list[EvaluationStatus] = []
         self._fallen: list[str] = []
+        self._step = 0
 
     def look(self) -> Overview:
         url = self.config.telemetry.jaeger_url
         overview = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
         warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
+        self._step = max(self._step, overview.step or 0)
+        steps = self.config.training.steps
+        if steps is not None and self._step >= steps:
+            overview = finished(overview)
         return msgspec.structs.replace(overview, evaluations=self._evaluations, warnings=warnings)
 
     async def draw(self) -> None:
@@ -201,12 +207,18 @@ def _header(overview: Overview) -> Iterator[Text]:
         f"staleness {_number(overview.staleness)} mean, {_number(overview.staleness_max)} max, "
         f"{_number(overview.staleness_bound)} allowed   e2e p99 {human_seconds(overview.e2e_p99_s) or '-'}",
     )
+    under_way = (
+        ""
+        if overview.outstanding is None
+        else (f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   ")
+    )
     trend = "" if overview.reward_trend is None else f" {overview.reward_trend:+.2g} a step"
     yield Text(
         f"{_number(overview.groups_per_s)} groups/s   {_number(overview.tokens_per_s)} tokens/s   "
-        f"under way {_number(overview.outstanding)} of {_number(overview.capacity)} sequences   "
-        f"reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
+        f"{under_way}reward {_number(overview.reward)}{trend} {_sparkline(overview.rewards)}"
     )
+    if by_env := describe_rewards(None, overview.env_rewards):
+        yield Text(f"rewards   {printable(by_env)}")
     rows = overview.evaluations
     if rows:
         shown = ";  ".join(printable(evaluation_summary(row)) for row in rows)

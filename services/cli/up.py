@@ -9,8 +9,10 @@ from contextlib import suppress
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import describe_curriculum
 from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
@@ -21,16 +23,18 @@ from lachesis.pipeline.gateway.token import GATEWAY_URL
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
-from lachesis.schemas.errors import HistoryLostError, InfrastructureError
+from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
 from lachesis.services.cli.checks.start import check_start, machine_failures, refuse_failures
 from lachesis.services.cli.options import Options
 from lachesis.services.live.evaluations import (
+    EvaluationStatus,
     evaluation_line,
     evaluation_rows,
     evaluation_summary,
     evaluation_warnings,
 )
 from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
+from lachesis.services.run_record import RunRecord
 from lachesis.services.supervisor import Supervisor, goes_on
 from lachesis.services.watch import Watch
 
@@ -50,30 +54,50 @@ def run_up(options: Options) -> None:
     keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()
-    anyio.run(_up, config, options.arguments())
+    anyio.run(_up, config, options)
 
 
-async def _up(config: RunConfig, arguments: list[str]) -> None:
+async def _up(config: RunConfig, options: Options) -> None:
     if not goes_on(config.path):
-        refuse_failures(machine_failures(config, running=False))
-        findings = [one async for one in check_start(config, arguments, load_s=_LOAD_S)]
-        refuse_failures(findings)
-        for one in findings:
-            if one.level == "WARN":
-                log.warning("%s: %s; %s", one.check, one.text, one.mend)
-    evaluations = EvaluationWatch(config)
-    supervisor = Supervisor(config, arguments, [evaluations])
+        await _check(config, options.arguments())
+    evaluations, record = EvaluationWatch(config), RunRecord(config)
+    supervisor = Supervisor(config, [evaluations, record], file=options.file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
-    print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', *arguments])}", flush=True)
+    if start := record.describe_start():
+        print(start, flush=True)
+    print(f"watch it from another terminal: {shlex.join(['lachesis', 'top', '--run', config.run])}", flush=True)
     for line in (describe_evaluation(config), *describe_curriculum(config), *describe_gateway(config)):
         print(line, flush=True)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop_on_signals, supervisor)
-        tasks.start_soon(_tell_progress, config, evaluations)
-        for row in supervisor.running:
-            tasks.start_soon(_announce, supervisor, row.planned.name)
-        await supervisor.run()
-        tasks.cancel_scope.cancel()
+    try:
+        async with background() as tasks:
+            tasks.start_soon(stop_on_signals, supervisor)
+            tasks.start_soon(_tell_progress, config, evaluations)
+            for row in supervisor.running:
+                tasks.start_soon(_announce, supervisor, row.planned.name)
+            await supervisor.run()
+    except LachesisError as error:
+        if supervisor.has_begun:  # else the folder may be another supervisor's
+            _conclude(config, supervisor, evaluations, record, str(error))
+        raise
+    _conclude(config, supervisor, evaluations, record, None)
+
+
+async def _check(config: RunConfig, arguments: list[str]) -> None:
+    """Raise `ConfigError` with all that keeps the run from starting; warn of what may."""
+    refuse_failures(machine_failures(config, running=False))
+    findings = [one async for one in check_start(config, arguments, load_s=_LOAD_S)]
+    refuse_failures(findings)
+    for one in findings:
+        if one.level == "WARN":
+            log.warning("%s: %s; %s", one.check, one.text, one.mend)
+
+
+def _conclude(
+    config: RunConfig, supervisor: Supervisor, evaluations: "EvaluationWatch", record: RunRecord, reason: str | None
+) -> None:
+    """Write down what the run came to, and say where."""
+    for line in record.conclude(evaluations.rows(), evaluations.events, supervisor.restarts(), reason):
+        print(line, flush=True)
     checkpoint = newest_checkpoint(config.path)
     if checkpoint is not None:
         print(f"the trained model: {checkpoint}", flush=True)
@@ -113,21 +137,31 @@ class EvaluationWatch(Watch):
         self._config = config
         self._reader: EvaluationReader | None = None
         self._warned: set[str] = set()
+        self.events: list[EvalEvent] = []
+        """All evaluations of the run, in order, without what each answer was."""
 
     async def follow(self, bus: Bus) -> None:
         """See `Watch`."""
         reader = EvaluationReader(bus, self._config)
         before = await reader.catch_up()  # those of earlier lives were printed by them
         self._reader = reader
+        self._keep(before)
         self._tell(before[-len(reader.evaluations.envs) :] if before else [])
         async for event in reader.follow():
+            self._keep([event])
             self._tell([event])
 
     async def finish(self, bus: Bus) -> None:
         """See `Watch`."""
         if self._reader is not None:
             with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
-                self._tell(await self._reader.catch_up())
+                events = await self._reader.catch_up()
+                self._keep(events)
+                self._tell(events)
+
+    def _keep(self, events: list[EvalEvent]) -> None:
+        bare: dict[str, list[int]] = {"tasks": [], "task_successes": [], "task_judged": []}
+        self.events += [msgspec.structs.replace(event, **bare) for event in events]
 
     def _tell(self, events: list[EvalEvent]) -> None:
         reader = self._reader
@@ -143,8 +177,12 @@ class EvaluationWatch(Watch):
 
     def summaries(self) -> list[str]:
         """Return where each environment stands, in a few words."""
-        rows = evaluation_rows(self._reader.evaluations) if self._reader is not None else []
+        rows = self.rows()
         return [evaluation_summary(row, named=len(rows) > 1) for row in rows]
+
+    def rows(self) -> list[EvaluationStatus]:
+        """Return where each environment stands."""
+        return evaluation_rows(self._reader.evaluations) if self._reader is not None else []
 
     def conclude(self) -> Iterator[str]:
         """Let the best checkpoint be the one by all evaluations, and yield what is to be said of it."""

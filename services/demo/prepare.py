@@ -23,6 +23,7 @@ from lachesis.pipeline.environments.spelling import SpellBackward
 from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.run_deletion import MODEL_MARK
 
 __all__ = ["Prepared", "cache_folder", "cache_key", "check_disjoint", "prepare"]
 
@@ -64,7 +65,8 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
         cached = made.is_dir() and not fresh
         if not cached:
             _make(made, pairs, settings, threads)
-        write_when_room_sync(Path(folder), lambda: shutil.copytree(made, folder, dirs_exist_ok=True))
+        write_when_room_sync(folder, lambda: shutil.copytree(made, folder, dirs_exist_ok=True))
+        write_when_room_sync(folder, (folder / MODEL_MARK).touch)
     return Prepared(
         folder=config.model or str(folder),
         cached=cached,

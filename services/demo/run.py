@@ -29,15 +29,16 @@ from lachesis.services.demo.keep import LOG, keep_supervisor
 from lachesis.services.demo.observed import Observed
 from lachesis.services.demo.prepare import Prepared, cache_folder, prepare
 from lachesis.services.demo.report import render
-from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
+from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
 from lachesis.services.live.progress import newest_checkpoint
+from lachesis.services.run_file import write_run_file
 
 __all__ = ["run_demo"]
 
-CONFIG_FILE, SUMMARY_FILE, PLOTS = "run.toml", "summary.json", "plots"
+SUMMARY_FILE, PLOTS = "summary.json", "plots"
 _TAIL_LINES = 12
 _TAKES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
 """Modules of the extra `demo`."""
@@ -59,8 +60,7 @@ def run_demo(options: DemoOptions) -> int:
     started = time.monotonic()
     prepared = _prepare(config, fresh=options.fresh)
     config = msgspec.structs.replace(config, model=prepared.folder)
-    file = config.path / CONFIG_FILE
-    _write_private(file, to_toml(config))
+    file = anyio.run(write_run_file, config)
     demo = _Demo(config, file, started, prepared.seconds)
     anyio.run(demo.run, options.deadline_s)
     summary = _conclude(demo, prepared, gate=options.gate)
@@ -197,12 +197,6 @@ def _read_figures(config: RunConfig) -> list[Mapping[str, float]]:
     file = config.path / METRICS_FILE
     lines = file.read_bytes().splitlines() if file.is_file() else []
     return latest_figures([msgspec.json.decode(line, type=dict[str, float]) for line in lines])
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Write a file that only this user can read: an address of a server may hold a password."""
-    file.touch(mode=0o600)
-    file.write_text(text, encoding="utf-8")
 
 
 def _tail(file: Path) -> str:

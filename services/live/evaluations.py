@@ -4,6 +4,7 @@ In: the evaluations, folded, and the figures in the run's folder. Out: a row for
 warning for each environment whose rate fell.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,14 @@ from lachesis.pipeline.evaluation.logic.rates import Difference, compare
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.live.progress import training_rewards
 
-__all__ = ["EvaluationStatus", "evaluation_line", "evaluation_rows", "evaluation_summary", "evaluation_warnings"]
+__all__ = [
+    "EvaluationStatus",
+    "evaluation_line",
+    "evaluation_rows",
+    "evaluation_rows_of_figures",
+    "evaluation_summary",
+    "evaluation_warnings",
+]
 
 
 class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +36,7 @@ class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     rate: float
     error: float | None
-    items: int
+    items: int | None
     samples: int
     greedy: float | None
     first: float
@@ -42,6 +50,34 @@ class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
 def evaluation_rows(evaluations: Evaluations) -> list[EvaluationStatus]:
     """Return where each environment stands, in the order in which they were first evaluated."""
     return [_row(env) for env in evaluations.envs.values()]
+
+
+def evaluation_rows_of_figures(figures: Mapping[str, float]) -> list[EvaluationStatus]:
+    """Return where each environment stands by the figures of a step, which do not tell how many tasks there were."""
+    rows = []
+    for name, rate in sorted(figures.items()):
+        kind, _, rest = name.partition("/")
+        env, _, measure = rest.rpartition("/")
+        step = figures.get(f"eval/{env}/step")
+        if kind == "eval" and measure.startswith("avg@") and step is not None:
+            rows.append(
+                EvaluationStatus(
+                    env=env,
+                    step=int(step),
+                    rate=rate,
+                    error=figures.get(f"eval/{env}/error"),
+                    items=None,
+                    samples=int(measure.removeprefix("avg@")),
+                    greedy=figures.get(f"eval/{env}/greedy"),
+                    first=rate,
+                    first_step=int(step),
+                    change=None,
+                    change_error=None,
+                    best=None,
+                    best_step=None,
+                )
+            )
+    return rows
 
 
 def _row(env: EnvEvaluations) -> EvaluationStatus:

@@ -9,10 +9,11 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.services.live.bottleneck import Bottleneck, find_bottleneck
 from lachesis.services.live.evaluations import EvaluationStatus
+from lachesis.services.live.rewards import EnvRewards, rewards_of
 from lachesis.services.live.services import Quantiles, place
 from lachesis.services.live.window import Recent, StageRow
 
-__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "look", "look_back", "trace_url"]
+__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "finished", "look", "look_back", "trace_url"]
 
 _FRUITLESS = ("zero_variance", "unscorable")
 _FEW = 20
@@ -35,9 +36,10 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     step: optimizer steps taken; s_per_step: seconds from one to the next. staleness: optimizer steps between policy and
     training, of the newest batch (mean, largest), `staleness_bound` the most allowed. groups_per_s: groups batched.
     tokens_per_s: tokens trained on. e2e_p99_s: from task to step, of the newest batch. reward: mean score of the newest
-    step; reward_trend: its growth per step since `top` looks; rewards: by step. evaluations: the newest held-out one of
-    each environment; warnings: what goes wrong, held-out rates that fell among it. outcomes: groups by what became of
-    them, since the run began. outstanding and capacity: sequences under way, and the most that leases allow.
+    step; reward_trend: its growth per step since `top` looks; rewards: by step; env_rewards: of each environment, and
+    of its raters lately. evaluations: the newest held-out one of each environment; warnings: what goes wrong, held-out
+    rates that fell among it. outcomes: groups by what became of them, since the run began. outstanding and capacity:
+    sequences under way, and the most that leases allow.
     """
 
     run: str
@@ -61,6 +63,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageRow]
     slow: list[SlowRollout]
     evaluations: list[EvaluationStatus] = []
+    env_rewards: dict[str, EnvRewards] = {}
     ended: bool = False
 
 
@@ -117,6 +120,7 @@ def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url
         reward=learned.get("reward/mean"),
         reward_trend=rewards.trend(),
         rewards=rewards.values(),
+        env_rewards=rewards_of({name: value for beat in recent.newest() for name, value in beat.metrics.items()}),
         outstanding=flow.get("flow/outstanding"),
         capacity=flow.get("flow/capacity"),
         outcomes=outcomes,
@@ -128,6 +132,16 @@ def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url
             for group, seconds in sorted(slow.items(), key=lambda item: -item[1])[:5]
         ],
     )
+
+
+def finished(overview: Overview) -> Overview:
+    """Return a run whose last step is taken: services of which nothing is heard any more have ended, and nothing limits
+    it."""
+    stages = [
+        msgspec.structs.replace(row, state="finished") if row.state in {"silent", "stale"} else row
+        for row in overview.stages
+    ]
+    return msgspec.structs.replace(overview, stages=stages, bottleneck=None, outstanding=None, capacity=None)
 
 
 def look_back(
@@ -153,6 +167,7 @@ def look_back(
         reward=newest.get("reward/mean"),
         reward_trend=rewards.trend(),
         rewards=rewards.values(),
+        env_rewards=rewards_of(newest),
         outstanding=None,
         capacity=None,
         outcomes=by_outcome(outcomes),

@@ -8,6 +8,7 @@ import msgspec
 
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.services.cli.output import human_seconds
+from lachesis.services.live.rewards import rewards_of
 
 __all__ = [
     "newest_checkpoint",
@@ -110,6 +111,9 @@ def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequen
     """Return how far the training is, in one line. `held_out`: the newest evaluations, in a few words each."""
     reward, staleness = figures.get("reward/mean"), figures.get("staleness/mean")
     told = "" if reward is None else f", reward {reward:.3g}"
+    means = {env: one.mean for env, one in rewards_of(figures).items() if one.mean is not None}
+    if len(means) > 1:
+        told += f" ({', '.join(f'{env} {mean:.3g}' for env, mean in means.items())})"
     told += f", held-out {'; '.join(held_out)}" if held_out else ""
     told += "" if staleness is None else f", staleness {staleness:.3g}"
     slowest = human_seconds(figures.get("latency/e2e/p99"))

@@ -137,6 +137,49 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert "\x1b" not in text
 
 
+async def test_status_answers_beside_a_server_that_stands_still_with_what_the_folder_tells(run: Run) -> None:
+    await run.lachesis("init")
+    figures = {"train/step": 7.0, "reward/mean": 0.5, "eval/words/avg@4": 0.25, "eval/words/step": 5.0}
+    (run.folder / "runs" / "demo" / "metrics.jsonl").write_text(f"{json.dumps(figures)}\n")
+    os.kill(run.server.pid, signal.SIGSTOP)
+    try:
+        status = await run.json("status")
+        text = (await run.lachesis("status")).stdout.decode()
+    finally:
+        os.kill(run.server.pid, signal.SIGCONT)
+    assert (status["step"], status["reward"], status["evaluations"][0]["rate"]) == (7, 0.5, 0.25)
+    assert {row["state"] for row in status["services"]} == {"unknown"}
+    assert text.startswith("run demo at step 7\n")
+    assert f"problem  the run's server (pid {run.server.pid}, {run.server.url}) does not answer" in text
+    assert "reward   0.5\nheld out words 0.25 (step 5)\n" in text
+    assert not [line for line in text.splitlines() if line.startswith(("policy", "ledger"))]  # not known
+
+
+async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_silent(run: Run) -> None:
+    await run.lachesis("init")
+    report = train_report(step=9, next_batch=9)
+    await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
+    vitals = Vitals()
+    vitals.state = "ok"
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat, run.bus, vitals)
+        some = await run.json("status", "--set", "training.steps=9")
+        text = (await run.lachesis("status", "--set", "training.steps=9")).stdout.decode()
+        going = (await run.lachesis("status", "--set", "training.steps=10")).stdout.decode()
+        tasks.cancel_scope.cancel()
+    assert some["finished"]
+    assert not some["ended"]
+    assert {row["state"] for row in some["services"]} == {"ok", "finished"}
+    assert text.startswith("run demo finished at step 9; its services are about to end")
+    assert "silent" not in text
+    assert going.startswith("run demo at step 9 of 10, on nats-server")
+    assert "silent, so dead or cut off: " in going
+    ended = (await run.lachesis("status", "--set", "training.steps=9")).stdout.decode()
+    assert ended.startswith("run demo finished at step 9\n")
+    assert " -  " not in ended  # no row of dashes
+    assert [line.split()[0] for line in ended.splitlines()[-2:]] == ["stream", "LEDGER"]  # the others are empty
+
+
 def ledger_entry(**fields: Any) -> LedgerEntry:
     return LedgerEntry(
         run="demo", trainer="main", index=0, previous="0" * 64, watermark=3, resolved=b"", events_cursor=1, **fields
@@ -363,7 +406,7 @@ async def test_a_wrong_name_of_a_run_is_told_with_the_right_ones(run: Run) -> No
     done = await anyio.run_process(command, cwd=run.folder, check=False)
     assert done.returncode == 2
     assert b"there is no run dmo in" in done.stderr
-    assert b"(runs there: demo)" in done.stderr
+    assert b"(runs that are known: demo)" in done.stderr
     token = run.folder / "token"
     token.write_text(run.server.token)
     token.chmod(0o600)

@@ -32,7 +32,7 @@ NAMES = {
     *("throughput/groups_per_s", "throughput/tokens_per_s"),
     *(f"queue/scorer/{name}" for name in ("lag", "redelivered")),
     *("trace/kept_ratio", "trace/dropped_spans", "curriculum/sums/observed"),
-    *("reward/sums/reliability_alpha", "reward/sums/mean_disagreement"),
+    *("reward/sums/reliability_alpha", "reward/sums/mean_disagreement", "reward/sums/mean"),
 }
 """What is to be logged, at some step or other: what the services tell comes with their heartbeats."""
 

@@ -13,6 +13,8 @@ import pytest
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
@@ -92,11 +94,20 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(
     assert len(set(running.values())) == len(running)
     assert all(f"ready: {name}, pid {running[name]}" in said for name in names - {"supervisor"})
     processes = [psutil.Process(pid) for pid in running.values()]
+    (folder / "run.toml").unlink()  # the services, and whoever asks by the run's name, go by the one in its folder
+    away = folder / "away"
+    away.mkdir()
+    command = [sys.executable, "-m", "lachesis", "status", "--run", "up", "--json"]
+    status = json.loads((await anyio.run_process(command, cwd=away)).stdout)
+    assert {row["service"] for row in status["services"]} == names - {"supervisor"}
+    assert load(RunConfig, file=folder / "runs/up/run.toml").config.path == folder / "runs/up"
     up.send_signal(signal.SIGTERM)
     with anyio.fail_after(90):
-        await up.communicate()
+        said_last, _ = await up.communicate()
     assert up.returncode == 0
     assert await all_gone(processes)
+    assert f"summary in {folder / 'runs/up/summary.json'}" in said_last.decode()
+    assert json.loads((folder / "runs/up/summary.json").read_bytes())["state"] == "stopped"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How far the raters of one environment agree: figures for a run's log. Pure."""
+"""How the raters of one environment rate, and how far they agree: figures for a run's log. Pure."""
 
 from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.annotations import GroupScore
@@ -6,6 +6,8 @@ from lachesis.schemas.annotations import GroupScore
 __all__ = ["Agreement"]
 
 _GROUPS = 128
+_Ratings = dict[str, tuple[float, int]]
+"""By rater: the sum of its ratings, and how many they are."""
 
 
 class Agreement:
@@ -14,25 +16,32 @@ class Agreement:
     def __init__(self) -> None:
         self._older = self._newer = IntervalAlpha()
         self._spread_older = self._spread_newer = (0.0, 0)
+        self._ratings_older: _Ratings = {}
+        self._ratings_newer: _Ratings = {}
         self._groups = 0
 
     def add(self, group: GroupScore) -> None:
         """Take in a scored group."""
-        if group.disagreement is None:
-            return  # fewer than two raters
         if self._groups % _GROUPS == 0:
             self._older, self._newer = self._newer, IntervalAlpha()
             self._spread_older, self._spread_newer = self._spread_newer, (0.0, 0)
+            self._ratings_older, self._ratings_newer = self._ratings_newer, {}
         self._groups += 1
+        for rater, ratings in group.ratings.items():
+            known = [rating for rating in ratings if rating is not None]
+            total, count = self._ratings_newer.get(rater, (0.0, 0))
+            self._ratings_newer[rater] = total + sum(known), count + len(known)
+        if group.disagreement is None:
+            return  # fewer than two raters
         for unit in zip(*group.ratings.values(), strict=True):
             self._newer.add(unit)
         total, count = self._spread_newer
         self._spread_newer = total + group.disagreement[0], count + 1
 
     def metrics(self, env: str) -> dict[str, float]:
-        """Return `reward/{env}/reliability_alpha`, Krippendorff's for interval data, and `mean_disagreement`.
-
-        The latter is the mean standard deviation between the raters of a sample. What is not defined is left out.
+        """Return `reward/{env}/reliability_alpha`, Krippendorff's for interval data, `mean_disagreement`, the mean
+        standard deviation between the raters of a sample, and `rater/{name}`, the mean rating of each. What is not
+        defined is left out.
         """
         both = IntervalAlpha()
         for part in (self._older, self._newer):
@@ -41,4 +50,9 @@ class Agreement:
         found = {} if alpha is None else {f"reward/{env}/reliability_alpha": alpha}
         if count:
             found[f"reward/{env}/mean_disagreement"] = (self._spread_older[0] + self._spread_newer[0]) / count
+        for rater in {**self._ratings_older, **self._ratings_newer}:
+            parts = (self._ratings_older.get(rater, (0.0, 0)), self._ratings_newer.get(rater, (0.0, 0)))
+            number = sum(part[1] for part in parts)
+            if number:
+                found[f"reward/{env}/rater/{rater}"] = sum(part[0] for part in parts) / number
         return found

@@ -1,4 +1,4 @@
-"""Commands that take rollouts out, put them in and delete them: `export`, `import`, `gc`."""
+"""Commands that take rollouts out, put them in and delete them: `export`, `import`, `gc`, `delete`."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.selection import Wanted, with_selection
 
-__all__ = ["export", "gc", "import_"]
+__all__ = ["delete", "export", "gc", "import_"]
 
 
 class Format(StrEnum):
@@ -90,21 +90,34 @@ def gc(
     ledger: Annotated[
         bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
     ] = False,
-    whole_run: Annotated[bool, typer.Option("--whole-run", help="All of a run that is over.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show, or delete, what of the run's history nobody needs: no reader, no hold, no checkpoint to resume from.
 
     The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
-    evaluations, revisions, the ledger, runs that are over. Safe beside it, and to repeat.
+    evaluations, revisions, the ledger. Safe beside it, and to repeat. `lachesis delete` deletes a whole run.
     """
-    from lachesis.services.cli.gc import collect_garbage, erase_run, limits
+    from lachesis.services.cli.gc import collect_garbage, limits
 
-    if whole_run and (older_than or keep_bytes or revision or trainer or ledger):
-        raise typer.BadParameter("--whole-run leaves nothing that another option could keep")
-    if whole_run:
-        erase_run(options, yes=yes, as_json=as_json)
-    else:
-        wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
-        collect_garbage(options, wanted, yes=yes, as_json=as_json)
+    wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
+    collect_garbage(options, wanted, yes=yes, as_json=as_json)
+
+
+@with_options
+def delete(
+    options: Options,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a run that is over: its history, checkpoints, logs and folder. Shows what goes, and asks.
+
+    Safe to repeat: one that was interrupted is finished. What is in the folder and not of the run stays.
+    """
+    from dataclasses import replace
+
+    from lachesis.services.cli.delete import delete_named
+
+    delete_named(options if run is None else replace(options, run=run), yes=yes, as_json=as_json)

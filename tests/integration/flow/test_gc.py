@@ -1,9 +1,6 @@
 """`lachesis gc` on real servers: beside a run that goes on, on one that is over, and killed half-way."""
 
-import random
-import signal
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +10,13 @@ from integration.archive.world import RUN, World, a_group, a_world
 from integration.flow import test_history as history
 from integration.flow.test_history import start, trains_from_its_checkpoint  # noqa: F401 - a fixture
 
-from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
-from lachesis.pipeline.bus.connection import connect
-from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.collect import Collector, Limits
 from lachesis.pipeline.flow.retention import holding, record
-from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
-from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError
+from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
@@ -114,61 +107,6 @@ async def test_it_shows_first_and_names_who_keeps_what(world: World) -> None:
     assert len(await world.groups()) == 31
 
 
-@pytest.mark.slow
-async def test_a_run_that_is_over_goes_whole_wherever_it_is_killed(world: World) -> None:
-    bus = world.bus
-    for n in range(1, 200):
-        await world.store(a_group(n))
-    await world.store(a_group(200, samples=8, tokens=90_000))
-    await world.judge({n: a_group(n) for n in (1, 2, 3)})
-    await world.json("replay", "--revision", "short")
-    durable = subjects.durable("scorer", RUN, "live")
-    async with bus.consume(ROLLOUTS, durable, [subjects.rollout(RUN)]) as deliveries:
-        await anext(aiter(deliveries))
-    keys = [("policy", RUN), ("resume", f"{RUN}.sums"), ("attempts", f"{durable}.7"), ("runs", "other")]
-    for bucket, key in keys:
-        await bus.put(BUCKETS[bucket], key, b"x")
-    await bus.publish(subjects.event("eval", "other", "live", "sums"), b"x", msg_id="other")
-    shown = await world.json("gc", "--whole-run")
-    assert shown["streams"]["ROLLOUTS"]["messages"] == 200
-
-    checkpoints = world.folder / "runs" / RUN / "checkpoints"
-    checkpoints.mkdir()
-    (checkpoints / "latest").write_text("step-00000003")
-    assert "can be resumed from" in await world.refusal("gc", "--whole-run", "--yes")
-    (checkpoints / "latest").unlink()
-    async with holding(bus, RUN, "reader", {ROLLOUTS: 1}, about="a test"):
-        assert "(a test): end that first" in await world.refusal("gc", "--whole-run", "--yes")
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_beat, Service(bus, "scorer", RUN))
-        assert "its scorer is there" in await world.refusal("gc", "--whole-run", "--yes")
-        tasks.cancel_scope.cancel()
-    assert len(await world.groups()) == 200
-
-    draw = random.Random(1)
-    process = world.start("gc", "--whole-run", "--yes")
-    with anyio.move_on_after(40):
-        while process.poll() is None and (await bus.usage(REPLAY)).messages:  # noqa: ASYNC110 - another process
-            await anyio.sleep(0.001)
-    await anyio.sleep(draw.random() * 0.02)
-    process.send_signal(signal.SIGKILL)
-    await world.ended(process)
-    await world.json("gc", "--whole-run", "--yes")
-    left = {stream: (await bus.usage(stream)).messages for stream in (ROLLOUTS, EVENTS, REPLAY, LEDGER)}
-    assert left == {ROLLOUTS: 0, EVENTS: 1, REPLAY: 0, LEDGER: 0}
-    assert [await bus.value(BUCKETS[bucket], key) is None for bucket, key in keys] == [True, True, True, False]
-    with pytest.raises(LookupError):
-        await bus.lag(ROLLOUTS, durable)
-    assert await bus.value(BUCKETS["retention"], RUN) is None
-
-
-async def _beat(service: Service) -> None:
-    while True:
-        with suppress(InfrastructureError):  # its server is away
-            await service.heartbeat()
-        await anyio.sleep(0.2)
-
-
 class _KilledAfter:
     """The bus of somebody who is killed right after having erased his `stream`."""
 
@@ -196,26 +134,6 @@ async def test_once_nothing_tells_what_is_left_of_a_run_little_is(world: World, 
     with pytest.raises(KeyboardInterrupt):
         await Collector(_KilledAfter(bus, stream), config).erase()  # type: ignore[arg-type]
     assert [await bus.value(BUCKETS[bucket], key) for bucket, key in keys] == [None] * 3
-
-
-async def test_a_run_whose_services_outlived_its_supervisor_is_not_over(tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    store = folder / "runs" / RUN / "nats"
-    async with (
-        EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="orphan", token=server.token) as bus,
-    ):
-        await bus.ensure_streams(StreamsConfig())
-        world = World(folder, bus)
-        await world.store(a_group(1))
-        endpoint = (store / "endpoint.json").read_bytes()
-        await server.stop()
-        (store / "endpoint.json").write_bytes(endpoint)  # as a kill leaves it
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_beat, Service(bus, "scorer", RUN))
-            assert "its scorer is there" in await world.refusal("gc", "--whole-run", "--yes")
-            tasks.cancel_scope.cancel()
 
 
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:

@@ -1,5 +1,6 @@
 """Who gets in, over what, and what is said to whom does not."""
 
+import re
 import socket
 import ssl
 import struct
@@ -222,3 +223,16 @@ async def test_a_server_that_hangs_up_may_want_a_certificate(tmp_path: Path) -> 
         with anyio.fail_after(30), pytest.raises(StartupError, match=r"hangs up.*nats\.cert_file"):
             await connect(name="test", config=config)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_server_that_comes_back_is_told_in_one_line(secured: Secured, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with await secured.bus("scorer") as bus:
+        name = bus._link.nc.node_name
+        await secured.end()
+        await bus.until_down()
+        await secured.start_again()
+        await bus.until_up()
+        assert name.startswith("lachesis-")
+    (line,) = [record.getMessage() for record in caplog.records if record.name in {"asyncio", "lachesis", "nats"}]
+    assert re.fullmatch(rf"lost {name}; connected to it again after \d+\.\d s", line)

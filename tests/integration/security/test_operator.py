@@ -39,9 +39,9 @@ async def test_it_may_export_import_and_delete(secured: Secured, tmp_path: Path)
             await bus.publish(subjects.rollout("one", "words"), encode(made), msg_id=made.id, headers=headers)
         assert (await lachesis("export", "out.jsonl"))["groups"] == 3
         assert (await lachesis("gc"))["streams"]["ROLLOUTS"]["messages"] == others + 3
-        assert (await lachesis("gc", "--whole-run", "--yes"))["deleted"]
+        assert (await lachesis("delete", "--yes"))["streams"]
         assert (await bus.usage(ROLLOUTS)).messages == 0
         for _ in range(2):  # the broker remembers the ids of what is deleted
             assert (await lachesis("import", "out.jsonl", "--unleased"))["stored"] == 3
-            assert (await lachesis("gc", "--whole-run", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
+            assert (await lachesis("delete", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
         assert await bus.value(subjects.BUCKETS["retention"], "one") is None

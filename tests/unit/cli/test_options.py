@@ -1,11 +1,16 @@
 import inspect
-import itertools
+import shutil
 from pathlib import Path
 
+import anyio
 import pytest
 
+from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
+from lachesis.services.cli.delete import delete_named
 from lachesis.services.cli.options import Options, with_options
+from lachesis.services.run_file import write_run_file
+from lachesis.services.run_registry import register_run
 
 
 def test_the_sugar_sets_what_it_stands_for() -> None:
@@ -24,28 +29,14 @@ def test_a_name_that_looks_like_another_type_stays_a_name(name: str) -> None:
 def test_a_folder_that_was_set_wins_over_the_one_of_the_name(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('folder = "elsewhere"\n')
-    assert Options(file=file, run="demo").config().folder == "elsewhere"
-    assert Options(sets=("folder=there",), run="demo").config().folder == "there"
+    assert Options(file=file, run="demo").config().path == tmp_path / "elsewhere"
+    assert Options(sets=("folder=there",), run="demo").config().path == Path("there").absolute()
 
 
 def test_a_hostile_name_is_refused() -> None:
     for name in ("../x", "a.b", 'a"\nfolder="/', ""):
         with pytest.raises(ConfigError):
             Options(run=name).config()
-
-
-def test_the_arguments_give_another_process_the_same_configuration(tmp_path: Path) -> None:
-    file = tmp_path / "a run.toml"
-    file.write_text("seed = 5\n")
-    options = Options(file=file, sets=("revision=v2", "scoring.raters=[]"), nats="nats://h:1", run="demo")
-    arguments = options.arguments()
-    again = Options(
-        file=Path(arguments[arguments.index("--config") + 1]),
-        sets=tuple(b for a, b in itertools.pairwise(arguments) if a == "--set"),
-        nats=arguments[arguments.index("--nats") + 1],
-        run=arguments[arguments.index("--run") + 1],
-    )
-    assert again.config() == options.config()
 
 
 def test_with_options_puts_the_shared_options_behind_the_commands_own() -> None:
@@ -76,6 +67,54 @@ def test_a_run_that_left_its_configuration_is_known_by_its_name(
     left.write_text('run = "demo"\nseed = 7\n')
     other.write_text("seed = 8\n")
     assert Options(run="demo").config().seed == 7
-    assert Options(run="demo").arguments() == ["--config", str(left), "--run", "demo"]
+    assert Options(run="demo").config().path == left.parent
     assert Options(run="demo", file=other).config().seed == 8
     assert Options(run="another").config().seed == 0
+
+
+def test_a_run_is_found_by_its_name_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = _started(tmp_path / "one", "mine", seed=7)
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    found = Options(run="mine").config()
+    assert (found.path, found.seed) == (tmp_path / "one/runs/mine", 7)
+    assert Options(file=file).config().path == found.path  # asked for as it was started, and not as a new run
+    assert Options(file=tmp_path / "one/runs/mine/run.toml").config() == found
+    monkeypatch.setenv("LACHESIS_RUN", "mine")
+    assert Options().config() == found
+    monkeypatch.delenv("LACHESIS_RUN")
+    _started(tmp_path / "default", "run", seed=1)
+    assert Options().config() == RunConfig()
+    with pytest.raises(ConfigError, match="say which run: lachesis delete NAME"):
+        delete_named(Options(), yes=True, as_json=False)
+
+    other = tmp_path / "away" / "other.toml"
+    other.write_text('run = "mine"\n')
+    assert Options(file=other).config().path == tmp_path / "away/runs/mine"  # another one of the same name
+
+
+def test_of_several_runs_of_a_name_none_is_guessed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for place in ("one", "two"):
+        _started(tmp_path / place, "mine", seed=7)
+    (tmp_path / "away").mkdir()
+    monkeypatch.chdir(tmp_path / "away")
+    with pytest.raises(ConfigError, match=r"2 runs called 'mine': .*one/runs/mine, .*two/runs/mine"):
+        Options(run="mine").config()
+    monkeypatch.chdir(tmp_path / "two")
+    assert Options(run="mine").config().path == tmp_path / "two/runs/mine"  # the one here
+    shutil.rmtree(tmp_path / "two")
+    monkeypatch.chdir(tmp_path / "away")
+    assert Options(run="mine").config().path == tmp_path / "one/runs/mine"  # the only one that is left
+
+
+def _started(folder: Path, name: str, *, seed: int) -> Path:
+    """Leave what `lachesis up` leaves of a run that was started in `folder`."""
+    file = folder / "config.toml"
+    (folder / "runs" / name).mkdir(parents=True)
+    file.write_text(f'run = "{name}"\nseed = {seed}\n')
+    config = RunConfig(run=name, seed=seed, folder=str(folder / "runs" / name))
+    anyio.run(write_run_file, config)
+    register_run(config, file)
+    return file

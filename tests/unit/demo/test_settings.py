@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus import embedded
 from lachesis.pipeline.config.load import load
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import RunConfig, WandbConfig
+from lachesis.pipeline.config.toml import to_toml
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo import run
-from lachesis.services.demo.settings import DemoOptions, demo_config, to_toml
+from lachesis.services.demo.settings import DemoOptions, demo_config
 
 
 def test_the_teacher_does_not_enter_the_loss() -> None:
@@ -45,16 +46,16 @@ def test_what_would_be_no_demo_is_refused(setting: str) -> None:
 
 
 @given(
-    folder=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: "\x00" not in text),
+    title=st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: "\x00" not in text),
     decay=st.floats(min_value=1e-9, max_value=1),
 )
 def test_the_file_written_loads_to_the_same_configuration(
-    tmp_path_factory: pytest.TempPathFactory, folder: str, decay: float
+    tmp_path_factory: pytest.TempPathFactory, title: str, decay: float
 ) -> None:
     config = demo_config(DemoOptions(run="r"))
     odd = msgspec.structs.replace(
         config,
-        folder=folder,
+        training=msgspec.structs.replace(config.training, wandb=WandbConfig(project=title)),
         normalization=msgspec.structs.replace(config.normalization, decay=decay),
         batching=msgspec.structs.replace(config.batching, mix={"words": 2.0}),
     )

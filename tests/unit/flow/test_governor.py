@@ -22,8 +22,10 @@ BATCHING = BatchingConfig(batch_size=8, max_staleness=2)
 FLOW = FlowConfig(lease_s=10.0, reserved_share=0.5)
 
 
-def governor(grants_from_s: float = -math.inf, *, batching: BatchingConfig = BATCHING, term: str = "t") -> Governor:
-    it = Governor(FLOW, batching, term=term, grants_from_s=grants_from_s)
+def governor(
+    grants_from_s: float = -math.inf, *, batching: BatchingConfig = BATCHING, term: str = "t", steps: int | None = None
+) -> Governor:
+    it = Governor(FLOW, batching, term=term, grants_from_s=grants_from_s, steps=steps)
     it.usage({name: usage(0) for name in (ROLLOUTS, EVENTS, TEACHER)}, 1e9)  # as if measured just now, always
     return it
 
@@ -559,3 +561,22 @@ def test_what_fills_a_stream_is_known_for_promises() -> None:
     assert it.ask(acquire(), 1.0).granted
     assert it.budget.is_mostly_promised(ROLLOUTS)
     assert "700 bytes, and 1,000 more are promised to groups under way: " in it.budget.explain_promises(ROLLOUTS)
+
+
+def test_after_the_last_batch_nothing_is_granted_and_after_the_last_step_nothing_is_outstanding() -> None:
+    it = governor(steps=2)
+    it.member(1, "a", plan(), 0.0)
+    it.entry(entry(Resolved(0), next_batch=1))
+    assert it.ask(acquire(), 0.0).granted
+    it.entry(entry(Resolved(0), next_batch=2))
+    reply = it.ask(acquire(), 0.0)
+    assert (reply.granted, reply.reason) == (
+        False,
+        "the batches of all 2 steps are formed: no more rollouts are needed",
+    )
+    it.trained(1)
+    assert it.metrics()["flow/outstanding"] == 4 + 4 + 8  # leased, stored, and a batch to be trained
+    it.trained(2)
+    assert not {"flow/outstanding", "flow/capacity"} & it.metrics().keys()
+    it.trained(1)  # a trainer that started again steps back
+    assert it.metrics()["flow/outstanding"] == 16

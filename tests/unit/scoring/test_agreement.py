@@ -37,6 +37,18 @@ def test_alpha_is_krippendorffs_of_all_ratings_and_old_groups_are_forgotten() ->
 def test_one_rater_and_ratings_that_do_not_vary_have_no_alpha() -> None:
     agreement = Agreement()
     agreement.add(group([1.0, 0.0]))
-    assert agreement.metrics("sums") == {}
+    assert agreement.metrics("sums") == {"reward/sums/rater/a": 0.5}
     agreement.add(group([1.0], [1.0]))
-    assert agreement.metrics("sums") == {"reward/sums/mean_disagreement": 0.0}
+    ratings = {"reward/sums/rater/a": pytest.approx(2 / 3), "reward/sums/rater/b": 1.0}
+    assert agreement.metrics("sums") == {"reward/sums/mean_disagreement": 0.0, **ratings}
+
+
+def test_the_mean_rating_of_each_rater_is_of_the_newest_groups_and_of_what_was_rated() -> None:
+    agreement = Agreement()
+    for _ in range(2 * _GROUPS):
+        agreement.add(group([9.0, 9.0], [9.0, 9.0], spread=0.0))
+    for _ in range(2 * _GROUPS):
+        agreement.add(group([1.0, None], [0.25, 0.75], spread=0.0))
+    agreement.add(group([1.0, 1.0], [None, None], spread=0.0))  # older ones are forgotten, newer ones begin
+    told = agreement.metrics("sums")
+    assert (told["reward/sums/rater/a"], told["reward/sums/rater/b"]) == (1.0, 0.5)

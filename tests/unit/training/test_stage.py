@@ -12,6 +12,7 @@ import torch
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.training import last_evaluation
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
@@ -230,6 +231,35 @@ async def test_an_evaluation_that_comes_between_two_checkpoints_saves_the_first(
     monkeypatch.setattr(EvaluationReader, "catch_up", late)
     await run_trainer(Service(lab.bus, "trainer", "r"), evaluated(config))
     assert [state.step for _, state in known_checkpoints(config.path / "checkpoints")] == [STEPS, 2]
+
+
+@pytest.fixture(autouse=True)
+def _no_evaluator_is_waited_for_long(monkeypatch):
+    monkeypatch.setattr(last_evaluation, "SILENCE_S", 0.2)
+
+
+async def test_the_log_ends_with_the_evaluation_of_the_last_policy(lab, model, config, monkeypatch):
+    monkeypatch.setattr(last_evaluation, "SILENCE_S", 60.0)
+    await fill(lab, model)
+    config = evaluated(config)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_trainer, Service(lab.bus, "trainer", "r"), config)
+
+        async def last_reported():
+            return STEPS in [report.step for report in await reports(lab)]
+
+        await lab.until(last_reported)
+        (*_, before) = rows_of(config)
+        assert not [name for name in before if name.startswith("eval/")]
+        event = an_evaluation(STEPS, [1, 1])  # the evaluator takes longer than the trainer
+        await lab.bus.publish(subjects.event("eval", "r", "live", "sums"), encode(event), msg_id="last")
+    rows = rows_of(config)
+    assert [row["train/step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert rows[-1] == before | {"eval/sums/avg@1": 1.0, "eval/sums/pass@1": 0.5, "eval/sums/step": 6.0}
+
+
+def rows_of(config):
+    return [msgspec.json.decode(row) for row in (config.path / "metrics.jsonl").read_bytes().splitlines()]
 
 
 @pytest.mark.parametrize("how", ["away", "rolled back"])

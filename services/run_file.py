@@ -1,0 +1,59 @@
+"""The configuration that a run goes by, `run.toml` in its folder: what `--run NAME` reads, and every service is given.
+
+Guarantees that the file is there whole or not at all, that only this user can read it (an address may hold a
+password), and that it belongs to its folder wherever that is moved.
+"""
+
+import os
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.toml import to_toml
+from lachesis.pipeline.disk import write_when_room
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["RUN_FILE", "run_file", "write_run_file"]
+
+RUN_FILE = "run.toml"
+_HEADER = """\
+# The configuration of run {run} as it was started last: file, variables and --set together; written by `lachesis up`.
+# To begin another run with it, copy it, give that a `run` of its own and leave out `folder`.
+"""
+
+
+def run_file(folder: Path) -> Path | None:
+    """Return the configuration that a run left in its folder, None if there is none."""
+    file = folder / RUN_FILE
+    return file if file.is_file() else None
+
+
+async def write_run_file(config: RunConfig) -> Path:
+    """Write the configuration into the run's folder, when there is room, unless the same is there; return its path."""
+    file = config.path / RUN_FILE
+    if _says(file, config):
+        return file
+    text = _HEADER.format(run=config.run) + to_toml(msgspec.structs.replace(config, folder="."))
+    await write_when_room(file, partial(_replace, file, text))
+    return file
+
+
+def _says(file: Path, config: RunConfig) -> bool:
+    wanted = msgspec.structs.replace(config, folder=str(config.path))
+    try:
+        return file.is_file() and load(RunConfig, file=file).config == wanted
+    except ConfigError:
+        return False  # another build's, or one that was edited badly: written anew
+
+
+def _replace(file: Path, text: str) -> None:
+    partial_file = file.with_name(f".{file.name}.partial")
+    partial_file.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    partial_file.replace(file)

@@ -1,0 +1,95 @@
+"""Finds a run by its name from any folder: `lachesis up` records where each run of this user lies.
+
+One small file a run folder, in `$XDG_STATE_HOME/lachesis/runs` (default ~/.local/state). The record helps to find a
+folder and nothing else: a run works without it, and a record whose folder is gone counts for nothing.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run"]
+
+log = logging.getLogger("lachesis")
+
+
+class KnownRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that was started on this machine: its folder, and the configuration file it was started with."""
+
+    run: str
+    folder: str
+    config: str | None = None
+
+
+def register_run(config: RunConfig, file: Path | None) -> None:
+    """Record where a run lies. Where that cannot be written, `--run` finds it in its own folder's parent alone."""
+    record = KnownRun(run=config.run, folder=str(config.path), config=None if file is None else str(file.absolute()))
+    path = _record(config.path)
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(msgspec.json.encode(record))
+        partial.replace(path)
+    except OSError as error:
+        log.info("this run is not found by its name from other folders: %s", error)
+
+
+def forget_run(folder: Path) -> None:
+    """Remove the record of a run's folder, if there is one."""
+    path = _record(folder)
+    if path is not None:
+        path.unlink(missing_ok=True)
+
+
+def known_runs() -> list[KnownRun]:
+    """Return the recorded runs whose folders are there, sorted by name."""
+    found = []
+    state = _state_folder(os.environ)
+    for path in state.glob("*.json") if state is not None else ():
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=KnownRun)
+        except (OSError, msgspec.DecodeError):
+            continue  # removed meanwhile, or damaged: the run is only not found by its name
+        if Path(record.folder).is_dir():
+            found.append(record)
+    return sorted(found, key=lambda record: (record.run, record.folder))
+
+
+def find_run(name: str, file: Path | None = None) -> Path | None:
+    """Return the folder of the run called `name`: runs/NAME here, else the recorded one; None if there is none.
+
+    With the configuration `file` that it is asked for, only a run that was started with that file. Raises `ConfigError`
+    where several runs of that name are recorded.
+    """
+    here = Path("runs") / name
+    if here.is_dir():
+        return here.absolute()
+    found = [record for record in known_runs() if record.run == name]
+    if file is not None:
+        found = [record for record in found if record.config == str(file.absolute())]
+    if len(found) > 1:
+        raise ConfigError(
+            f"there are {len(found)} runs called {name!r}: {', '.join(record.folder for record in found)}; say which "
+            "one by its own configuration, --config FOLDER/run.toml"
+        )
+    return Path(found[0].folder) if found else None
+
+
+def _record(folder: Path) -> Path | None:
+    state = _state_folder(os.environ)
+    digest = hashlib.sha256(str(folder.absolute()).encode(errors="surrogateescape")).hexdigest()[:32]
+    return None if state is None else state / f"{digest}.json"
+
+
+def _state_folder(environ: Mapping[str, str]) -> Path | None:
+    home = environ.get("XDG_STATE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.local/state")
+    return Path(home) / "lachesis" / "runs" if home else None

@@ -1,0 +1,79 @@
+"""Paths in a configuration are relative to where they are written."""
+
+from pathlib import Path
+
+import pytest
+
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
+from lachesis.pipeline.scoring.loader import load_member
+
+TEXT = """
+folder = "out"
+model = "models/tiny"
+nats.nkey_folder = "keys"
+nats.ca_file = "/etc/ca.pem"
+curriculum.strategy = "mine.py:Strategy"
+gateway.token_file = "../token"
+inference.teacher = {model = "org/name", python = "venv/bin/python"}
+inference.eval = {python = "python3"}
+[environments.words]
+kind = "envs/words.py:Words"
+params = {file = "stays.jsonl"}
+[environments.sums]
+kind = "package.module:Sums"
+scoring.raters = [{rater = "rate.py:half"}, {rater = "exact_match"}]
+[[scoring.raters]]
+rater = "rate.py:all"
+"""
+
+
+def test_paths_of_a_file_are_relative_to_it_and_those_of_the_command_line_to_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, away = tmp_path / "home", tmp_path / "away"
+    (home / "models/tiny").mkdir(parents=True)
+    away.mkdir()
+    monkeypatch.chdir(away)
+    (home / "run.toml").write_text(TEXT)
+    config = load(RunConfig, file=Path("../home/run.toml")).config
+    here = away / "../home"
+    assert config.folder == str(here / "out")
+    assert config.model == str(here / "models/tiny")
+    assert config.nats is not None
+    assert (config.nats.nkey_folder, config.nats.ca_file) == (str(here / "keys"), "/etc/ca.pem")
+    assert config.curriculum.strategy == f"{here / 'mine.py'}:Strategy"
+    assert config.gateway.token_file == str(here / "../token")
+    assert config.role("teacher").model == "org/name"  # no folder of that name is there: an id
+    assert config.role("teacher").python == str(here / "venv/bin/python")
+    assert config.role("eval").python == "python3"
+    assert config.environments["words"].kind == f"{here / 'envs/words.py'}:Words"
+    assert config.environments["words"].params == {"file": "stays.jsonl"}  # what it means, the environment knows
+    assert config.environments["sums"].kind == "package.module:Sums"
+    assert [one.rater for one in config.scoring_of("sums").raters] == [f"{here / 'rate.py'}:half", "exact_match"]
+    assert [one.rater for one in config.scoring.raters] == [f"{here / 'rate.py'}:all"]
+
+    (away / "models").mkdir()
+    environ = {"LACHESIS_NATS__CA_FILE": "ca.pem"}
+    given = load(RunConfig, file=home / "run.toml", environ=environ, sets=["model=models", "folder=~/out"]).config
+    assert (given.model, given.folder) == (str(away / "models"), str(Path.home() / "out"))
+    assert given.nats is not None
+    assert (given.nats.ca_file, given.nats.nkey_folder) == (str(away / "ca.pem"), str(home / "keys"))
+
+
+def test_what_names_code_does_not_change_with_the_folder_that_it_lies_in(tmp_path: Path) -> None:
+    assert code_name("/a/b/rate.py:half") == code_name("rate.py:half") == "rate.py:half"
+    assert code_name("package.module:half") == "package.module:half"
+    references = set()
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        (folder / "rate.py").write_text(
+            "import lachesis\n\n@lachesis.rater(bounds=(0, 1))\ndef half(sample):\n    return 0.5\n"
+        )
+        (folder / "run.toml").write_text('[[scoring.raters]]\nrater = "rate.py:half"\n')
+        raters = load(RunConfig, file=folder / "run.toml").config.scoring.raters
+        references.add(load_member(raters[0]).describe().reference)
+    assert references == {"rate.py:half"}
+    assert ScoringConfig(raters=[RaterConfig(rater="rate.py:half")]).raters[0].rater == "rate.py:half"

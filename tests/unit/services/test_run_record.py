@@ -1,0 +1,45 @@
+"""What `lachesis up` says of a run's beginning, and leaves of its end."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.services import run_record
+from lachesis.services.run_record import RunRecord
+
+
+class _State:
+    step = 40
+
+
+def record(folder: Path, steps: int | None, monkeypatch: pytest.MonkeyPatch, *, resumes: bool = True) -> RunRecord:
+    monkeypatch.setattr(run_record, "latest_checkpoint", lambda folder: folder / "step-00000040" if resumes else None)
+    monkeypatch.setattr(run_record, "state_of", lambda _: _State)
+    return RunRecord(RunConfig(run="r", folder=str(folder), training=TrainingConfig(steps=steps)))
+
+
+def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = tmp_path / "checkpoints" / "step-00000040"
+    texts = [record(tmp_path, steps, monkeypatch).describe_start() for steps in (100, None, 40)]
+    assert texts == [
+        f"resumes at step 40, from {at}, and trains to step 100",
+        f"resumes at step 40, from {at}, and trains until it is stopped",
+        f"resumes at step 40, from {at}: all 40 steps are taken, so nothing is trained; raise training.steps to go on",
+    ]
+    assert record(tmp_path, 100, monkeypatch, resumes=False).describe_start() == "trains from step 0 to step 100"
+
+
+def test_an_end_leaves_a_summary_and_plots_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = record(tmp_path, 100, monkeypatch)
+    rows = [{"train/step": float(step), "reward/mean": step / 100} for step in range(1, 51)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    said = list(one.conclude([], [], {"trainer": 1}))
+    assert said[0].startswith("run r stopped, from step 40 to 50 of 100 in ")
+    assert said[0].endswith("; reward 0.03 at first, 0.48 at last")
+    assert said[1:] == [f"summary in {tmp_path / 'summary.json'}, plots in {tmp_path / 'plots'}"]
+    written = msgspec.json.decode((tmp_path / "summary.json").read_bytes())
+    assert (written["state"], written["restarts"]) == ("stopped", {"trainer": 1})
+    assert (tmp_path / "plots" / "reward.png").is_file()
+    assert "failed" in next(iter(one.conclude([], [], {}, "no server")))
