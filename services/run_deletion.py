@@ -27,7 +27,7 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import BUCKETS
 from lachesis.services.connect import SILENCE_S, connect_run, has_history, roomy, stored_runs
-from lachesis.services.run_file import RUN_FILE
+from lachesis.services.run_file import EFFECTIVE_FILE, RUN_FILE, is_written_here
 from lachesis.services.run_lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
 from lachesis.services.run_registry import forget_run
 
@@ -38,10 +38,10 @@ MODEL_MARK = ".lachesis-copy"
 _ENTRIES = frozenset({
     "checkpoints", "environments", "logs", NATS_FOLDER, "plots", "trainers", "vllm", "wandb", "weights",
     METRICS_FILE, f".{METRICS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json", "supervisor.log",
-    "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial",
+    "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
 })  # fmt: skip
 """What a run makes in its folder, but for what says that it is one, which goes last."""
-_LAST = (RUN_FILE, LOCK_FILE, DELETION_MARK)
+_LAST = (EFFECTIVE_FILE, RUN_FILE, LOCK_FILE, DELETION_MARK)
 _RECONNECT_S = 2.0
 """Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
 
@@ -186,7 +186,8 @@ def delete_folder(folder: Path) -> None:
             _delete(entry)
     for name in _LAST:
         fsync(folder)  # what goes last is not to outlive a power loss alone
-        _delete(folder / name)
+        if _is_own(folder / name):
+            _delete(folder / name)
     if not any(folder.iterdir()):
         folder.unlink() if folder.is_symlink() else folder.rmdir()
 
@@ -207,4 +208,8 @@ def _foreign_entries(folder: Path) -> list[str]:
 
 
 def _is_own(entry: Path) -> bool:
-    return entry.name in _ENTRIES or entry.name in _LAST or (entry.name == "model" and (entry / MODEL_MARK).exists())
+    if entry.name == "model":
+        return (entry / MODEL_MARK).exists()
+    if entry.name == RUN_FILE:
+        return is_written_here(entry)
+    return entry.name in _ENTRIES or entry.name in _LAST

@@ -1,7 +1,8 @@
 """The configuration that a run goes by, `run.toml` in its folder: what `--run NAME` reads, and every service is given.
 
 Guarantees that the file is there whole or not at all, that only this user can read it (an address may hold a
-password), and that it belongs to its folder wherever that is moved.
+password), that it belongs to its folder wherever that is moved, and that no file of somebody's is written over: beside
+a `run.toml` that was written by hand it is `run.effective.toml`.
 """
 
 import os
@@ -16,9 +17,11 @@ from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.disk import write_when_room
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["RUN_FILE", "run_file", "write_run_file"]
+__all__ = ["EFFECTIVE_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]
 
 RUN_FILE = "run.toml"
+EFFECTIVE_FILE = "run.effective.toml"
+_MARK = "# The configuration of run "
 _HEADER = """\
 # The configuration of run {run} as it was started last: file, variables and --set together; written by `lachesis up`.
 # To begin another run with it, copy it, give that a `run` of its own and leave out `folder`.
@@ -27,13 +30,27 @@ _HEADER = """\
 
 def run_file(folder: Path) -> Path | None:
     """Return the configuration that a run left in its folder, None if there is none."""
-    file = folder / RUN_FILE
-    return file if file.is_file() else None
+    return next((file for file in (folder / EFFECTIVE_FILE, folder / RUN_FILE) if file.is_file()), None)
+
+
+def run_file_of(config: RunConfig) -> Path:
+    """Return where the configuration of a run is written."""
+    file = config.path / RUN_FILE
+    return file if is_written_here(file) or not file.exists() else config.path / EFFECTIVE_FILE
+
+
+def is_written_here(file: Path) -> bool:
+    """Whether a configuration was written by `write_run_file`, not by hand."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            return opened.readline().startswith(_MARK)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 async def write_run_file(config: RunConfig) -> Path:
     """Write the configuration into the run's folder, when there is room, unless the same is there; return its path."""
-    file = config.path / RUN_FILE
+    file = run_file_of(config)
     if _says(file, config):
         return file
     text = _HEADER.format(run=config.run) + to_toml(msgspec.structs.replace(config, folder="."))

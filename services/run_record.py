@@ -22,7 +22,7 @@ from lachesis.services.live.evaluations import EvaluationStatus
 from lachesis.services.live.overview import by_outcome
 from lachesis.services.live.plots import draw_run
 from lachesis.services.live.summary import PLOTS, SUMMARY_FILE, RunSummary, read_steps, summarize_run
-from lachesis.services.run_file import RUN_FILE
+from lachesis.services.run_file import run_file_of
 from lachesis.services.watch import Watch
 
 __all__ = ["RunRecord"]
@@ -89,7 +89,7 @@ class RunRecord(Watch):
                 problem = f"no plots, since matplotlib is missing ({error}): pip install 'lachesis-rl[plots]'"
         places = {
             "folder": path,
-            "config": path / RUN_FILE,
+            "config": run_file_of(self._config),
             "metrics": path / METRICS_FILE,
             "plots": plots,
             "checkpoints": path / CHECKPOINTS,

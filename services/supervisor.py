@@ -48,7 +48,7 @@ from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_
 from lachesis.services.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.registry import SERVICES
 from lachesis.services.restarts import Life, Restarts, out_of_memory_kills
-from lachesis.services.run_file import RUN_FILE, write_run_file
+from lachesis.services.run_file import run_file_of, write_run_file
 from lachesis.services.run_lease import RunLease, lock_folder
 from lachesis.services.run_registry import register_run
 from lachesis.services.single_writer import WriterPlace, refuse_writers_beside
@@ -144,7 +144,7 @@ class _Running:
 
 
 class Supervisor:
-    """Runs one run. Every process goes by `run.toml` in its folder, which is written first: a file that is edited
+    """Runs one run. Every process goes by the file in its folder (`run_file`), written first: a file that is edited
     meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
     runs."""
 
@@ -156,7 +156,7 @@ class Supervisor:
         check_budgets(config)
         self.config = config
         self.file = file
-        self.arguments = ["--config", str(config.path / RUN_FILE)]
+        self.arguments = ["--config", str(run_file_of(config))]
         self.watches = watches
         self.logs = config.path / "logs"
         self.running = [_Running(planned) for planned in plan(config)]

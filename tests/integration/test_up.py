@@ -69,7 +69,8 @@ async def all_gone(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # other tests have runs of the same name
     folder = tmp_path / "with a space"
     folder.mkdir()
     return folder

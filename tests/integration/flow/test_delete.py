@@ -57,7 +57,7 @@ def left_in(folder: Path) -> Path:
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_bytes(b"x" * 1000)
     for name in ("metrics.jsonl", "run.toml", "pids.json", ".lock", "thesis.tex"):
-        (folder / name).write_text("")
+        (folder / name).write_text("# The configuration of run demo" if name == "run.toml" else "")
     (folder / "checkpoints/latest").write_text("step-00000003")
     return folder
 
@@ -138,7 +138,7 @@ async def test_a_run_with_a_server_of_its_own_goes_with_its_folder_and_other_fil
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = left_in(tmp_path / "elsewhere" / "runs" / RUN)
-    (folder / "run.toml").write_text(f'run = "{RUN}"\nfolder = "."\n')
+    (folder / "run.toml").write_text(f'run = "{RUN}"\nfolder = "."\n')  # by hand
     register_run(RunConfig(run=RUN, folder=str(folder)), None)
     (tmp_path / "here").mkdir()
     world: World
@@ -162,8 +162,8 @@ async def test_a_run_with_a_server_of_its_own_goes_with_its_folder_and_other_fil
     assert [one.folder for one in known_runs()] == [str(folder)]
     done = await _delete(tmp_path / "here")
     assert done.returncode == 0, done.stderr
-    assert b"not of the run, and left there: model, notes, thesis.tex" in done.stderr
-    assert sorted(path.name for path in folder.iterdir()) == ["model", "notes", "thesis.tex"]
+    assert b"not of the run, and left there: model, notes, run.toml, thesis.tex" in done.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["model", "notes", "run.toml", "thesis.tex"]
     assert known_runs() == []
 
 

@@ -118,3 +118,16 @@ def _started(folder: Path, name: str, *, seed: int) -> Path:
     anyio.run(write_run_file, config)
     register_run(config, file)
     return file
+
+
+def test_a_file_that_was_written_by_hand_is_never_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    by_hand = tmp_path / "runs" / "mine" / "run.toml"
+    by_hand.parent.mkdir(parents=True)
+    by_hand.write_text('run = "mine"\nfolder = "."\n# of mine\n')
+    config = Options(file=by_hand, sets=("seed=3",)).config()
+    for _ in range(2):
+        assert anyio.run(write_run_file, config) == by_hand.with_name("run.effective.toml")
+    assert "# of mine" in by_hand.read_text()
+    assert Options(run="mine").config() == config  # as it was started, --set included
+    assert by_hand.with_name("run.effective.toml").stat().st_mode & 0o077 == 0
