@@ -11,6 +11,7 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint, state_of
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
@@ -86,7 +87,7 @@ class RunRecord(Watch):
             try:
                 write_when_room_sync(plots, partial(draw_run, plots, steps, events))
             except ImportError as error:
-                problem = f"no plots, since matplotlib is missing ({error}): pip install 'lachesis-rl[plots]'"
+                problem = f"no plots, since matplotlib is missing ({error}): {install_command('plots')}"
         places = {
             "folder": path,
             "config": run_file_of(self._config),

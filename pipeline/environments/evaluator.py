@@ -22,7 +22,7 @@ from lachesis.pipeline.environments.success import success_scorer
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
 from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, holds_out
-from lachesis.pipeline.inference.directory import Directory, open_role
+from lachesis.pipeline.inference.directory import Directory, control_token, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import subjects
@@ -55,7 +55,12 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
     async with (
         service.until_drained(),  # an evaluation cut short leaves nothing behind
         open_role(
-            service.bus, config.run, "eval", url=config.role("eval").url, requested=service.requested
+            service.bus,
+            config.run,
+            "eval",
+            url=config.role("eval").url,
+            token=control_token(config.path, "eval"),
+            requested=service.requested,
         ) as directory,
     ):
         evaluator = _Evaluator(service, config, directory)

@@ -16,7 +16,8 @@ from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
 from lachesis.pipeline.gateway.policies import Policies
 from lachesis.pipeline.gateway.store import Store
-from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token, write_private
+from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
+from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.http import Counted, HttpServer, http_within
 from lachesis.pipeline.stage.service import Service

@@ -1,13 +1,12 @@
 """The gateway's token: read from the file that is configured, else made once and kept in the run's folder."""
 
-import os
-import secrets
 from pathlib import Path
 
 from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.private_file import shared_token
 from lachesis.schemas.errors import StartupError
 
-__all__ = ["GATEWAY_TOKEN", "GATEWAY_URL", "gateway_token", "write_private"]
+__all__ = ["GATEWAY_TOKEN", "GATEWAY_URL", "gateway_token"]
 
 GATEWAY_TOKEN = "gateway.token"  # noqa: S105 - a file's name
 """File of the run's folder that holds the token."""
@@ -22,9 +21,9 @@ def gateway_token(config: GatewayConfig, folder: Path) -> str | None:
     """
     if not config.needs_token:
         return None
-    path = folder / GATEWAY_TOKEN if config.token_file is None else Path(config.token_file)
-    if config.token_file is None and not path.exists():
-        write_private(path, secrets.token_urlsafe(32))
+    if config.token_file is None:
+        return shared_token(folder / GATEWAY_TOKEN)
+    path = Path(config.token_file)
     try:
         token = path.read_text().strip()
     except OSError as error:
@@ -32,16 +31,3 @@ def gateway_token(config: GatewayConfig, folder: Path) -> str | None:
     if not token:
         raise StartupError(f"gateway.token_file {path} is empty: it would let everybody in")
     return token
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that its owner alone can read, whole or not at all. Raises `StartupError`."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise StartupError(f"{path} cannot be written: {error.strerror}") from error

@@ -8,6 +8,7 @@ once it is gone, one that stayed registers again, so a role is never left to a s
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Self
 
 import anyio
@@ -17,11 +18,12 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
+from lachesis.pipeline.private_file import shared_token
 from lachesis.pipeline.telemetry.performance import Call
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
 
-__all__ = ["Directory", "open_role", "register", "stay_registered"]
+__all__ = ["Directory", "control_token", "open_role", "register", "stay_registered"]
 
 log = logging.getLogger("lachesis")
 
@@ -33,6 +35,14 @@ _SILENT_S = 2.0
 
 def _key(run: str, role: str) -> str:
     return f"{run}.{role}"
+
+
+def control_token(folder: Path, role: str) -> str:
+    """Return what the servers of `role` want of who changes their state: the run's own processes, by its folder.
+
+    Raises `StartupError` when it can be neither read nor written.
+    """
+    return shared_token(folder / "inference" / f"{role}.token")
 
 
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
@@ -92,12 +102,12 @@ class Directory:
             await self._changed.wait()
         return self._client
 
-    async def follow(self, bus: Bus, run: str, role: str) -> None:
-        """Keep `current` true to the register. Runs until cancelled."""
+    async def follow(self, bus: Bus, run: str, role: str, token: str | None = None) -> None:
+        """Keep `current` true to the register; its clients bear `token`. Runs until cancelled."""
         async with bus.watch(_BUCKET, _key(run, role)) as entries:
             async for entry in entries:
                 try:
-                    await self.use(entry.value.decode())
+                    await self.use(entry.value.decode(), token)
                 except (ConfigError, UnicodeDecodeError) as error:  # whoever wrote it, the next server registers anew
                     log.warning("the register of inference servers holds no URL: %s", str(error)[:200])
 
@@ -130,16 +140,18 @@ async def open_role(
     role: str,
     *,
     url: str | None = None,
+    token: str | None = None,
     timeout_s: float = 120.0,
     requested: Callable[[Call], None] | None = None,
 ) -> AsyncIterator[Directory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
 
-    `requested`: see `InferenceClient`.
+    `token`: what the run's own servers want of who changes their state (`control_token`); a server at `url` is not
+    told. `requested`: see `InferenceClient`.
     """
     async with Directory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
             await directory.use(url)
         else:
-            tasks.start_soon(directory.follow, bus, run, role)
+            tasks.start_soon(directory.follow, bus, run, role, token)
         yield directory

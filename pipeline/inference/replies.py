@@ -61,7 +61,7 @@ def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Aw
 
 def _check_token(request: Request, token: str | None) -> None:
     if token is not None and not bears(request.headers.get("authorization", ""), token):
-        raise _UnauthorizedError("this changes the server's state, which its own process alone may do")
+        raise _UnauthorizedError("this changes the server's state, which processes of its run alone may do")
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

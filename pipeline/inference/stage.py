@@ -3,7 +3,6 @@
 The policy's server registers only once it holds a published policy version, so no rollout comes from unnamed weights.
 """
 
-import secrets
 import socket
 from functools import partial
 from urllib.parse import urlsplit
@@ -17,7 +16,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.app import build_app
-from lachesis.pipeline.inference.directory import Directory, register, stay_registered
+from lachesis.pipeline.inference.directory import Directory, control_token, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
@@ -49,7 +48,14 @@ async def run_inference(service: Service, config: RunConfig, role: str) -> None:
 async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str) -> None:
     found = await anyio.to_thread.run_sync(partial(load_tokenizer, model))
     async with (
-        start_vllm(settings, model, role=role, folder=config.path, tokenizer_hash=tokenizer_hash(found)) as server,
+        start_vllm(
+            settings,
+            model,
+            role=role,
+            folder=config.path,
+            tokenizer_hash=tokenizer_hash(found),
+            token=control_token(config.path, role),
+        ) as server,
         Directory(timeout_s=120.0) as own,
         service.until_drained(),
     ):
@@ -78,7 +84,7 @@ async def _serve_reference(
     ):
         url = f"http://{settings.near}:{listener.getsockname()[1]}"
         generates = {"/inference/v1/generate"}
-        token = secrets.token_urlsafe(32)
+        token = control_token(config.path, role)
         hosts = {host_of(urlsplit(settings.advertise or url).netloc)} if settings.host in LOOPBACK else None
         weights = config.path / "weights"
         app = build_app(policy, engine, model_name=role, weights_folder=weights, token=token, hosts=hosts)

@@ -1,7 +1,7 @@
 """Real vLLM as a child process: how it is started for a role of the run, when it is ready, how it ends.
 
-Guarantees: its routes for weights take a token that this process alone has, it may read weights from the run's folder
-alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
+Guarantees: its routes for weights take a token that the run's own processes alone have, it may read weights from the
+run's folder alone, it sees none of the run's secrets, its log is the service's own, and it ends with the service,
 however that ends. No torch here: vLLM may live in an environment of its own, which needs nothing of this project
 installed.
 """
@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -95,13 +94,14 @@ class Vllm:
 
 @asynccontextmanager
 async def start_vllm(
-    settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str
+    settings: InferenceConfig, model: str, *, role: str, folder: Path, tokenizer_hash: str, token: str
 ) -> AsyncIterator[Vllm]:
-    """Start vLLM for `role` and yield it, ready or not; it is stopped at the end. `folder`: the run's.
+    """Start vLLM for `role` and yield it, ready or not; it is stopped at the end. `folder`: the run's. `token`:
+    what a request must bear that changes its state.
 
     Raises StartupError when there is no such interpreter.
     """
-    port, token = settings.port or _free_port(), secrets.token_urlsafe(32)
+    port = settings.port or _free_port()
     python = settings.python or sys.executable
     command = [python, "-m", _ENTRY, *_arguments(model, role, settings.host, port), *settings.args]
     log.info("starting %s", " ".join(command))

@@ -12,19 +12,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.model import ModelSetup, Policy, load_model
 from lachesis.pipeline.weights.tensors import has_adapters
-from lachesis.schemas.errors import CheckpointError, ConfigError
+from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
+from lachesis.schemas.values import from_json
 
 __all__ = ["ADAPTER", "load_checkpointed_model", "load_trainable_model", "save_adapters"]
 
 ADAPTER = "adapter"
 """Folder of a checkpoint that holds its adapters, as peft writes them."""
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """What adapters were made with, as peft writes it down."""
+
+    r: int
+    lora_alpha: float
 
 
 def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy:
@@ -65,20 +75,26 @@ def load_checkpointed_model(folder: Path, setup: ModelSetup) -> Policy:
         )
     if setup.base is None:
         raise ConfigError("training.lora is set: `model` must name the model that the adapters belong to")
-    peft, policy = _peft(), load_model(setup.base, setup)
+    policy = load_trainable_model(setup.base, setup)
     try:
-        found = peft.PeftConfig.from_pretrained(str(folder / ADAPTER))
-        wanted = _peft_config(setup.lora)
-        if (found.r, found.lora_alpha) != (wanted.r, wanted.lora_alpha):
+        found = from_json("adapter_config.json", _Shape, (folder / ADAPTER / "adapter_config.json").read_bytes())
+        alpha = setup.lora.rank if setup.lora.alpha is None else setup.lora.alpha
+        if (found.r, found.lora_alpha) != (setup.lora.rank, alpha):
             raise CheckpointError(
                 f"checkpoint {folder} has adapters of rank {found.r} and alpha {found.lora_alpha:g}, the configuration "
-                f"says {wanted.r} and {wanted.lora_alpha:g}: set training.lora as it was, or begin a new run"
+                f"says {setup.lora.rank} and {alpha:g}: set training.lora as it was, or begin a new run"
             )
-        with _quiet():
-            model = peft.PeftModel.from_pretrained(policy.model, str(folder / ADAPTER), is_trainable=True)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        tensors = load_file(folder / ADAPTER / "adapter_model.safetensors")
+        loaded = _peft().set_peft_model_state_dict(policy.model, tensors)
+    except (OSError, SafetensorError, SchemaError, RuntimeError) as error:
         raise CheckpointError(f"the adapters of checkpoint {folder} cannot be loaded: {error}") from error
-    return policy._replace(model=model.eval().to(setup.device))
+    missing = [name for name in loaded.missing_keys if "lora_" in name]
+    if missing or loaded.unexpected_keys:
+        raise CheckpointError(
+            f"the adapters of checkpoint {folder} are of other modules than training.lora.targets names: "
+            f"{', '.join([*missing, *loaded.unexpected_keys][:5])}"
+        )
+    return policy
 
 
 def save_adapters(model: Any, folder: Path) -> None:

@@ -81,7 +81,7 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     folder = Path(folder)
     try:
         name = (folder / POINTER).read_text().strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     path = folder / name
     if not name or Path(name).name != name or not path.is_dir():

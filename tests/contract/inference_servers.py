@@ -19,7 +19,7 @@ from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
 from lachesis.pipeline.training.model import Policy, build_tiny_policy
 
-__all__ = ["ARGUMENTS", "CPU", "PYTHON", "reference", "sharp_policy", "vllm"]
+__all__ = ["ARGUMENTS", "CPU", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 """Where `make vllm` installs it."""
@@ -29,6 +29,8 @@ CPU = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
+TOKEN = "token"
+"""What both want of who changes their state."""
 ARGUMENTS = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
 
 
@@ -47,7 +49,7 @@ def reference(policy: Policy, model: Path, folder: Path) -> Iterator[str]:
     """Serve the policy and yield the URL. `folder`: the run's."""
     listener = socket.create_server(("127.0.0.1", 0))
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="default") as engine:
-        app = build_app(policy, engine, model_name="policy", weights_folder=folder / "weights")
+        app = build_app(policy, engine, model_name="policy", weights_folder=folder / "weights", token=TOKEN)
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -68,7 +70,9 @@ def vllm(policy: Policy, model: Path, folder: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch, start_blocking_portal() as portal:
         for name, value in CPU.items():
             patch.setitem(os.environ, name, value)
-        starting = start_vllm(settings, str(model), role="policy", folder=folder, tokenizer_hash=policy.tokenizer_hash)
+        starting = start_vllm(
+            settings, str(model), role="policy", folder=folder, tokenizer_hash=policy.tokenizer_hash, token=TOKEN
+        )
         with portal.wrap_async_context_manager(starting) as server:
             portal.call(_ready, server)
             yield server.url

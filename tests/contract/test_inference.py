@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
-from contract.inference_servers import reference, sharp_policy, vllm
+from contract.inference_servers import TOKEN, reference, sharp_policy, vllm
 
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
@@ -40,7 +40,7 @@ class World:
             self.published[str(version)] = (write_weights(tensors, self.weights, version), policy)
 
     def client(self):
-        return InferenceClient(ClientConfig(url=self.url))
+        return InferenceClient(ClientConfig(url=self.url), token=TOKEN)
 
     async def load(self, client, step):
         """Load the weights of `step` and return their version."""
@@ -157,7 +157,8 @@ async def test_weights_that_do_not_fit_are_refused_by_name_and_the_old_ones_go_o
 
 
 async def test_an_update_that_somebody_left_unfinished_is_dropped(world):
-    async with world.client() as client, httpx.AsyncClient(base_url=world.url) as http:
+    bearing = {"Authorization": f"Bearer {TOKEN}"}
+    async with world.client() as client, httpx.AsyncClient(base_url=world.url, headers=bearing) as http:
         await world.load(client, 0)
         left, (path, _) = list(world.published.items())[1]
         assert (await http.post("/start_weight_update")).is_success

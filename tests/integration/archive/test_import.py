@@ -197,7 +197,7 @@ async def test_without_a_governor_it_leaves_other_runs_what_they_have_reserved(w
         await world.bus.put(BUCKETS["retention"], RESERVATIONS, record)
         if expires_ns > now_ns:
             said = await world.refusal("import", tmp_path / "out.jsonl", "--unleased")
-            assert f"{room} of them to run other" in said
+            assert f"{room:,} of them to run other" in said
             assert await world.groups() == []
     assert (await world.json("import", tmp_path / "out.jsonl", "--unleased"))["stored"] == 1, "it has expired"
 

@@ -18,7 +18,12 @@ from lachesis.schemas.errors import StartupError
 
 def starting(tmp_path, python):
     return start_vllm(
-        InferenceConfig(kind="vllm", python=str(python)), "m", role="policy", folder=tmp_path, tokenizer_hash="h"
+        InferenceConfig(kind="vllm", python=str(python)),
+        "m",
+        role="policy",
+        folder=tmp_path,
+        tokenizer_hash="h",
+        token="t",
     )
 
 

@@ -1,0 +1,50 @@
+"""Files that their owner alone can read: secrets that processes of one run share through its folder."""
+
+import os
+import secrets
+from pathlib import Path
+
+from lachesis.schemas.errors import StartupError
+
+__all__ = ["shared_token", "write_private"]
+
+
+def shared_token(path: Path) -> str:
+    """Return the token that a file holds, made if there is no such file: whoever comes first makes it.
+
+    Raises `StartupError` when it can be neither read nor written, or is empty.
+    """
+    try:
+        if not path.exists():
+            _write(path, secrets.token_urlsafe(32), replace=False)
+        token = path.read_text().strip()
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read or written: {error.strerror}") from error
+    if not token:
+        raise StartupError(f"{path} is empty: it would let everybody in; remove it, and a token is made")
+    return token
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that its owner alone can read, whole or not at all. Raises `StartupError`."""
+    try:
+        _write(path, text, replace=True)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _write(path: Path, text: str, *, replace: bool) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text + "\n")
+    try:
+        if replace:
+            partial.replace(path)
+        elif not path.exists():
+            os.link(partial, path)
+    except FileExistsError:
+        pass  # another was first: its token counts
+    finally:
+        partial.unlink(missing_ok=True)
