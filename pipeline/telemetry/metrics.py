@@ -25,6 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from lachesis.pipeline.telemetry.figures import Exemplar, Figures
 from lachesis.pipeline.telemetry.histogram import SCALE
+from lachesis.pipeline.telemetry.metric_names import metric_name
 from lachesis.pipeline.telemetry.spans import root_id
 from lachesis.schemas.control import PackedHistogram
 
@@ -56,11 +57,20 @@ def metrics_data(figures: Figures, resource: Resource, scope: InstrumentationSco
         value = getattr(stage, name)
         if value is not None:
             metrics.append(Metric(f"lachesis.stage.{name}", about, "{message}", Gauge([_number(value, figures)])))
-    for name, value in figures.metrics.items():
-        gauge = Gauge([_number(value, figures)])
-        metrics.append(Metric(f"lachesis.{name.replace('/', '.')}", "", "", gauge))
+    metrics += _gauges(figures)
     scoped = ScopeMetrics(scope, [metric for metric in metrics if metric is not None], "")
     return MetricsData([ResourceMetrics(resource, [scoped], "")])
+
+
+def _gauges(figures: Figures) -> list[Metric]:
+    """Return the figures of the heartbeat: one metric a name, a point for each environment, rater or stream."""
+    units: dict[str, str] = {}
+    points: dict[str, list[NumberDataPoint]] = {}
+    for figure, value in figures.metrics.items():
+        name, attributes, unit = metric_name(figure)
+        units[name] = unit
+        points.setdefault(name, []).append(NumberDataPoint(attributes, 0, figures.now_ns, value))
+    return [Metric(name, "", units[name], Gauge(found)) for name, found in points.items()]
 
 
 def _number(value: float, figures: Figures, *, since: int = 0) -> NumberDataPoint:

@@ -11,16 +11,25 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from opentelemetry.sdk.metrics.export import Sum
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from unit.telemetry.test_metric_names import HEARTBEAT
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.histogram import Histogram
+from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.schemas import subjects
+from lachesis.schemas.control import StageVitals
 from lachesis.services.registry import SERVICES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
 JAEGER = yaml.safe_load((DEPLOY / "jaeger/config.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes/lachesis.yaml").read_text()))
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/lachesis.json").read_text())
 
@@ -123,24 +132,72 @@ def test_prometheus_scrapes_what_runs() -> None:
     )
 
 
-def test_the_dashboard_asks_for_metrics_that_the_services_export() -> None:
-    exported = {"lag", "handled_total", "wait_seconds", "process_seconds", "redelivered_total", "dead_total"}
-    asked = {
-        name
-        for panel in DASHBOARD["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"lachesis_stage_(\w+)", target["expr"])
-    }
-    assert asked == exported
+def exported() -> dict[str, set[str]]:
+    """Return Prometheus' names of all metrics that services send, with the labels of each.
+
+    The heartbeat's figures are those of `test_metric_names`; names are translated as Prometheus' OTLP receiver does.
+    """
+    texts = [name.replace("ENV", "shop").replace("RATER", "r").replace("STREAM", "EVENTS") for name in HEARTBEAT]
+    waits = Histogram.of([0.5]).pack()
+    stage = StageVitals(handled=1, wait=waits, process=waits, lag=1, in_flight=1)
+    data = metrics_data(Figures(stage, dict.fromkeys(texts, 1.0), 1, 2), Resource({}), InstrumentationScope("s"))
+    found: dict[str, set[str]] = {}
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        name = re.sub(r"[^a-zA-Z0-9]", "_", metric.name)
+        unit = {"s": "seconds", "ms": "milliseconds", "By": "bytes", "1": "ratio"}.get(metric.unit)
+        if unit is not None and not name.endswith(f"_{unit}"):
+            name += f"_{unit}"
+        if isinstance(metric.data, Sum):
+            name += "_total"
+        labels = {key.replace(".", "_") for point in metric.data.data_points for key in point.attributes}
+        found.setdefault(name, set()).update(labels)
+    return found
+
+
+def asked() -> list[str]:
+    """Return every query of the dashboard and of the alerts."""
+    shown = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    return shown + [rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("expression", asked())
+def test_each_query_asks_for_metrics_and_labels_that_the_services_send(expression: str) -> None:
+    known = exported()
+    matching = r'\{__name__=~"([^"]+)"'
+    names = set(re.findall(r"\blachesis_\w+", re.sub(matching, "", expression)))
+    for pattern in re.findall(matching, expression):
+        names |= {name for name in known if re.fullmatch(pattern, name)} or {pattern}
+    assert names
+    assert names <= known.keys()
+    resource = {name.replace(".", "_") for name in PROMETHEUS["otlp"]["promote_resource_attributes"]}
+    labels = set(re.findall(r"\b(rl_\w+|service_\w+)\b", expression))
+    assert labels <= resource.union(*(known[name] for name in names))
+
+
+def test_the_dashboard_shows_what_a_run_is_watched_by() -> None:
     titles = {panel["title"] for panel in DASHBOARD["panels"]}
-    assert {"Lag", "Rate", "Wait, p99", "Redeliveries", "Dead letters"} <= titles
+    assert {"Services", "Held-out rate", "Reward by rater", "Lag", "Rate", "Wait, p99", "Dead letters"} <= titles
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
 
 
-def test_the_dashboard_knows_the_services_by_their_names_and_the_attributes_by_what_prometheus_keeps() -> None:
-    asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
-    named = {name for text in asked for name in re.findall(r'service_name="([^"]+)"', text)}
+def test_legends_and_alerts_name_labels_that_are_there() -> None:
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            check_labels(target["legendFormat"], target["expr"], r"\{\{(\w+)\}\}")
+    assert PROMETHEUS["rule_files"] == ["alerts.yml"]
+    for group in ALERTS["groups"]:
+        for rule in group["rules"]:
+            check_labels(rule["annotations"]["summary"], rule["expr"], r"\$labels\.(\w+)")
+
+
+def check_labels(text: str, expression: str, pattern: str) -> None:
+    known = exported()
+    names = {name for name in known if name in expression} or known.keys()
+    resource = {name.replace(".", "_") for name in PROMETHEUS["otlp"]["promote_resource_attributes"]}
+    assert set(re.findall(pattern, text)) - {"__name__"} <= resource.union(*(known[name] for name in names))
+
+
+def test_the_dashboard_knows_the_services_by_their_names() -> None:
+    named = {name for text in asked() for name in re.findall(r'service_name="([^"]+)"', text)}
     assert named
     assert named <= {subjects.service_name(service) for service in SERVICES}
-    labels = {name for text in asked for name in re.findall(r"\b(rl_\w+|service_name)\b", text)}
-    assert labels <= {name.replace(".", "_") for name in PROMETHEUS["otlp"]["promote_resource_attributes"]}
-    assert labels == {"rl_run", "rl_env_name", "service_name"}
