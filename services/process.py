@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskStatus
@@ -73,13 +74,13 @@ _REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionErr
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which process this is: its service, the part it plays, its number among its replicas (from 1), and whether a
-    supervisor watches over it.
+    """Which process this is: its service, the part it plays, its name among its replicas (`replica_name`), and
+    whether a supervisor watches over it.
     """
 
     spec: ServiceSpec
     part: str = ""
-    replica: int = 1
+    replica: str = "1"
     supervised: bool = False
 
     @property
@@ -145,7 +146,15 @@ async def _serve(
 ) -> int:
     place = WriterPlace.here(config.path, supervised=role.supervised)
     async with (
-        open_service(bus, role.name, config.run, config.revision, replica=role.replica, tracing=tracing) as service,
+        open_service(
+            bus,
+            role.name,
+            config.run,
+            config.revision,
+            replica=role.replica,
+            tracing=tracing,
+            alive_file=None if config.services.alive_file is None else Path(config.services.alive_file),
+        ) as service,
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(flush_output)

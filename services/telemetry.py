@@ -28,7 +28,7 @@ _ASKED = 5
 
 
 @contextmanager
-def open_tracing(config: RunConfig, name: str, replica: int) -> Iterator[Tracing]:
+def open_tracing(config: RunConfig, name: str, replica: str) -> Iterator[Tracing]:
     """Yield what the service `name` knows of traces; what is left is exported at the end, within `close_s` seconds.
 
     Raises `StartupError` where an export is asked for and its packages are missing, `ConfigError` as `open_otlp`.

@@ -42,7 +42,7 @@ async def trace_unfinished(bus: Bus, config: RunConfig) -> None:
     if not config.telemetry.wanted():
         return
     try:
-        with open_tracing(config, "supervisor", 1) as tracing, anyio.fail_after(_PATIENCE_S):
+        with open_tracing(config, "supervisor", "1") as tracing, anyio.fail_after(_PATIENCE_S):
             if tracing.on:
                 await _trace(bus, config, tracing)
     except (LachesisError, TimeoutError) as error:

@@ -220,6 +220,8 @@ class ServicesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     (some 350 MB), for trainer and inference servers, and one without (70 MB), for all others. Default true."""
     drain_s: Seconds = 10.0
     """Seconds a service has to finish what it holds after SIGTERM; the trainer has `training.drain_s`. Default 10."""
+    alive_file: FilePath | None = None
+    """File that a service touches with each heartbeat, every second, for a container's liveness probe. Default None."""
     ready_s: Seconds = 120.0
     """Seconds a service has to become ready, once none of a supervisor that was killed still drains. Default 120."""
 

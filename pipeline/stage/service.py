@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Literal
 
 import anyio
@@ -40,7 +41,7 @@ _START = "start"
 class Service:
     """What every stage is given.
 
-    `replica` numbers the processes of one name from 1 and stays the same over restarts; `instance` is unique to this
+    `replica` names a process among those of one name and stays the same over restarts; `instance` is unique to this
     life of the service, so it serves as writer term too.
     """
 
@@ -51,7 +52,7 @@ class Service:
         run: str,
         revision: str = subjects.LIVE,
         *,
-        replica: int = 1,
+        replica: str = "1",
         tracing: Tracing | None = None,
     ) -> None:
         self.bus = bus
@@ -216,15 +217,21 @@ async def open_service(
     run: str,
     revision: str = subjects.LIVE,
     *,
-    replica: int = 1,
+    replica: str = "1",
     tracing: Tracing | None = None,
+    alive_file: Path | None = None,
 ) -> AsyncIterator[Service]:
-    """Yield a service that sends heartbeats until the context ends; one more tells that it drained."""
+    """Yield a service that sends heartbeats until the context ends; one more tells that it drained.
+
+    `alive_file` is touched after each, for probes that look at its age.
+    """
     service = Service(bus, name, run, revision, replica=replica, tracing=tracing)
 
     async def beat() -> None:
         while True:
             await service.heartbeat()
+            if alive_file is not None:
+                alive_file.touch()  # noqa: ASYNC240 - of a file in memory or on a local disk
             await anyio.sleep(HEARTBEAT_S)
 
     async def announce() -> None:

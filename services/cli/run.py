@@ -6,6 +6,7 @@ from lachesis.services.cli.options import Options
 from lachesis.services.cli.output import print_table
 from lachesis.services.process import Role, run_process
 from lachesis.services.registry import SERVICES, find
+from lachesis.services.replica import replica_name
 
 __all__ = ["list_services", "run_service"]
 
@@ -16,7 +17,7 @@ def list_services() -> None:
     print_table(("service", "what it does", "needs"), rows)
 
 
-def run_service(options: Options, service: str, part: str, *, replica: int, supervised: bool) -> None:
+def run_service(options: Options, service: str, part: str, *, replica: int | None, supervised: bool) -> None:
     """Run until drained; exits with the code of `run_process`."""
-    role = Role(find(service), part, replica, supervised)
+    role = Role(find(service), part, replica_name(replica), supervised)
     sys.exit(run_process(role, options.config()))

@@ -165,12 +165,19 @@ def files(config: RunConfig) -> Iterator[Finding]:
 
 
 def _mode(path: Path) -> Finding:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077 and not _lent_by_group(found):
         return fail("secrets", f"others can read {path} (mode {mode:04o})", f"chmod 600 {path}")
     if not os.access(path, os.R_OK):
         return fail("secrets", f"{path} cannot be read by this user", f"chown it, or run as the owner of {path}")
     return ok("secrets", f"{path} is this user's alone")
+
+
+def _lent_by_group(found: os.stat_result) -> bool:
+    """Whether a secret is another's, and this process's group may read it: as Kubernetes mounts them (fsGroup)."""
+    may_read = found.st_gid in {os.getegid(), *os.getgroups()} and stat.S_IMODE(found.st_mode) & 0o077 == 0o040
+    return may_read and found.st_uid != os.geteuid()
 
 
 def disk(config: RunConfig) -> Finding:

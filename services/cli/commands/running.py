@@ -29,7 +29,9 @@ def run(
     options: Options,
     service: Annotated[str | None, typer.Argument(help="Service; none: list them.", autocompletion=_services)] = None,
     part: Annotated[str, typer.Argument(help="Its part: an environment, or the role of an inference server.")] = "",
-    replica: Annotated[int, typer.Option(min=1, help="Number of this replica, from 1.")] = 1,
+    replica: Annotated[
+        int | None, typer.Option(min=1, help="Number of this replica; default 1, in containers the host's name.")
+    ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
     """Run one service until it is told to stop, or list the services."""

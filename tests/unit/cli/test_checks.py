@@ -181,3 +181,16 @@ def test_seeds_that_others_can_read(tmp_path: Path) -> None:
     assert len(bad) == 1
     assert "others can read" in bad[0]
     assert "trainer.nk" in bad[0]
+
+
+def test_a_secret_that_this_processs_group_is_lent_is_none_of_others(tmp_path: Path, monkeypatch) -> None:
+    """As Kubernetes mounts one with defaultMode 0440 and fsGroup: root's, readable by the pod's group."""
+    secret = tmp_path / "scorer.nk"
+    secret.write_text("x")
+    monkeypatch.setattr(machine.os, "geteuid", lambda: 10001)
+    for mode, level in ((0o440, "OK"), (0o460, "FAIL"), (0o444, "FAIL")):
+        secret.chmod(mode)
+        assert machine._mode(secret).level == level
+    monkeypatch.setattr(machine.os, "geteuid", lambda: secret.stat().st_uid)
+    secret.chmod(0o440)
+    assert machine._mode(secret).level == "FAIL"

@@ -1,6 +1,7 @@
 """The files of deploy/: each by its own schema or parser, and what they say of each other."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,12 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose/compose.yaml").read_text())
 JAEGER = yaml.safe_load((DEPLOY / "jaeger/config.yaml").read_text())
 PROMETHEUS = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
 ALERTS = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
-KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes/lachesis.yaml").read_text()))
+KUBERNETES = [
+    document
+    for name in ("lachesis", "gateway")
+    for document in yaml.safe_load_all((DEPLOY / f"kubernetes/{name}.yaml").read_text())
+]
+AUTOSCALING = yaml.safe_load((DEPLOY / "kubernetes/autoscaling.yaml").read_text())
 DASHBOARD = json.loads((DEPLOY / "grafana/dashboards/lachesis.json").read_text())
 
 
@@ -51,6 +57,49 @@ def test_the_dockerfile_passes_its_linter() -> None:
 )
 def test_kubernetes_takes_the_manifest(document: dict[str, Any]) -> None:
     kubernetes_validate.validate(document, "1.33", strict=True)
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    found = [document for document in KUBERNETES if document["kind"] in {"Deployment", "Job"}]
+    return {document["metadata"]["name"]: document["spec"]["template"]["spec"] for document in found}
+
+
+def test_every_pod_can_read_its_keys_and_every_service_is_probed() -> None:
+    for name, pod in pods().items():
+        assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsUser"] == 10001, name
+        (container,) = pod["containers"]
+        assert ("livenessProbe" in container) == (name != "init")
+        assert "nvidia.com/gpu" not in container.get("resources", {}).get("limits", {})  # the image's torch is for CPUs
+    assert {name for name, pod in pods().items() if "readinessProbe" in pod["containers"][0]} == {
+        "inference",
+        "gateway",
+    }
+
+
+def test_the_probe_looks_at_the_file_that_services_touch() -> None:
+    (run,) = [document for document in KUBERNETES if document["kind"] == "ConfigMap"]
+    alive = tomllib.loads(run["data"]["run.toml"])["services"]["alive_file"]
+    for name, pod in pods().items():
+        if name != "init":
+            assert alive in pod["containers"][0]["livenessProbe"]["exec"]["command"][-1]
+
+
+def test_the_probe_tells_a_fresh_file_from_an_old_one(tmp_path: Path) -> None:
+    command = pods()["scorer"]["containers"][0]["livenessProbe"]["exec"]["command"]
+    alive = tmp_path / "alive"
+    ours = [re.sub(r"find \S+", f"find '{alive}'", part) for part in command]
+    assert subprocess.run(ours, check=False, capture_output=True).returncode != 0
+    alive.touch()
+    assert subprocess.run(ours, check=False).returncode == 0
+    os.utime(alive, (0, 0))
+    assert subprocess.run(ours, check=False).returncode != 0
+
+
+def test_autoscaling_names_what_is_there() -> None:
+    (trigger,) = AUTOSCALING["spec"]["triggers"]
+    assert AUTOSCALING["spec"]["scaleTargetRef"]["name"] in pods()
+    assert trigger["metadata"]["stream"] == subjects.ROLLOUTS
+    assert trigger["metadata"]["consumer"] == subjects.durable("scorer", "kubernetes", subjects.LIVE)
 
 
 def commands() -> list[list[str]]:
