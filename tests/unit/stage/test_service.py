@@ -174,3 +174,14 @@ async def test_a_stall_is_in_heartbeat_and_log_as_long_as_it_lasts(lab, monkeypa
         "stalled for 4 s: publish a: no leader",
         "goes on after 3 s: no leader",
     ]
+
+
+async def test_a_file_tells_probes_that_the_service_lives(lab, tmp_path) -> None:
+    alive = tmp_path / "alive"
+    async with lab.bus.listen(subjects.heartbeat("r")) as heard, open_service(lab.bus, "scorer", "r", alive_file=alive):
+        beats = 0
+        async for _ in heard:
+            beats += 1
+            if beats == 2:
+                break
+    assert alive.exists()
