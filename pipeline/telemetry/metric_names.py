@@ -31,9 +31,10 @@ _RULES: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
         # groups a, b and c are the attributes in order; kind and rest stand in the name
         (r"curriculum/(?P<a>[^/]+)/ability/(?P<b>.+)", "curriculum.ability", (_ENV, _SKILL)),
         (r"reward/(?P<a>[^/]+)/rater/(?P<b>.+)", "reward.rater", (_ENV, _RATER)),
+        (r"reliability/(?P<a>[^/]+)/(?P<b>.+)", "reliability.share", (_ENV, _RATER)),
         (r"reward_norm/(?P<a>[^/]+)/(?P<b>[^/]+)/(?P<rest>[^/]+)", "reward_norm.{rest}", (_ENV, _COMPONENT)),
         (r"eval/(?P<a>[^/]+)/(?P<rest>avg|pass)@(?P<b>[0-9]+)", "eval.{rest}", (_ENV, _SAMPLES)),
-        (r"(?P<kind>curriculum|environment|health|reward|reward_norm|eval)/(?P<a>[^/]+)/(?P<rest>[^/]+)",
+        (r"(?P<kind>curriculum|environment|health|reward|reward_norm|reward_shaping|eval)/(?P<a>[^/]+)/(?P<rest>[^/]+)",
          "{kind}.{rest}", (_ENV,)),
         (r"flow/(?P<rest>fill|held_from|trimmed_[a-z]+)/(?P<a>[^/]+)", "flow.{rest}", (_STREAM,)),
         (r"batching/outcomes/(?P<a>[^/]+)", "batching.outcomes", (_OUTCOME,)),
@@ -47,7 +48,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
 _UNITS = (
     (
         re.compile(
-            r"(_share|_fraction|error_rate|_ratio)$|^flow/fill/|^eval/.*/(avg@[0-9]+|pass@[0-9]+|greedy|error)$"
+            r"(_share|_fraction|error_rate|_ratio)$|^flow/fill/|^reliability/|^eval/.*/(avg@[0-9]+|pass@[0-9]+|greedy|error)$"
         ),
         "1",
     ),

@@ -24,6 +24,8 @@ from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.schemas import subjects
 from lachesis.schemas.control import StageVitals
+from lachesis.services.cli.auth import run_auth_init
+from lachesis.services.cli.options import Options
 from lachesis.services.registry import SERVICES
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
@@ -100,6 +102,15 @@ def test_autoscaling_names_what_is_there() -> None:
     assert AUTOSCALING["spec"]["scaleTargetRef"]["name"] in pods()
     assert trigger["metadata"]["stream"] == subjects.ROLLOUTS
     assert trigger["metadata"]["consumer"] == subjects.durable("scorer", "kubernetes", subjects.LIVE)
+
+
+def test_autoscaling_asks_for_the_account_that_auth_init_makes(tmp_path: Path) -> None:
+    (run,) = [document for document in KUBERNETES if document["kind"] == "ConfigMap"]
+    (tmp_path / "run.toml").write_text(run["data"]["run.toml"])
+    run_auth_init(Options(file=tmp_path / "run.toml"), tmp_path, force=False, tls=None)
+    (trigger,) = AUTOSCALING["spec"]["triggers"]
+    account = (tmp_path / "auth/kubernetes.conf").read_text().split(" {")[0]
+    assert account.strip('"') == trigger["metadata"]["account"]
 
 
 def commands() -> list[list[str]]:
