@@ -54,7 +54,8 @@ async def ask(bus: Bus, request: LeaseRequest) -> LeaseReply:
     with anyio.fail_after(60):
         while True:
             try:
-                return decode(LeaseReply, await bus.request(subjects.lease(RUN, request.env), encode(request), timeout_s=2.0))
+                subject = subjects.lease(RUN, request.env)
+                return decode(LeaseReply, await bus.request(subject, encode(request), timeout_s=2.0))
             except InfrastructureError:
                 await anyio.sleep(0.05)
 

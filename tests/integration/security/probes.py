@@ -1,5 +1,6 @@
 """Everything worth trying with a key, and what the server refuses of it; written down as a table for people."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import anyio
@@ -11,13 +12,14 @@ from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 from lachesis.services.registry import SERVICES
 
-__all__ = ["IDENTITIES", "OWN", "STORES", "allowed", "as_table", "publications", "subscriptions"]
+__all__ = ["IDENTITIES", "OTHER", "OWN", "STORES", "allowed", "as_table", "publications", "subscriptions"]
 
 ENVIRONMENTS = ("environment-words", "environment-far")
 IDENTITIES = [*(name for name in SERVICES if name != "environment"), *ENVIRONMENTS, OPERATOR, OBSERVER]
 STORES = [*STREAMS, *(f"KV_{bucket}" for bucket in BUCKETS.values())]
 OWN = "<own name>"
 """Stands for a name of consumers, or a prefix of inboxes, that belongs to whoever tries it."""
+OTHER = "<another's name>"
 
 _KINDS = ("score", "reward", "curriculum", "teacher", "dead", "eval", "alert")
 _EVENTS = tuple(f"rl.{kind}.one.live.{env}" for kind in _KINDS for env in ("words", "far"))
@@ -158,7 +160,7 @@ def as_table(may: Mapping[str, tuple[set[str], set[str]]]) -> str:
 
 
 def _rows(rows: Mapping[str, Iterable[str]]) -> Iterator[str]:
-    columns = [name for name in IDENTITIES if name != OPERATOR and name != OBSERVER] + [OPERATOR, OBSERVER]
+    columns = [name for name in IDENTITIES if name not in (OPERATOR, OBSERVER)] + [OPERATOR, OBSERVER]
     yield f"| subject | {' | '.join(columns)} |"
     yield f"|---|{'---|' * len(columns)}"
     for subject, who in rows.items():
@@ -166,7 +168,8 @@ def _rows(rows: Mapping[str, Iterable[str]]) -> Iterator[str]:
 
 
 def _with_own(subject: str, identity: str) -> str:
-    return subject.replace(f".{identity}=0", f".{OWN}").replace(f"_INBOX_{identity}.", f"_INBOX_{OWN}.")
+    subject = subject.replace(f".{identity}=0", f".{OWN}").replace(f"_INBOX_{identity}.", f"_INBOX_{OWN}.")
+    return re.sub(r"\.[a-z-]+=0\b|\.batcher=one=EVENTS=.*", f".{OTHER}", subject)
 
 
 _TITLE = """# Who may do what on the server
