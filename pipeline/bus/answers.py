@@ -28,6 +28,7 @@ __all__ = [
     "Answer",
     "ApiError",
     "ConsumerInfo",
+    "ConsumerNames",
     "Deleted",
     "NameTakenError",
     "Purged",
@@ -136,6 +137,11 @@ class StreamInfo(Answer, frozen=True):
     state: State = State(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
+
+
+class ConsumerNames(Answer, frozen=True):
+    consumers: list[str] | None = None
+    total: int = 0
 
 
 class Deleted(Answer, frozen=True):

@@ -131,6 +131,10 @@ class NatsBus:
         """
         await trimming.erase(self._link, stream, filters)
 
+    async def consumer_names(self, stream: str) -> list[str]:
+        """Return the names of a stream's or bucket's consumers, in order. Raises `NotFoundError`: no stream."""
+        return await consumers.names(self._link, stream)
+
     async def forget(self, stream: str, durable: str) -> None:
         """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
         await consumers.forget(self._link, stream, durable)

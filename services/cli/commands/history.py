@@ -91,6 +91,9 @@ def gc(
         bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
     ] = False,
     whole_run: Annotated[bool, typer.Option("--whole-run", help="All of a run that is over.")] = False,
+    consumers: Annotated[
+        bool, typer.Option("--consumers", help="Readers that the server keeps; those in use are made again.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -99,11 +102,16 @@ def gc(
     The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
     evaluations, revisions, the ledger, runs that are over. Safe beside it, and to repeat.
     """
+    from lachesis.services.cli.consumers import collect_consumers
     from lachesis.services.cli.gc import collect_garbage, erase_run, limits
 
+    if consumers and (older_than or keep_bytes or revision or trainer or ledger or whole_run):
+        raise typer.BadParameter("--consumers goes with no other option but --yes and --json")
     if whole_run and (older_than or keep_bytes or revision or trainer or ledger):
         raise typer.BadParameter("--whole-run leaves nothing that another option could keep")
-    if whole_run:
+    if consumers:
+        collect_consumers(options, yes=yes, as_json=as_json)
+    elif whole_run:
         erase_run(options, yes=yes, as_json=as_json)
     else:
         wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)

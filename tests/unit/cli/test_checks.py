@@ -12,6 +12,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.checks import cluster, machine, server
 from lachesis.services.cli.checks.finding import Finding
+from lachesis.services.cli.checks.server import check_consumers
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
@@ -178,3 +179,11 @@ def test_seeds_that_others_can_read(tmp_path: Path) -> None:
     assert len(bad) == 1
     assert "others can read" in bad[0]
     assert "trainer.nk" in bad[0]
+
+
+def test_a_stream_with_very_many_consumers_is_named_and_how_to_be_rid_of_them() -> None:
+    infos = {"EVENTS": {"state": {"consumer_count": 996}}, "LEDGER": {"state": {"consumer_count": 12}}}
+    (finding,) = check_consumers(infos)
+    assert finding.check == "consumers of EVENTS"
+    assert finding.level == "WARN"
+    assert "lachesis gc --consumers" in (finding.mend or "")
