@@ -1,16 +1,17 @@
 """Who may do what: one row for each service and for the people who run it. The same names as `subjects`, nothing else.
 
 Reading is granted by stream, writing by subject: whoever reads EVENTS may read all of it, but each kind of event has
-one service that may write it. `pipeline.bus.permissions` turns a row into what the server enforces.
+one service that may write it. `pipeline.bus.accounts` turns the rows into what the server enforces.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from lachesis.schemas import subjects
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
+from lachesis.schemas.subjects import BUCKETS, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
 
-__all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "roles"]
+__all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
 
 OPERATOR: Final = "operator"
 """The identity of `lachesis init`, `up`, `dead requeue`, `resume`, `replay`, `shadow`, `train`, `export`, `import` and
@@ -20,7 +21,6 @@ OBSERVER: Final = "observer"
 """The identity of `lachesis status`, `top`, `trace`, `tail`, `health`, `compare`, `reproduce`, `dead` and `doctor`:
 reads everything, writes nothing."""
 
-_PEOPLE = (OPERATOR, OBSERVER)
 _DURABLE_STAGES = ("scorer", "teacher")
 SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
 """Services of which a run has one: whoever is started asks first whether another one runs."""
@@ -29,12 +29,14 @@ _INFERENCE_ROLES = ("policy", "teacher", "eval")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """What the subjects of one run are made of. `environments` are those trained on and those held out."""
+    """What the subjects of one run are made of. `environments` are those trained on, `foreign` those of them whose
+    groups arrive at the gateway."""
 
     run: str
     revision: str
     trainer: str
     environments: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,106 +44,144 @@ class Access:
     """What one identity may do, beyond asking JetStream whether it is there and receiving its own answers."""
 
     writes: tuple[str, ...] = ()
-    """Subjects it publishes to: events, requests, broadcasts."""
+    """Subjects it publishes to that a stream stores."""
     spares: tuple[str, ...] = ()
     """Subjects of those that it does not publish to after all."""
+    tells: tuple[str, ...] = ()
+    """Broadcasts it publishes."""
     hears: tuple[str, ...] = ()
-    """Subjects it subscribes to: broadcasts, and requests that it answers."""
-    answers: tuple[str, ...] = ()
-    """Identities whose requests it answers."""
+    """Broadcasts it subscribes to, of whoever tells them."""
+    serves: tuple[str, ...] = ()
+    """Subjects on which it answers requests."""
+    asks: tuple[tuple[str, str], ...] = ()
+    """(identity, subject) of the requests it sends, and of the identity that answers them; it may be its own."""
     reads: tuple[str, ...] = ()
-    """Streams and buckets that it reads from a cursor, or watches."""
+    """Streams that it reads from a cursor."""
+    watches: tuple[tuple[str, str], ...] = ()
+    """(bucket, key) whose changes it is told of; `*` stands for one part of a key, `>` for the rest."""
     gets: tuple[str, ...] = ()
-    """Streams and buckets of which it fetches messages by sequence, or a subject's last; all that it reads are among
-    them."""
+    """Streams and buckets of which it fetches messages by sequence, or a subject's last; all that it reads or watches
+    are among them."""
+    rereads: tuple[tuple[str, str], ...] = ()
+    """(stream, subject) that it writes in several parts, and of which it reads the last one again."""
     consumes: tuple[tuple[str, str], ...] = ()
     """(stream, durable name) of the competing consumers it belongs to."""
     inspects: tuple[tuple[str, str], ...] = ()
     """(stream, durable name) of the competing consumers whose progress it asks for; its own are among them."""
-    others: tuple[tuple[str, str], ...] = ()
-    """(stream, durable name) of every competing consumer of the run that it does not belong to."""
     sets: tuple[tuple[str, str], ...] = ()
     """(bucket, key) that it writes; `*` stands for one part of a key."""
     measures: tuple[str, ...] = ()
     """Streams whose size it asks for; all that it gets are among them."""
     trims: tuple[str, ...] = ()
     """Streams that it deletes history from."""
-    forgets: tuple[tuple[str, str], ...] = ()
-    """(stream, durable name) of the competing consumers that it deletes, with a run that is over."""
+    lists: tuple[str, ...] = ()
+    """Streams and buckets whose consumers it lists."""
+    forgets: tuple[str, ...] = ()
+    """Streams and buckets whose consumers it deletes: those of a run that is over, and those that nobody needs."""
     makes: tuple[str, ...] = ()
     """Streams and buckets that it creates and changes; never deletes."""
 
 
-def roles(service: str, environments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names under which processes of `service` speak: its own, and one for each part it can play."""
-    parts = {"environment": environments, "inference": _INFERENCE_ROLES}.get(service, ())
-    return (service, *(f"{service}-{part}" for part in parts))
+def identity_of(service: str, part: str) -> str:
+    """Return the identity of a process of `service` that plays `part`: each environment has a key of its own."""
+    return f"{ENVIRONMENT}-{part}" if service == ENVIRONMENT else service
+
+
+def roles(identity: str) -> tuple[str, ...]:
+    """Return the names under which processes of `identity` speak: its own, and one for each role it can play."""
+    parts = _INFERENCE_ROLES if identity == "inference" else ()
+    return (identity, *(f"{identity}-{part}" for part in parts))
 
 
 def access_table(scope: Scope) -> dict[str, Access]:
     """Return what each service, the operator and the observer may do in the run of `scope`."""
+    services = _services(scope)
+    people = _people(scope, services)
+    return {**services, **people}
+
+
+def _durables(scope: Scope) -> dict[str, tuple[str, str]]:
+    return {stage: (ROLLOUTS, subjects.durable(stage, scope.run, scope.revision)) for stage in _DURABLE_STAGES}
+
+
+def _row(
+    scope: Scope,
+    identity: str,
+    *,
+    writes: tuple[str, ...] = (),
+    hears: tuple[str, ...] = (),
+    serves: tuple[str, ...] = (),
+    asks: tuple[tuple[str, str], ...] = (),
+    reads: tuple[str, ...] = (),
+    watches: tuple[tuple[str, str], ...] = (),
+    gets: tuple[str, ...] = (),
+    rereads: tuple[tuple[str, str], ...] = (),
+    sets: tuple[tuple[str, str], ...] = (),
+    trims: tuple[str, ...] = (),
+    inspects: tuple[tuple[str, str], ...] = (),
+) -> Access:
+    """Return a service's row: what is its own, and what every one does: heartbeats, answers to the micro protocol,
+    and, for a single writer, the question whether another one runs."""
+    run, names = scope.run, roles(identity)
+    own = tuple(durable for stage, durable in _durables(scope).items() if stage == identity)
+    attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
+    all_gets = _merged(
+        reads,
+        tuple(bucket for bucket, _ in watches),
+        gets,
+        tuple(stream for stream, _ in own),
+        (BUCKETS["attempts"],) if own else (),
+    )
+    alone = (identity,) if identity in SINGLE_WRITERS else ()
+    return Access(
+        writes=writes,
+        tells=(*(subjects.heartbeat(run, name) for name in names), *((subjects.incident(run),) if own else ())),
+        hears=hears,
+        serves=_merged(serves, *(subjects.micro(run, name) for name in names)),
+        asks=(*asks, *((name, subjects.health(run, name)) for name in alone)),
+        reads=reads,
+        watches=watches,
+        gets=all_gets,
+        rereads=rereads,
+        consumes=own,
+        inspects=(*own, *inspects),
+        sets=(*sets, *attempts),
+        # the bucket of policies: the server's clock. What it gets: whether a message that is not found was ever there
+        measures=_merged((BUCKETS["policy"],), all_gets),
+        trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
+    )
+
+
+def _services(scope: Scope) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
-    durables = {stage: (ROLLOUTS, subjects.durable(stage, run, revision)) for stage in _DURABLE_STAGES}
     dead = subjects.event("dead", run, revision)
     policy = (BUCKETS["policy"], run)
+    inference = tuple((BUCKETS["inference"], f"{run}.{role}") for role in _INFERENCE_ROLES)
+    policy_server, teacher_server, eval_server = inference
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)
 
-    def row(
-        service: str,
-        *,
-        writes: tuple[str, ...] = (),
-        hears: tuple[str, ...] = (),
-        answers: tuple[str, ...] = (),
-        reads: tuple[str, ...] = (),
-        gets: tuple[str, ...] = (),
-        sets: tuple[tuple[str, str], ...] = (),
-        measures: tuple[str, ...] = (),
-        trims: tuple[str, ...] = (),
-        inspects: tuple[tuple[str, str], ...] = (),
-    ) -> Access:
-        """A service: what is its own, and what every one does: heartbeats, answers to the micro protocol,
-        and, for a single writer, the question whether another one runs."""
-        own = (durables[service],) if service in durables else ()
-        names = roles(service, scope.environments)
-        attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
-        all_gets = _merged(reads, gets, tuple(stream for stream, _ in own), (BUCKETS["attempts"],) if own else ())
-        alone = (service,) if service in SINGLE_WRITERS else ()
-        return Access(
-            writes=(
-                *writes,
-                *(subjects.heartbeat(run, name) for name in names),
-                *(subjects.health(run, name) for name in alone),
-                *(incidents if own else ()),
-            ),
-            hears=_merged(hears, *(subjects.micro(run, name) for name in names)),
-            answers=(*answers, *alone, *_PEOPLE),
-            reads=reads,
-            gets=all_gets,
-            consumes=own,
-            inspects=(*own, *inspects),
-            others=tuple(durable for durable in durables.values() if durable not in own),
-            sets=(*sets, *attempts),
-            # ROLLOUTS: the server's clock. What it gets: whether a message that is not found was ever there
-            measures=_merged((ROLLOUTS,), all_gets, measures),
-            trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
-        )
+    chunks = (ROLLOUTS, subjects.blob("rollout", run))
 
     def state(stage: str, partition: str = "*") -> str:
         return subjects.state(run, stage, revision, partition)
 
-    services = {
+    def lease(env: str) -> tuple[str, str]:
+        return ("governor", subjects.lease(run, env))
+
+    row = partial(_row, scope)
+    return {
         "governor": row(
             "governor",
             # a chunk of its own ends a large message that nobody finished, before it is deleted
             writes=(state("governor", "0"), subjects.blob("rollout", run), subjects.blob("logprobs", run)),
-            hears=(subjects.lease(run),),
-            answers=("environment", "gateway"),
-            reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER, BUCKETS["policy"]),
+            serves=(subjects.lease(run),),
+            reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
+            watches=(policy,),
             gets=(BUCKETS["retention"],),
             sets=((BUCKETS["retention"], run), (BUCKETS["retention"], subjects.RESERVATIONS)),
             trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
-            inspects=tuple(durables.values()),
+            inspects=tuple(_durables(scope).values()),
         ),
         "batcher": row(
             "batcher",
@@ -164,7 +204,8 @@ def access_table(scope: Scope) -> dict[str, Access]:
         "health": row(
             "health",
             writes=(subjects.event("alert", run, revision), state("health")),
-            reads=(EVENTS, LEDGER, BUCKETS["resume"]),
+            reads=(EVENTS, LEDGER),
+            watches=((BUCKETS["resume"], f"{run}.*"),),
             gets=(BUCKETS["retention"],),
         ),
         # the list of promotions is among the rollouts
@@ -182,67 +223,86 @@ def access_table(scope: Scope) -> dict[str, Access]:
                 subjects.blob("logprobs", run),
                 dead,
             ),
-            reads=(BUCKETS["inference"],),
+            watches=(teacher_server,),
+            rereads=((TEACHER, subjects.blob("logprobs", run)),),
         ),
-        "inference": row(
-            "inference",
-            reads=(BUCKETS["policy"], BUCKETS["inference"]),
-            sets=tuple((BUCKETS["inference"], f"{run}.{role}") for role in _INFERENCE_ROLES),
-        ),
+        "inference": row("inference", watches=(policy, *inference), sets=inference),
         "trainer": row(
             "trainer",
             writes=(subjects.state(run, "trainer", subjects.LIVE, scope.trainer),),
             hears=(subjects.heartbeat(run), *incidents),
-            reads=(EVENTS, LEDGER, BUCKETS["policy"]),  # of EVENTS: evaluations, for the best checkpoint
+            reads=(EVENTS, LEDGER),  # of EVENTS: evaluations, for the best checkpoint
+            watches=(policy,),
             gets=(ROLLOUTS, TEACHER),
             sets=(policy,),
         ),
         "evaluator": row(
             "evaluator",
             writes=(subjects.event("eval", run, revision),),
-            reads=(BUCKETS["policy"], BUCKETS["inference"]),
+            watches=(policy, eval_server),
             gets=(EVENTS,),
         ),
         "gateway": row(
             "gateway",
-            writes=(subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run)),
+            writes=(*(subjects.rollout(run, env) for env in scope.foreign), subjects.blob("rollout", run)),
+            asks=tuple(map(lease, scope.foreign)),
+            rereads=(chunks,),
             hears=(subjects.heartbeat(run, "governor"),),
-            reads=(BUCKETS["policy"],),
+            watches=(policy,),
             gets=(BUCKETS["gateway"],),
             sets=((BUCKETS["gateway"], f"{run}.*"),),
         ),
-        "environment": row(
-            "environment",
-            writes=(subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run)),
-            reads=(BUCKETS["policy"], BUCKETS["curriculum"], BUCKETS["inference"]),
-        ),
-    }  # fmt: skip
+        **{
+            identity_of(ENVIRONMENT, env): row(
+                identity_of(ENVIRONMENT, env),
+                writes=(subjects.rollout(run, env), subjects.blob("rollout", run)),
+                asks=(lease(env),),
+                rereads=(chunks,),
+                watches=(policy, (BUCKETS["curriculum"], f"{run}.{revision}.{env}"), policy_server),
+            )
+            for env in scope.environments
+        },
+    }
+
+
+def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
+    run, revision = scope.run, scope.revision
+    durables = tuple(_durables(scope).values())
     everything = (*STREAMS, *BUCKETS.values())
-    looks = Access(
-        writes=subjects.micro_requests(run),
-        hears=("rl.>",),
-        reads=everything,
-        gets=everything,
-        inspects=tuple(durables.values()),
-        others=tuple(durables.values()),
-        measures=everything,
+    micro = tuple(
+        (identity, subject)
+        for identity in services
+        for subject in ("$SRV.>", *(subjects.health(run, name) for name in roles(identity)))
     )
-    put_back = (subjects.rollout(run), subjects.blob("rollout", run), subjects.lease(run))  # by `dead requeue`
+    supervisor = (OPERATOR, subjects.health(run, "supervisor"))
+    looks = Access(
+        hears=(subjects.heartbeat(run), subjects.incident(run)),
+        asks=(*micro, supervisor),
+        reads=tuple(STREAMS),
+        watches=tuple((bucket, ">") for bucket in BUCKETS.values()),
+        gets=everything,
+        inspects=durables,
+        measures=everything,
+        lists=everything,
+    )
+    put_back = (subjects.rollout(run), subjects.blob("rollout", run))  # by `dead requeue`
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
-    shadows = (subjects.heartbeat(run), subjects.shadow(run, "*"), promotions)
     # trainers on past rollouts have names of their own
     trains = (subjects.ledger(run, "*"), subjects.state(run, "trainer", subjects.LIVE, "*"), subjects.past(run, "*"))
     live = (subjects.ledger(run, scope.trainer), subjects.state(run, "trainer", subjects.LIVE, scope.trainer))
     operates = Access(
-        writes=(*looks.writes, *put_back, *annotations, *replays, *shadows, *trains),
+        writes=(*put_back, *annotations, *replays, subjects.promotion(run, revision), *trains),
         spares=live,
+        tells=(subjects.heartbeat(run),),  # of shadows
         hears=looks.hears,
-        answers=(OPERATOR,),
-        reads=everything,
+        serves=(subjects.shadow(run, "*"), supervisor[1]),
+        asks=(*looks.asks, ("governor", subjects.lease(run)), (OPERATOR, subjects.shadow(run, "*"))),
+        reads=looks.reads,
+        watches=looks.watches,
         gets=everything,
-        inspects=looks.inspects,
-        others=looks.others,
+        rereads=((ROLLOUTS, subjects.blob("rollout", run)),),
+        inspects=durables,
         sets=(
             (BUCKETS["resume"], f"{run}.*"),
             (BUCKETS["retention"], run),
@@ -250,10 +310,11 @@ def access_table(scope: Scope) -> dict[str, Access]:
         ),
         measures=everything,
         trims=everything,
-        forgets=tuple(durables.values()),
+        lists=everything,
+        forgets=everything,
         makes=everything,
     )
-    return {**services, OPERATOR: operates, OBSERVER: looks}
+    return {OPERATOR: operates, OBSERVER: looks}
 
 
 def _merged(*groups: tuple[str, ...]) -> tuple[str, ...]:

@@ -316,7 +316,8 @@ class CurriculumEvent(_Annotation, frozen=True, kw_only=True):
 class DeadLetter(_Annotation, frozen=True, kw_only=True):
     """A message that cannot be handled, kept with its reason. The message itself stays where it is (`stream`, `seq`).
 
-    `kind`: data (bad message), poison (kills whoever handles it), deadline (nobody handled it in time).
+    `kind`: data (bad message), poison (kills whoever handles it), deadline (nobody handled it in time). `leased`: the
+    message has the header of a rollout that was generated under a lease; None: an older build wrote the letter.
     """
 
     stage: str
@@ -329,6 +330,7 @@ class DeadLetter(_Annotation, frozen=True, kw_only=True):
     time_ns: Count
     trace_id: str | None = None
     attempts: Count = 1
+    leased: bool | None = None
 
     @property
     def ends_rollout(self) -> bool:

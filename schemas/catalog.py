@@ -162,7 +162,7 @@ CHANNELS: tuple[Channel, ...] = (
     ),
     Channel(
         "lease",
-        subjects.lease("{run}"),
+        subjects.lease("{run}", "{env}"),
         None,
         (LeaseRequest,),
         "Requests for the right to generate groups.",

@@ -35,6 +35,7 @@ __all__ = [
     "Kind",
     "ReplayKind",
     "blob",
+    "bucket_change",
     "check_name",
     "durable",
     "event",
@@ -45,7 +46,6 @@ __all__ = [
     "ledger",
     "logprobs",
     "micro",
-    "micro_requests",
     "past",
     "promotion",
     "replay",
@@ -174,9 +174,9 @@ def past(run: str, trainer: str) -> str:
     return state(run, "past", LIVE, trainer)
 
 
-def lease(run: str) -> str:
-    """Request/reply subject of the governor."""
-    return f"rl.lease.{run}"
+def lease(run: str, env: str = "*") -> str:
+    """Request/reply subject of the governor; each environment has its own, so that none takes another's leases."""
+    return f"rl.lease.{run}.{env}"
 
 
 def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:
@@ -196,6 +196,11 @@ def health(run: str, service: str) -> str:
 def supervisor_lease(run: str) -> str:
     """Key of the bucket "runs" under which it is stored who runs a run's services."""
     return f"{run}.supervisor"
+
+
+def bucket_change(bucket: str, key: str) -> str:
+    """Where the server says, of each value that it has stored under a key, that it has."""
+    return f"rl.kv.{bucket}.{key}"
 
 
 def incident(run: str) -> str:
@@ -220,11 +225,6 @@ def micro(run: str, service: str) -> tuple[str, ...]:
 
 def _ends(name: str) -> tuple[str, ...]:
     return ("", f".{name}", f".{name}.*")
-
-
-def micro_requests(run: str) -> tuple[str, ...]:
-    """Return the subjects on which any service is asked."""
-    return ("$SRV.>", health(run, "*"))
 
 
 def durable(stage: str, run: str, revision: str) -> str:

@@ -28,6 +28,7 @@ from lachesis.pipeline.late_output import flush_output, keep_output
 from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.schemas.access import identity_of
 from lachesis.schemas.errors import (
     AccessError,
     CheckpointError,
@@ -181,7 +182,7 @@ async def _connect(role: Role, config: RunConfig, told: anyio.Event) -> NatsBus 
     bus = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
-        bus = await connect_run(config, f"{config.run}.{role.name}", role.spec.name)
+        bus = await connect_run(config, f"{config.run}.{role.name}", identity_of(role.spec.name, role.part))
         tasks.cancel_scope.cancel()
     return bus
 

@@ -136,12 +136,14 @@ class Importer:
 
     async def _governed(self) -> bool:
         """Whether a governor is there. Raises `InfrastructureError` where one is and says nothing."""
-        ask = LeaseRequest(op="release", producer=PRODUCER, env=PRODUCER, lease="none")
-        try:
-            await self._bus.request(subjects.lease(self._config.run), encode(ask), timeout_s=_ANSWER_S)
-        except UnservedError:
-            return False
-        return True
+        for env in self._config.environments:  # any: it serves all of them, or none
+            ask = LeaseRequest(op="release", producer=PRODUCER, env=env, lease="none")
+            try:
+                await self._bus.request(subjects.lease(self._config.run, env), encode(ask), timeout_s=_ANSWER_S)
+            except UnservedError:
+                return False
+            return True
+        return False
 
     async def _take(self, index: Index, placed: Placed) -> None:
         """Store a group unless it is stored, or say why it cannot be."""

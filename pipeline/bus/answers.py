@@ -28,7 +28,9 @@ __all__ = [
     "Answer",
     "ApiError",
     "ConsumerInfo",
+    "ConsumerNames",
     "Deleted",
+    "NameTakenError",
     "Purged",
     "State",
     "StreamInfo",
@@ -46,6 +48,7 @@ _STORE_FAILED = 10077  # covers a full stream and an oversized message alike: on
 _TOO_LARGE = 10054
 _NO_STORAGE = (10023, 10047)
 _WRONG_SEQUENCE = 10071
+_NAME_TAKEN = 10148
 _UNDECIDED = (10158, 10164)  # this very message, or another on its subject, has not reached most servers yet
 _TOO_FEW_SERVERS = (10005, 10074)
 NO_LEADER = 10008
@@ -56,6 +59,10 @@ _SILENT_NS = 4_000_000_000  # copies send a heartbeat every second; 4 s without 
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
 _LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
+
+
+class NameTakenError(InfrastructureError):
+    """Raised when a consumer is to be made under a name that another one has."""
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -83,7 +90,7 @@ class ApiError(msgspec.Struct, frozen=True):
             return ConfigError(text)
         if self.code == _NOT_FOUND:
             return NotFoundError(text)
-        return InfrastructureError(text)
+        return NameTakenError(text) if self.err_code == _NAME_TAKEN else InfrastructureError(text)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -130,6 +137,11 @@ class StreamInfo(Answer, frozen=True):
     state: State = State(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
+
+
+class ConsumerNames(Answer, frozen=True):
+    consumers: list[str] | None = None
+    total: int = 0
 
 
 class Deleted(Answer, frozen=True):

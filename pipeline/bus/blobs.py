@@ -92,9 +92,7 @@ class Blobs:
         for index, offset in enumerate(range(0, len(data), CHUNK_BYTES)):
             part = data[offset : offset + CHUNK_BYTES]
             msg_id = {MSG_ID_HEADER: f"{chunks}/{index}"}
-            seqs.append(
-                await self._publisher.commit(stream_of(chunks), chunks, part, expected=seqs[-1], headers=msg_id)
-            )
+            seqs.append(await self._publisher.append(stream_of(chunks), chunks, part, after=seqs[-1], headers=msg_id))
         head = Head(seqs[1:], len(data), hashlib.sha256(data).digest())
         fence = {EXPECTED_HEADER: str(seqs[-1]), _EXPECTED_SUBJECT_HEADER: chunks}
         return await self._publisher.store(

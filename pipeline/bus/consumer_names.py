@@ -3,8 +3,12 @@
 import re
 from collections.abc import Sequence
 
-__all__ = ["durable_description", "reader_description", "reader_name"]
+__all__ = ["durable_description", "reader_description", "reader_name", "reader_names"]
 
+_READERS = {"scorer": 128, "trainer": 128}
+_READERS_OF_OTHERS = 32
+"""Readers that all processes of one identity may have on one stream; some identities have many processes. A process has
+up to five, and may leave as many behind when it is killed, which the server forgets after half a minute."""
 _MAX_NAME = 200
 _MAX_DESCRIPTION = 1000
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_=-]+")
@@ -22,9 +26,18 @@ def reader_name(client: str, stream: str, filters: Sequence[str], suffix: str) -
     return f"{'='.join(_FORBIDDEN.sub('-', part) for part in parts)[:_MAX_NAME]}={suffix}"
 
 
-def reader_description(client: str, filters: Sequence[str], start: int) -> str:
-    """Return what a reader's consumer is for."""
-    return f"Lachesis: {client or 'a client'} reads {', '.join(filters) or 'all'} from {start} on"[:_MAX_DESCRIPTION]
+def reader_names(identity: str) -> list[str]:
+    """Return the names that the readers of an identity have where the server allows each identity its own alone.
+
+    They have one `=` where those of durable consumers have two and those of other readers four.
+    """
+    return [f"{identity}={number}" for number in range(_READERS.get(identity, _READERS_OF_OTHERS))]
+
+
+def reader_description(client: str, filters: Sequence[str], start: int, suffix: str) -> str:
+    """Return what a reader's consumer is for; `suffix` is its own, so that the server takes no two for the same."""
+    text = f"Lachesis: {client or 'a client'} reads {', '.join(filters) or 'all'} from {start} on"
+    return f"{text[: _MAX_DESCRIPTION - len(suffix) - 1]} {suffix}"
 
 
 def durable_description(durable: str) -> str:

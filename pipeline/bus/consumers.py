@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.answers import ConsumerInfo, Deleted, plain_headers
+from lachesis.pipeline.bus.answers import ConsumerInfo, ConsumerNames, Deleted, plain_headers
 from lachesis.pipeline.bus.api import Delivery, Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs, claimed_size
@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.schemas.errors import NotFoundError
 
-__all__ = ["consume", "forget"]
+__all__ = ["consume", "forget", "names"]
 
 _NS = 1_000_000_000
 _MAX_ACK_PENDING = 16_384  # what all replicas may hold together: 256 of them at 64 messages each
@@ -144,6 +144,17 @@ async def consume(
             with anyio.move_on_after(2, shield=True):
                 while pull.queue and link.is_up:
                     await link.send(pull.queue.popleft().reply, b"-NAK")
+
+
+async def names(link: Link, stream: str) -> list[str]:
+    """See `NatsBus.consumer_names`."""
+    found: list[str] = []
+    while True:
+        body = msgspec.json.encode({"offset": len(found)})
+        answer = await link.call(ConsumerNames, f"$JS.API.CONSUMER.NAMES.{stream}", body, what=f"consumers of {stream}")
+        found += answer.consumers or []
+        if not answer.consumers or len(found) >= answer.total:
+            return sorted(found)
 
 
 async def forget(link: Link, stream: str, durable: str) -> None:

@@ -1,12 +1,12 @@
 """`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link."""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Self
 
 from nats.aio.client import Client
 
-from lachesis.pipeline.bus import consumers, kv, streams, talk, trimming
+from lachesis.pipeline.bus import consumers, key_watch, kv, streams, talk, trimming
 from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
 from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
 from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
@@ -18,9 +18,9 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.reply_subjects import Unanswered
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key, stream_of
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stream_of
 from lachesis.pipeline.bus.stalls import Stall
-from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.schemas.subjects import BUCKETS
 
 __all__ = ["NatsBus"]
 
@@ -141,6 +141,10 @@ class NatsBus:
         """
         await trimming.erase(self._link, stream, filters)
 
+    async def consumer_names(self, stream: str) -> list[str]:
+        """Return the names of a stream's or bucket's consumers, in order. Raises `NotFoundError`: no stream."""
+        return await consumers.names(self._link, stream)
+
     async def forget(self, stream: str, durable: str) -> None:
         """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
         await consumers.forget(self._link, stream, durable)
@@ -212,7 +216,8 @@ class NatsBus:
         return Extent(state.last_seq, sum((state.subjects or {}).values()))
 
     async def server_time_ns(self) -> int:
-        return to_ns((await streams.stream_info(self._link, ROLLOUTS)).ts)
+        # of a bucket: an environment is not told what others store
+        return to_ns((await streams.stream_info(self._link, kv.bucket_stream(BUCKETS["policy"]))).ts)
 
     # -- key-value -----------------------------------------------------------------------------------------------
 
@@ -225,12 +230,8 @@ class NatsBus:
     async def delete(self, bucket: str, key: str) -> None:
         await kv.delete(self._link, bucket, key)
 
-    @asynccontextmanager
-    async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
-        check_key(bucket, key)
-        stream, subject = kv.bucket_stream(bucket), kv.value_subject(bucket, key)
-        async with read(StreamReader(self._link, self._blobs, stream, [subject], ReadOptions())) as reader:
-            yield kv.Newest(reader, key)
+    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        return key_watch.watch(self._link, self._publisher, bucket, key)
 
     # -- not stored ----------------------------------------------------------------------------------------------
 

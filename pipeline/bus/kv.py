@@ -1,7 +1,6 @@
 """Key-value buckets: a stream with one message a key, in the layout that every NATS client knows as a bucket."""
 
 import secrets
-from collections.abc import AsyncIterator
 
 import msgspec
 
@@ -9,11 +8,10 @@ from lachesis.pipeline.bus.answers import Purged
 from lachesis.pipeline.bus.api import Entry, Stored
 from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
-from lachesis.pipeline.bus.reader import StreamReader
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
 from lachesis.schemas.errors import DamagedError, FencedError
 
-__all__ = ["Newest", "bucket_stream", "delete", "put", "value", "value_subject"]
+__all__ = ["bucket_stream", "delete", "put", "value", "value_subject"]
 
 
 def bucket_stream(bucket: str) -> str:
@@ -62,20 +60,3 @@ async def delete(link: Link, bucket: str, key: str) -> None:
     request = msgspec.json.encode({"filter": value_subject(bucket, key)})
     subject = f"$JS.API.STREAM.PURGE.{bucket_stream(bucket)}"
     await link.call(Purged, subject, request, what=f"deleting {key} of bucket {bucket}")
-
-
-class Newest:
-    """A key's values as they come; of several that wait only the newest."""
-
-    def __init__(self, reader: StreamReader, key: str) -> None:
-        self._reader = reader
-        self._key = key
-
-    def __aiter__(self) -> AsyncIterator[Entry]:
-        return self
-
-    async def __anext__(self) -> Entry:
-        message = await anext(self._reader)
-        while self._reader.pull.queue:
-            message = await anext(self._reader)
-        return _entry(self._key, message)

@@ -42,7 +42,7 @@ class Talk:
             inbox.fail(BusClosedError("the bus was closed"))
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> bytes:
-        services = self._services.get(subject)
+        services = [one for pattern, some in self._services.items() if matches(pattern, subject) for one in some]
         if not services:
             raise UnservedError(f"nobody serves {subject}")
         question = _Question(data)

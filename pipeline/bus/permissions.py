@@ -1,21 +1,23 @@
-"""From the table of who may do what to what nats-server enforces: allowed and denied subjects for each identity. Pure.
+"""What nats-server lets each identity publish and subscribe to, from the table of who may do what. Pure.
 
-Reading from a cursor makes a consumer with a random name, so it is allowed under any name but those of the competing
-consumers, whose messages would otherwise be taken from them. Answers come back under a prefix of the identity's own.
+Consumers are made under names that belong to one identity, and of which it has a few for each stream. So nobody takes
+messages from another's consumer, and nobody uses up the consumers that a stream may have.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
+from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.kv import bucket_stream, value_subject
 from lachesis.schemas.access import Access
-from lachesis.schemas.subjects import BUCKETS
+from lachesis.schemas.subjects import BUCKETS, bucket_change
 
-__all__ = ["Permissions", "account_config", "inbox_prefix", "permissions"]
+__all__ = ["ANSWERS", "API", "Permissions", "identity_in", "inbox_prefix", "permissions", "stored_as"]
 
-_API = "$JS.API"
+API = "$JS.API"
+_INBOX = "_INBOX_"
+ANSWERS = "_R_.>"
+"""Where the server expects answers to what other accounts asked. It makes these subjects; no client can name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,59 +31,47 @@ class Permissions:
 
 def inbox_prefix(identity: str) -> str:
     """Return the prefix of the subjects on which answers come back to an identity, and to no other."""
-    return f"_INBOX_{identity}"
+    return f"{_INBOX}{identity}"
+
+
+def identity_in(prefix: str) -> str | None:
+    """Return the identity that has this prefix; None where the server does not tell identities apart."""
+    return prefix.removeprefix(_INBOX) if prefix.startswith(_INBOX) and prefix != _INBOX else None
 
 
 def permissions(identity: str, access: Access) -> Permissions:
     """Return what the server is to allow `identity`."""
-    publish = [f"{_API}.INFO", *access.writes]
+    publish = [f"{API}.INFO", *access.writes, *access.tells, *(subject for _, subject in access.asks)]
     publish += [value_subject(bucket, key) for bucket, key in access.sets]
-    publish += [f"{inbox_prefix(asker)}.>" for asker in access.answers]
-    for stream in _streams(access.measures):
-        publish.append(f"{_API}.STREAM.INFO.{stream}")
-    for stream in _streams(access.gets):
-        publish += [f"{_API}.STREAM.MSG.GET.{stream}", f"{_API}.DIRECT.GET.{stream}"]
-    for stream in _streams(access.reads):
-        publish += [f"{_API}.CONSUMER.CREATE.{stream}.*", f"{_API}.CONSUMER.MSG.NEXT.{stream}.*"]
+    if access.serves:
+        publish.append(ANSWERS)
+    if any(other == identity for other, _ in access.asks):
+        publish.append(f"{inbox_prefix(identity)}.>")
+    publish += [f"{API}.STREAM.INFO.{stream}" for stream in stored_as(access.measures)]
+    for name in access.gets:
+        publish += [f"{API}.{verb}.{stream}" for stream in stored_as([name])
+                    for verb in ("STREAM.MSG.GET", *(() if name in BUCKETS.values() else ("DIRECT.GET",)))]  # fmt: skip
+    publish += [f"{API}.DIRECT.GET.{stream}.{subject}" for stream, subject in access.rereads]
+    publish += [f"{API}.CONSUMER.{verb}.{stream}.{name}" for stream in access.reads for name in reader_names(identity)
+                for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
     for stream, durable in access.consumes:
-        publish += [f"{_API}.CONSUMER.{verb}.{stream}.{durable}" for verb in ("CREATE", "MSG.NEXT")]
+        publish += [f"{API}.CONSUMER.{verb}.{stream}.{durable}" for verb in ("CREATE", "MSG.NEXT")]
         # newer servers may put a domain and an account before the stream
         publish += [f"$JS.ACK.{stream}.{durable}.>", f"$JS.ACK.*.*.{stream}.{durable}.>"]
-    publish += [f"{_API}.CONSUMER.INFO.{stream}.{durable}" for stream, durable in access.inspects]
-    for stream in _streams(access.trims):
-        publish.append(f"{_API}.STREAM.PURGE.{stream}")
-    publish += [f"{_API}.CONSUMER.DELETE.{stream}.{durable}" for stream, durable in access.forgets]
-    for stream in _streams(access.makes):
-        publish += [f"{_API}.STREAM.CREATE.{stream}", f"{_API}.STREAM.UPDATE.{stream}"]
-    deny = [*access.spares]
-    deny += [f"{_API}.CONSUMER.{verb}.{stream}.{durable}" for stream, durable in access.others if stream in access.reads
-            for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
-    return Permissions(publish, deny, [*access.hears, f"{inbox_prefix(identity)}.>"])
+    publish += [f"{API}.CONSUMER.INFO.{stream}.{durable}" for stream, durable in access.inspects]
+    publish += [f"{API}.STREAM.PURGE.{stream}" for stream in stored_as(access.trims)]
+    publish += [f"{API}.CONSUMER.NAMES.{stream}" for stream in stored_as(access.lists)]
+    publish += [f"{API}.CONSUMER.DELETE.{stream}.*" for stream in stored_as(access.forgets)]
+    publish += [f"{API}.STREAM.{verb}.{stream}" for stream in stored_as(access.makes)
+                for verb in ("CREATE", "UPDATE", "LEADER.STEPDOWN")]  # fmt: skip
+    changes = [bucket_change(bucket, key) for bucket, key in access.watches]
+    return Permissions(
+        list(dict.fromkeys(publish)),
+        list(access.spares),
+        [*access.hears, *access.serves, *changes, f"{inbox_prefix(identity)}.>"],
+    )
 
 
-def account_config(name: str, users: Mapping[str, tuple[str, Permissions]]) -> str:
-    """Return an account with its users in nats-server's form; `users` are (public nkey, permissions) by identity."""
-    lines = [f"{_quoted(name)} {{", "  jetstream: enabled", "  users: ["]
-    for identity, (key, allowed) in users.items():
-        lines += [
-            f"    {{  # {identity}",
-            f"      nkey: {key}",
-            "      permissions: {",
-            f"        publish: {{ allow: {_list(allowed.publish)}, deny: {_list(allowed.deny_publish)} }}",
-            f"        subscribe: {{ allow: {_list(allowed.subscribe)} }}",
-            "      }",
-            "    }",
-        ]
-    return "\n".join([*lines, "  ]", "}", ""])
-
-
-def _streams(names: Iterable[str]) -> list[str]:
+def stored_as(names: Iterable[str]) -> list[str]:
+    """Return the streams behind streams and buckets."""
     return [bucket_stream(name) if name in BUCKETS.values() else name for name in names]
-
-
-def _list(subjects: list[str]) -> str:
-    return "[" + ", ".join(map(_quoted, subjects)) + "]"
-
-
-def _quoted(text: str) -> str:
-    return msgspec.json.encode(text).decode()

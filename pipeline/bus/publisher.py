@@ -150,6 +150,19 @@ class Publisher:
                 f"{subject}: last sequence is {found}, not {expected}; another writer has taken over"
             ) from None
 
+    async def append(self, stream: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
+        """As `commit`, for a subject that one process alone writes: any server may say what lies on it last, and no
+        right to read the stream is needed. Raises `FencedError`, also where it is not sure.
+        """
+        try:
+            return (await self.store(subject, data, {**headers, EXPECTED_HEADER: str(after)})).seq
+        except FencedError:
+            msg = await self._link.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+            found = (msg.headers if msg is not None else None) or {}
+            if found.get(MSG_ID_HEADER) != headers[MSG_ID_HEADER]:
+                raise
+            return int(found["Nats-Sequence"])
+
     async def last(self, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
         """Return the subject's last message, read from the stream's leader."""
         return await leader.last(self._link, stream, subject, patient=patient)

@@ -7,6 +7,7 @@ the stream goes is the leader's word, never the consumer's.
 """
 
 import logging
+import random
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -19,15 +20,17 @@ import msgspec
 from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import leader
-from lachesis.pipeline.bus.answers import ConsumerInfo, plain_headers
+from lachesis.pipeline.bus.answers import ConsumerInfo, NameTakenError, plain_headers
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.blobs import Blobs
-from lachesis.pipeline.bus.consumer_names import reader_description, reader_name
+from lachesis.pipeline.bus.consumer_names import reader_description, reader_name, reader_names
 from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.permissions import identity_in
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.schemas.errors import DamagedError, HistoryLostError, LachesisError, NotFoundError
+from lachesis.pipeline.bus.stalls import Wait
+from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError, LachesisError, NotFoundError
 
 __all__ = ["ReadOptions", "StreamReader", "read"]
 
@@ -77,6 +80,7 @@ class StreamReader:
         self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
         self._config: dict[str, Any] | None = None  # of the newest consumer, which may exist without our knowing
+        self._wait: Wait | None = None  # for a name
         self._consumer_seq = 0
         self._queued: deque[Metadata] = deque()  # of what the pull has queued
         self.pull = Pull(
@@ -108,6 +112,7 @@ class StreamReader:
 
     async def close(self) -> None:
         """Stop pulling, and have the server forget the consumer."""
+        self._end_wait()
         await self.pull.stop()
         await self._abandon()
 
@@ -193,10 +198,9 @@ class StreamReader:
             await self._check_history()
         await self._abandon()
         client = str(self._link.nc.options.get("name") or "")
-        name = reader_name(client, self._stream, self._filters, secrets.token_hex(8))
-        config = self._config = {
-            "name": name,
-            "description": reader_description(client, self._filters, self._received + 1),
+        suffix = secrets.token_hex(8)
+        config = {
+            "description": reader_description(client, self._filters, self._received + 1, suffix),
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": self._received + 1,
             "ack_policy": "none",
@@ -207,16 +211,45 @@ class StreamReader:
             "num_replicas": 1,
             **_forgotten_after(_INACTIVE_S),
         }
-        await self._link.call(
-            ConsumerInfo,
-            f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
-            msgspec.json.encode({"stream_name": self._stream, "config": config}),
-            what=f"reader of {self._stream}",
-            give_up_s=_CREATE_S,
-        )
-        self._name = name
-        self._consumer_seq = 0
-        return name
+        identity = identity_in(self._link.config.inbox_prefix)
+        if identity is None:
+            names = [reader_name(client, self._stream, self._filters, suffix)]
+        else:
+            names = reader_names(identity)
+            random.shuffle(names)
+        for name in names:
+            try:
+                await self._create_as(name, config)
+            except NameTakenError:
+                continue
+            self._name = name
+            self._consumer_seq = 0
+            self._end_wait()
+            return name
+        text = f"{identity} has {len(names)} readers of {self._stream}, the most it may have: end some of its processes"
+        if self._wait is None:
+            self._wait = self._link.waits.begin(f"reader of {self._stream}", self._stream, text)
+        raise InfrastructureError(text)
+
+    async def _create_as(self, name: str, config: dict[str, Any]) -> None:
+        """Make the consumer under `name`. Raises `NameTakenError`."""
+        self._config = {"name": name, **config}
+        try:
+            await self._link.call(
+                ConsumerInfo,
+                f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
+                msgspec.json.encode({"stream_name": self._stream, "config": self._config, "action": "create"}),
+                what=f"reader of {self._stream}",
+                give_up_s=_CREATE_S,
+            )
+        except NameTakenError:
+            self._config = None  # it is another reader's
+            raise
+
+    def _end_wait(self) -> None:
+        if self._wait is not None:
+            self._link.waits.end(self._wait)
+            self._wait = None
 
     def _accept(self, msg: Msg) -> bool:
         meta = Metadata.of(msg)

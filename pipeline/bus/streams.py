@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.link import Link
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
-from lachesis.schemas.subjects import BUCKET_TEXTS, BUCKETS, STREAM_TEXTS, STREAMS
+from lachesis.schemas.subjects import BUCKET_TEXTS, BUCKETS, STREAM_TEXTS, STREAMS, bucket_change
 
 __all__ = [
     "StreamDescription",
@@ -77,6 +77,8 @@ def definitions(config: StreamsConfig) -> list[dict[str, Any]]:
             "max_bytes": config.bucket_bytes,
             "max_msgs_per_subject": 1,
             "allow_rollup_hdrs": True,
+            # whoever watches a key is told of a new value, and then reads it
+            "republish": {"src": f"$KV.{bucket}.>", "dest": bucket_change(bucket, ">"), "headers_only": True},
         }
         for kind, bucket in BUCKETS.items()
     ]

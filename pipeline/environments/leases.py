@@ -77,7 +77,7 @@ class Leases:
                     break  # the governor is away: it waits one lease period after its return, so ours still count
 
     async def _ask(self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S) -> LeaseReply:
-        subject = subjects.lease(self._service.run)
+        subject = subjects.lease(self._service.run, self._env)
         return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=timeout_s))
 
     async def _pause(self, seconds: float) -> None:

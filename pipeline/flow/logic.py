@@ -89,7 +89,7 @@ class Governor:
     def member(self, seq: int, env: str, plan: Plan, now_s: float) -> None:
         """A rollout is stored at `seq`: it counts from now on, and its lease no longer does."""
         self._saw(seq)
-        lease = self._end(plan.lease)
+        lease = self._end(plan.lease, env)
         if lease is not None:
             self.budget.landed(now_s, lease.bytes)
         elif plan.lease is not None and seq > self._last_member:
@@ -177,7 +177,7 @@ class Governor:
         """
         self._seen_s = now_s
         for lease in [lease for lease in self._leases.values() if lease.expires_s <= now_s]:
-            self._end(lease.id)
+            self._end(lease.id, lease.env)
             self._counts["expired"] += 1
 
     # requests
@@ -190,7 +190,7 @@ class Governor:
                 return self._acquire(request, now_s)
             case "renew":
                 return self._renew(request, now_s)
-        self._end(request.lease)
+        self._end(request.lease, request.env)
         return LeaseReply(granted=True, lease=request.lease)
 
     def _acquire(self, request: LeaseRequest, now_s: float) -> LeaseReply:
@@ -200,18 +200,19 @@ class Governor:
             return LeaseReply(granted=False, retry_s=max(self.config.retry_s, self._wait_s(now_s)), reason=reason)
         self._counts["granted"] += 1
         # the id tells what was granted, so that the next life of the governor can take the lease over
-        name = f"{self._term}.{self._counts['granted']}.{request.sequences}.{request.bytes}"
+        name = f"{self._term}.{self._counts['granted']}.{request.env}.{request.sequences}.{request.bytes}"
         return self._begin(name, request.env, request.sequences, request.bytes, now_s)
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         name = request.lease or ""
         lease = self._leases.get(name)
-        if lease is not None:
+        if lease is not None and lease.env == request.env:
             self._leases[name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
-        parts = name.rsplit(".", 2)
-        if self.waits and len(parts) == 3 and all(_is_count(part) for part in parts[1:]):
-            sequences, size = int(parts[1]), int(parts[2])
+        parts = name.rsplit(".", 3)
+        own = lease is None and len(parts) == 4 and parts[1] == request.env
+        if own and self.waits and all(_is_count(part) for part in parts[2:]):
+            sequences, size = int(parts[2]), int(parts[3])
             if self._may_be_granted(sequences, size):
                 return self._begin(name, request.env, sequences, size, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
@@ -233,12 +234,15 @@ class Governor:
         self.budget.promise(Room.of(self.config, sequences=sequences, bytes_=size))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
-    def _end(self, name: str | None) -> Lease | None:
-        lease = self._leases.pop(name or "", None)
-        if lease is not None:
-            self._wanting = False
-            self._shares.let_go(lease.env, lease.sequences)
-            self.budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+    def _end(self, name: str | None, env: str) -> Lease | None:
+        """End a lease, if it is one of `env`: names can be guessed, and nobody ends another's."""
+        lease = self._leases.get(name or "")
+        if lease is None or lease.env != env:
+            return None
+        del self._leases[lease.id]
+        self._wanting = False
+        self._shares.let_go(lease.env, lease.sequences)
+        self.budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:

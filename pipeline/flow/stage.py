@@ -7,7 +7,8 @@ One governor a run: its term is written to the log, and a later one ends it.
 
 import math
 import time
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
 
 import anyio
 
@@ -44,11 +45,13 @@ async def run_governor(service: Service, config: RunConfig) -> None:
     follower = _Follower(service, config, governor)
     await follower.catch_up()
 
-    async def answer(data: bytes) -> bytes:
+    async def answer(env: str, data: bytes) -> bytes:
         try:
             request = decode(LeaseRequest, data)
         except SchemaError as error:
             return encode(LeaseReply(granted=False, reason=str(error)))
+        if request.env != env:  # who may ask on this subject has the key of this environment
+            return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
         reply = governor.ask(request, time.monotonic())
         if governor.budget.lacks:
@@ -62,7 +65,10 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         follow = (follower.members, follower.ledger, follower.policy, follower.reports, follower.streams)
         for task in (*follow, follower.alerts, follower.history.run, term.watch):
             tasks.start_soon(task)
-        async with service.bus.serve(subjects.lease(service.run), answer):
+        async with AsyncExitStack() as served:
+            for env in config.environments:
+                subject = subjects.lease(service.run, env)
+                await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
             if term.has_predecessor:  # from now on producers can renew what they hold
                 governor.wait_until(time.monotonic() + config.flow.lease_s)
             service.recovered()

@@ -28,9 +28,10 @@ def dead_letter(
 ) -> DeadLetter:
     """Return the dead letter of `message`. The environment is that of its subject, the group that of its plan."""
     try:
-        group = Plan.unpack(message.headers.get(PLAN_HEADER)).group
+        plan = Plan.unpack(message.headers.get(PLAN_HEADER))
     except SchemaError:
-        group = None
+        plan = None
+    group = plan.group if plan is not None else None
     return DeadLetter(
         run=service.run,
         env=message.subject.rsplit(".", 1)[-1],
@@ -45,6 +46,7 @@ def dead_letter(
         time_ns=time.time_ns(),
         trace_id=group,
         attempts=attempts,
+        leased=plan is not None and plan.lease is not None,
     )
 
 

@@ -2,9 +2,10 @@
 
 `init` fills a folder that a nats-server's configuration includes:
 
-    auth.conf           what to include: an account for each run found here, and TLS where it was asked for
-    auth/RUN.conf       the run's account: one nkey user for each service, with its permissions; public keys alone
-    auth/RUN/NAME.nk    the seed of one service (mode 0600), what `nats.nkey_folder` names; all its replicas share it
+    auth.conf           what to include: the accounts of each run found here, and TLS where it was asked for
+    auth/RUN.conf       the run's accounts: one holds the streams, and each service and environment has one with an nkey
+                        user and its permissions; public keys alone
+    auth/RUN/NAME.nk    the seed of one of them (mode 0600), what `nats.nkey_folder` names; all its replicas share it
     tls.conf            the server's certificate, if one was named
 
 Safe to repeat: seeds that exist stay (unless `force`), missing ones are made, permissions are written anew.
@@ -18,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.bus.permissions import Permissions, account_config, permissions
+from lachesis.pipeline.bus.accounts import accounts_config, accounts_of
+from lachesis.pipeline.bus.permissions import Permissions, permissions
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
@@ -54,29 +56,37 @@ def server_tls(cert: Path | None, key: Path | None, client_ca: Path | None) -> S
 
 def scope_of(config: RunConfig) -> Scope:
     """Return what the run's subjects are made of."""
-    environments = tuple(dict.fromkeys((*config.environments, *config.evaluation)))
-    return Scope(run=config.run, revision=config.revision, trainer=config.training.name, environments=environments)
+    return Scope(
+        run=config.run,
+        revision=config.revision,
+        trainer=config.training.name,
+        environments=tuple(config.environments),
+        foreign=tuple(name for name, env in config.environments.items() if env.is_foreign),
+    )
 
 
 def run_auth_init(options: Options, folder: Path, *, force: bool, tls: ServerTls | None) -> None:
     """Write keys and permissions of one run and print what was done."""
     config = options.config()
     seeds = folder / "auth" / config.run
-    users, made = {}, []
-    for identity, allowed in _permissions(config).items():
+    table, keys, made = access_table(scope_of(config)), {}, []
+    for identity in table:
         file = seeds / f"{identity}.nk"
         if force or not file.exists():
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(file, _new_seed())
             made.append(identity)
         file.chmod(0o600)
-        users[identity] = (_public_key(file), allowed)
-    _write(folder / "auth" / f"{config.run}.conf", account_config(f"lachesis-{config.run}", users))
+        keys[identity] = _public_key(file)
+    _write(folder / "auth" / f"{config.run}.conf", accounts_config(accounts_of(config.run, table, keys)))
     if tls is not None:
         _write(folder / "tls.conf", _tls_config(tls))
     _write(folder / "auth.conf", _include(folder))
-    kept = len(users) - len(made)
+    kept = len(keys) - len(made)
     print(f"{seeds}: made {len(made)} keys ({', '.join(made) or 'none'}), kept {kept}")
+    for file in sorted(seeds.glob("*.nk")):
+        if file.stem not in keys:
+            print(f"{file} opens nothing any more: delete it")
     print(f"{folder / 'auth.conf'}: include it in the server's configuration, and reload the server when it changes")
     print(f"in the run's configuration: [nats] nkey_folder = {msgspec.json.encode(str(seeds)).decode()}")
 
@@ -98,8 +108,9 @@ def _permissions(config: RunConfig) -> dict[str, Permissions]:
 def _cells(access: Access) -> list[str | None]:
     """Return a row's cells; what every service may do (heartbeats, the micro protocol) is left out."""
     shared = ("rl.heartbeat.", "rl.health.", "$SRV.")
-    writes = [subject for subject in access.writes if not subject.startswith(shared)]
-    hears = [subject for subject in access.hears if not subject.startswith(shared[1:])]
+    asked = [subject for _, subject in access.asks]
+    writes = [subject for subject in (*access.writes, *asked) if not subject.startswith(shared)]
+    hears = [subject for subject in (*access.hears, *access.serves) if not subject.startswith(shared[1:])]
     durables = [durable for _, durable in access.consumes]
     sets = [f"{bucket}: {key}" for bucket, key in access.sets]
     changes = list(dict.fromkeys((*access.makes, *access.trims)))
@@ -138,7 +149,7 @@ def _nkeys() -> Any:
 
 def _include(folder: Path) -> str:
     runs = sorted((folder / "auth").glob("*.conf"))
-    lines = ["# Written by `lachesis auth init`: who may connect, and what each may do; every run has an account."]
+    lines = ["# Written by `lachesis auth init`: who may connect, and what each may do; a run has accounts of its own."]
     lines += ["accounts {", *(f'  include "auth/{file.name}"' for file in runs), "}"]
     if (folder / "tls.conf").exists():
         lines.append('include "tls.conf"')

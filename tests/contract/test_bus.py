@@ -626,7 +626,7 @@ async def test_watch_yields_the_newest(bus: Bus) -> None:
 
 
 async def test_request_and_serve(bus: Bus) -> None:
-    subject = subjects.lease("run")
+    subject = subjects.lease("run", "words")
 
     async def answer(data: bytes) -> bytes:
         if data == b"bad":
@@ -658,9 +658,9 @@ async def test_a_service_that_fails_ends_its_context(bus: Bus) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with bus.serve(subjects.lease("run"), answer):
+        async with bus.serve(subjects.lease("run", "words"), answer):
             with pytest.raises(InfrastructureError):
-                await bus.request(subjects.lease("run"), b"", timeout_s=0.2)
+                await bus.request(subjects.lease("run", "words"), b"", timeout_s=0.2)
             await anyio.sleep(30)
 
 

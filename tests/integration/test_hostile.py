@@ -110,7 +110,7 @@ def hostile() -> Sequence[tuple[bytes, bytes | None, bytes]]:
         (b"rl.score.r.live.sums", b"\xff\xff\r\n\r\n", b"\x80"),
         (b"rl.dead.r.live.sums", None, b"\x91" * 5000),
         (b"rl.teacher.r.live.\xff", None, b""),
-        (b"rl.lease.r", None, b"no request"),
+        (b"rl.lease.r.sums", None, b"no request"),
         (b"rl.heartbeat.r.governor.x", None, b"\xff" * 100_000),
         (b"rl.heartbeat.r.\xff.x", b"\xff\r\n\r\n", b""),
         (b"rl.heartbeat.r.governor.\x0b7", None, b""),
@@ -157,7 +157,7 @@ async def test_stages_outlive_a_hostile_producer_and_tell_of_every_message(
             while len(await dead(nats_bus, "scorer")) < (await rollouts(nats_bus)) - len(good):  # noqa: ASYNC110
                 await anyio.sleep(0.1)
         request = LeaseRequest(op="acquire", producer="p", env="sums", sequences=2, bytes=100)
-        reply = await nats_bus.request(subjects.lease(RUN), encode(request), timeout_s=60.0)
+        reply = await nats_bus.request(subjects.lease(RUN, request.env), encode(request), timeout_s=60.0)
         assert decode(LeaseReply, reply).reason != "", "the governor still answers"
 
     letters = await dead(nats_bus, "scorer")

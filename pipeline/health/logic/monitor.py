@@ -126,8 +126,13 @@ class Monitor:
             self._open.estimator = estimator
 
     def dead(self, letter: DeadLetter) -> None:
-        """Take in a dead letter: it counts when a group ends by it for what it holds."""
-        if letter.ends_rollout and letter.kind != "deadline" and self._counts(letter.seq):
+        """Take in a dead letter: it counts when a group ends by it for what it holds.
+
+        A message that was not generated under a lease counts against nobody: anybody may have stored it.
+        """
+        if not letter.ends_rollout or letter.kind == "deadline" or letter.leased is False:
+            return
+        if self._counts(letter.seq):
             self._open.dead.append(letter.group or f"at sequence {letter.seq}")
 
     def _counts(self, seq: int) -> bool:

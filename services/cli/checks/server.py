@@ -1,7 +1,7 @@
 """Checks of the run's server: it answers, has JetStream and room, its streams are as configured, its clock is ours."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -21,10 +21,11 @@ from lachesis.services.cli.output import human_bytes
 from lachesis.services.cli.snapshot import server_version
 from lachesis.services.connect import LOOK_S, connect_run, has_history
 
-__all__ = ["check_server", "clock_offset_s"]
+__all__ = ["check_consumers", "check_server", "clock_offset_s"]
 
 FULL_AT = 0.8
 """Share of a stream's budget from which on no new leases are granted."""
+MANY_CONSUMERS = 500
 _CLOCK_WARN_S = 0.1
 _CLOCK_FAIL_S = 5.0
 _CLOCK_TRIES = 5
@@ -79,6 +80,8 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
     findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
     for found in findings:
         yield found
+    for many in check_consumers({name: answers[name] for name in present}):
+        yield many
     if missing := ", ".join(sorted(set(led) - set(present))):
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
     elif not findings and present:
@@ -94,6 +97,16 @@ def _server(bus: NatsBus) -> tuple[str, str]:
     url = bus.client.connected_url
     server_id = bus.client._server_info.get("server_id", "")  # noqa: SLF001 - the client shows it nowhere else
     return (url.hostname or "" if url is not None else ""), server_id
+
+
+def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding for each stream with so many consumers that somebody may keep others from making theirs."""
+    for name, info in answers.items():
+        consumers = int(info["state"].get("consumer_count", 0))
+        if consumers >= MANY_CONSUMERS:
+            text = f"{consumers} consumers; a run has some dozens, and the server refuses more than about a thousand"
+            mend = "see whose they are with `lachesis gc --consumers`; with --yes it deletes them"
+            yield warn(f"consumers of {name}", text, mend)
 
 
 def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> Finding | None:

@@ -90,6 +90,9 @@ def gc(
     ledger: Annotated[
         bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
     ] = False,
+    consumers: Annotated[
+        bool, typer.Option("--consumers", help="Readers that the server keeps; those in use are made again.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -98,10 +101,16 @@ def gc(
     The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
     evaluations, revisions, the ledger. Safe beside it, and to repeat. `lachesis delete` deletes a whole run.
     """
+    from lachesis.services.cli.consumers import collect_consumers
     from lachesis.services.cli.gc import collect_garbage, limits
 
-    wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
-    collect_garbage(options, wanted, yes=yes, as_json=as_json)
+    if consumers and (older_than or keep_bytes or revision or trainer or ledger):
+        raise typer.BadParameter("--consumers goes with no other option but --yes and --json")
+    if consumers:
+        collect_consumers(options, yes=yes, as_json=as_json)
+    else:
+        wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
+        collect_garbage(options, wanted, yes=yes, as_json=as_json)
 
 
 @with_options

@@ -160,7 +160,7 @@ async def test_a_governor_that_says_nothing_is_one(world: World, tmp_path: Path)
         raise AssertionError
 
     async with world.bus.serve(subjects.lease(RUN), frozen):
-        assert f"no answer on {subjects.lease(RUN)}" in await world.refusal("import", "out.jsonl", "--unleased")
+        assert f"no answer on {subjects.lease(RUN, 'sums')}" in await world.refusal("import", "out.jsonl", "--unleased")
     assert await world.groups() == []
 
 

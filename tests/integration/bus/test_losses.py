@@ -171,7 +171,7 @@ async def test_nothing_is_left_when_contexts_close(nats_bus: NatsBus) -> None:
             pass
         async with nats_bus.listen("rl.heartbeat.>"), nats_bus.watch(subjects.BUCKETS["policy"], "run"):
             pass
-        async with nats_bus.serve(subjects.lease("run"), anyio.sleep):  # type: ignore[arg-type]
+        async with nats_bus.serve(subjects.lease("run", "words"), anyio.sleep):  # type: ignore[arg-type]
             pass
     assert set(nats_bus._link.nc._subs) == before
     assert not nats_bus._link.observers

@@ -18,9 +18,6 @@ from lachesis.schemas.access import OPERATOR
 
 __all__ = ["SecuredCluster", "SplitCluster", "open_split_cluster"]
 
-_STEP_DOWN = '"$JS.API.STREAM.LEADER.STEPDOWN.*"'
-"""What whoever keeps a cluster does besides what the run's operator may."""
-
 
 class SplitCluster(Cluster):
     """`links` has the proxy between every two nodes, by the one that connects and the one that listens.
@@ -63,9 +60,6 @@ class SecuredCluster(SplitCluster):
         make_certificates(self.folder)
         tls = ("--cert", str(self.folder / "server.pem"), "--key", str(self.folder / "server.key"))
         auth_init(self.folder, *tls, "--run", RUN, config=CONFIG.format(sums=SUMS, steps=1))
-        account = self.folder / "auth" / f"{RUN}.conf"
-        before, name, operator = account.read_text().partition(f"# {OPERATOR}\n")
-        account.write_text(before + name + operator.replace("allow: [", f"allow: [{_STEP_DOWN}, ", 1))
         tls_conf = self.folder / "tls.conf"
         tls_conf.write_text(tls_conf.read_text().replace("tls {", "tls {\n  timeout: 30", 1))
 

@@ -54,7 +54,8 @@ async def ask(bus: Bus, request: LeaseRequest) -> LeaseReply:
     with anyio.fail_after(60):
         while True:
             try:
-                return decode(LeaseReply, await bus.request(subjects.lease(RUN), encode(request), timeout_s=2.0))
+                subject = subjects.lease(RUN, request.env)
+                return decode(LeaseReply, await bus.request(subject, encode(request), timeout_s=2.0))
             except InfrastructureError:
                 await anyio.sleep(0.05)
 
@@ -241,7 +242,7 @@ async def test_a_later_governor_ends_the_earlier_one(bus: Bus) -> None:
 async def test_hostile_requests_get_an_answer(bus: Bus) -> None:
     async with governor(bus, make_config()):
         await granted(bus, acquire(1))
-        answer = decode(LeaseReply, await bus.request(subjects.lease(RUN), b"\xc1", timeout_s=60.0))
+        answer = decode(LeaseReply, await bus.request(subjects.lease(RUN, "words"), b"\xc1", timeout_s=60.0))
         assert not answer.granted
         assert answer.reason
         await bus.publish(subjects.rollout(RUN, "words"), b"", msg_id="x", headers={PLAN_HEADER: "?"})

@@ -63,7 +63,8 @@ class Run:
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply | None:
         try:
-            return decode(LeaseReply, await self.bus.request(subjects.lease(self.name), encode(request), timeout_s=2.0))
+            subject = subjects.lease(self.name, request.env)
+            return decode(LeaseReply, await self.bus.request(subject, encode(request), timeout_s=2.0))
         except InfrastructureError:
             return None
 

@@ -11,6 +11,8 @@ RUN = """
 run = "one"
 [environments.words]
 kind = "reasoning_gym"
+[environments.far]
+kind = "gateway"
 [evaluation.held]
 kind = "reasoning_gym"
 """

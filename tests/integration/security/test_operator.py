@@ -45,3 +45,13 @@ async def test_it_may_export_import_and_delete(secured: Secured, tmp_path: Path)
             assert (await lachesis("import", "out.jsonl", "--unleased"))["stored"] == 3
             assert (await lachesis("delete", "--yes"))["streams"]["ROLLOUTS"]["messages"] == 3
         assert await bus.value(subjects.BUCKETS["retention"], "one") is None
+        durable = subjects.durable("scorer", "one", "live")
+        async with await secured.bus("scorer") as scorer, scorer.consume(ROLLOUTS, durable, []):
+            pass
+        body = b'{"stream_name": "EVENTS", "config": {"name": "health=3", "durable_name": "health=3"}}'
+        async with await secured.bus("health") as health:
+            await health.client.request("$JS.API.CONSUMER.CREATE.EVENTS.health=3", body, timeout=30)
+        assert "health=3" in (await lachesis("gc", "--consumers"))["readers"]["EVENTS"]
+        assert "health=3" in (await lachesis("gc", "--consumers", "--yes"))["readers"]["EVENTS"]
+        assert (await lachesis("gc", "--consumers"))["readers"]["EVENTS"] == []
+        assert durable in await bus.consumer_names(ROLLOUTS)

@@ -43,7 +43,7 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
     async with Secured(tmp_path, "one", tls=False) as server:
         async with await server.bus("operator") as operator:
             await operator.ensure_streams(streams_config)
-            async with await server.bus("environment") as environment:
+            async with await server.bus("environment-words") as environment:
                 lab = make_lab(environment)
                 lab.run = "one"
                 for n in range(1, 30):

@@ -85,8 +85,10 @@ async def test_every_service_works_with_its_own_key_over_tls(secured_run: tuple[
     log = b"".join(file.read_bytes() for file in (run.folder / "logs").iterdir())
     assert b"refused" not in log
     assert b"violation" not in log.lower()
+    said = server.log_path.read_text()
+    assert "violation" not in said.lower(), said
     files = list(server.keys.glob("*.nk"))
-    assert {file.stem for file in files} >= {"trainer", "scorer", "operator", "environment"}
+    assert {file.stem for file in files} >= {"trainer", "scorer", "operator", "environment-sums"}
     seeds = [file.read_text().strip() for file in files]
     assert not [line for line in shown if any(seed in line for seed in seeds)]
     assert files_with(seeds, run.folder, server.store) == set()

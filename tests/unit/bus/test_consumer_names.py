@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lachesis.pipeline.bus.consumer_names import durable_description, reader_description, reader_name
+from lachesis.pipeline.bus.consumer_names import durable_description, reader_description, reader_name, reader_names
 from lachesis.schemas import subjects
 
 LEGAL = re.compile(r"[^\s.*>/\\]{1,255}")
@@ -15,8 +15,8 @@ def test_a_reader_says_whose_it_is_and_what_it_reads() -> None:
     name = reader_name("demo.batcher", subjects.EVENTS, filters, "1b537a28830f5098")
     assert name == "batcher=demo=EVENTS=reward-dead-alert=1b537a28830f5098"
     assert (
-        reader_description("demo.batcher", filters[:1], 17)
-        == "Lachesis: demo.batcher reads rl.reward.demo.live.* from 17 on"
+        reader_description("demo.batcher", filters[:1], 17, "1b")
+        == "Lachesis: demo.batcher reads rl.reward.demo.live.* from 17 on 1b"
     )
     watch = reader_name("demo.environment-words", "KV_lachesis_policy", ["$KV.lachesis_policy.demo"], "00")
     assert watch == "environment-words=demo=KV_lachesis_policy=demo=00"
@@ -29,7 +29,16 @@ def test_the_server_takes_every_name_and_the_suffix_is_never_cut_off(client: str
     assert LEGAL.fullmatch(name)
     assert name.endswith("=1b537a28830f5098")
     assert name.count("=") != subjects.durable("scorer", "r", "live").count("=")
-    assert len(reader_description(client, filters * 100, 1)) <= 1000
+    description = reader_description(client, filters * 100, 1, "1b537a28830f5098")
+    assert len(description) <= 1000
+    assert description.endswith(" 1b537a28830f5098")
+
+
+def test_names_that_belong_to_an_identity_are_no_other_consumers() -> None:
+    names = reader_names("environment-words")
+    assert len(set(names)) == len(names) >= 32
+    assert all(LEGAL.fullmatch(name) and name.count("=") == 1 for name in names)
+    assert not set(names) & set(reader_names("environment-words2"))
 
 
 def test_a_durable_consumer_says_which_stage_of_which_run_shares_it() -> None:

@@ -8,7 +8,7 @@ import nkeys
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.schemas.access import OBSERVER, OPERATOR
+from lachesis.schemas.access import OBSERVER, OPERATOR, access_table
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.auth import run_auth_init, scope_of, server_tls, show_auth
 from lachesis.services.cli.options import Options
@@ -26,7 +26,7 @@ def seeds(folder: Path, run: str = "one") -> dict[str, str]:
 def test_one_key_for_each_service_and_for_people(tmp_path: Path) -> None:
     init(tmp_path)
     found = seeds(tmp_path)
-    assert set(found) == {*SERVICES, OPERATOR, OBSERVER}
+    assert set(found) == {*SERVICES, OPERATOR, OBSERVER} - {"environment"}
     assert len(set(found.values())) == len(found)
     account = (tmp_path / "auth" / "one.conf").read_text()
     for identity, seed in found.items():
@@ -48,11 +48,38 @@ def test_repeating_keeps_keys_and_renews_permissions(tmp_path: Path) -> None:
     assert {name for name in before if before[name] != after[name]} == {"scorer"}
     assert "environment-words" in (tmp_path / "auth" / "one.conf").read_text()
     assert stat.S_IMODE((tmp_path / "auth" / "one" / "trainer.nk").stat().st_mode) == 0o600
-    init(tmp_path, force=True)
+    init(tmp_path, "one", "environments.words.kind=reasoning_gym", force=True)
     assert not set(after.values()) & set(seeds(tmp_path).values())
 
 
-def test_each_run_has_its_account(tmp_path: Path) -> None:
+def test_a_key_that_nobody_has_any_more_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    init(tmp_path, "one", "environments.words.kind=reasoning_gym")
+    assert "opens nothing" not in capsys.readouterr().out
+    init(tmp_path)
+    assert "environment-words.nk opens nothing any more" in capsys.readouterr().out
+
+
+def test_each_environment_has_a_key_and_the_gateway_those_that_come_through_it(tmp_path: Path) -> None:
+    init(tmp_path, "one", "environments.words.kind=reasoning_gym", "environments.far.kind=gateway")
+    assert {"environment-words", "environment-far"} <= set(seeds(tmp_path))
+    config = RunConfig(run="one", environments={"words": EnvironmentConfig(kind="reasoning_gym"),
+                                                "far": EnvironmentConfig(kind="gateway")})  # fmt: skip
+    assert access_table(scope_of(config))["gateway"].writes == ("rl.rollout.one.far", "rl.blob.rollout.one.*")
+
+
+def test_nobody_is_in_the_account_that_holds_the_streams(tmp_path: Path) -> None:
+    init(tmp_path)
+    accounts = (tmp_path / "auth" / "one.conf").read_text().split("\n\n")
+    streams, *others = [account for account in accounts if account.strip()]
+    assert streams.startswith('"lachesis-one" {')
+    assert "jetstream: enabled" in streams
+    assert "users" not in streams
+    assert "imports" not in streams
+    assert len(others) == len(seeds(tmp_path))
+    assert all("jetstream" not in account and account.count("nkey:") == 1 for account in others)
+
+
+def test_each_run_has_its_accounts(tmp_path: Path) -> None:
     init(tmp_path)
     one = seeds(tmp_path)
     init(tmp_path, "two")
@@ -85,13 +112,13 @@ def test_tls_stays(tmp_path: Path) -> None:
 def test_the_scope_holds_every_environment_once() -> None:
     words = EnvironmentConfig(kind="reasoning_gym")
     config = RunConfig(run="one", environments={"a": words, "b": words}, evaluation={"b": words, "c": words})
-    assert scope_of(config).environments == ("a", "b", "c")
+    assert scope_of(config).environments == ("a", "b"), "held-out tasks are the evaluator's"
 
 
 def test_show(capsys: pytest.CaptureFixture[str]) -> None:
     show_auth(Options(run="one"), as_json=False)
     table = capsys.readouterr().out
-    assert "rl.rollout.one.*" in table
+    assert "rl.score.one.live.*" in table
     assert "rl.heartbeat.one.scorer" not in table, "what all may do says nothing"
     show_auth(Options(run="one"), as_json=True)
     allowed = json.loads(capsys.readouterr().out)

@@ -12,6 +12,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.cli.checks import cluster, machine, server
 from lachesis.services.cli.checks.finding import Finding
+from lachesis.services.cli.checks.server import check_consumers
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:
@@ -194,3 +195,11 @@ def test_a_secret_that_this_processs_group_is_lent_is_none_of_others(tmp_path: P
     monkeypatch.setattr(machine.os, "geteuid", lambda: secret.stat().st_uid)
     secret.chmod(0o440)
     assert machine._mode(secret).level == "FAIL"
+
+
+def test_a_stream_with_very_many_consumers_is_named_and_how_to_be_rid_of_them() -> None:
+    infos = {"EVENTS": {"state": {"consumer_count": 996}}, "LEDGER": {"state": {"consumer_count": 12}}}
+    (finding,) = check_consumers(infos)
+    assert finding.check == "consumers of EVENTS"
+    assert finding.level == "WARN"
+    assert "lachesis gc --consumers" in (finding.mend or "")

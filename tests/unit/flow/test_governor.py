@@ -96,6 +96,21 @@ def test_a_stored_rollout_takes_the_place_of_its_lease() -> None:
     assert (it.leased, it.accepted, it.outstanding) == (0, 4, 4)
 
 
+def test_an_environment_neither_renews_nor_ends_the_lease_of_another() -> None:
+    it = governor()
+    lease = it.ask(acquire("a"), 0.0).lease
+    for op in ("renew", "release"):
+        it.ask(LeaseRequest(op=op, producer="p", env="b", lease=lease), 1.0)
+    it.member(1, "b", plan(lease=lease), 1.0)
+    assert it.leased == 4
+    it.seen(11.0)
+    assert it.leased == 0, "it was not renewed by the other one"
+    later = governor(grants_from_s=math.inf)
+    for env, granted in (("b", False), ("a", True)):
+        renew = LeaseRequest(op="renew", producer="p", env=env, lease=lease)
+        assert later.ask(renew, 12.0).granted is granted, "nor taken over after a restart"
+
+
 def test_a_rollout_whose_lease_ran_out_still_counts() -> None:
     it = governor()
     lease = it.ask(acquire(), 0.0).lease
@@ -205,11 +220,11 @@ def test_a_governor_that_was_cut_off_while_it_waited_waits_anew() -> None:
 def test_the_next_life_takes_over_leases_even_if_what_came_late_passed_the_bound() -> None:
     before, it = governor(), governor(grants_from_s=10.0, term="u")
     for seq in (1, 2):
-        it.member(seq, "a", plan(lease="t.9.4.1000"), 0.0)
+        it.member(seq, "a", plan(lease="t.9.a.4.1000"), 0.0)
     assert all(it.ask(renewal(lease), 1.0).granted for lease in filled(before))
     assert it.outstanding == it.capacity + 8
-    assert not it.ask(renewal("t.7.1.1000"), 1.0).granted, "no earlier life can have leased more than there is"
-    assert not it.ask(renewal("t.8.0.1000"), 1.0).granted
+    assert not it.ask(renewal("t.7.a.1.1000"), 1.0).granted, "no earlier life can have leased more than there is"
+    assert not it.ask(renewal("t.8.a.0.1000"), 1.0).granted
 
 
 def test_a_released_lease_frees_its_share() -> None:
@@ -291,7 +306,7 @@ def test_the_next_life_takes_over_leases_that_are_renewed_while_it_waits() -> No
     late = before.ask(acquire(sequences=5), 0.0).lease
     in_touch(after, 3.0, 10.0)
     assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=late), 10.0).granted
-    for hostile in ("x", "t.1.-3.5", "t.1.4.x", "t.1.\u0663.5", "..", "t.1.999999999999999.1"):
+    for hostile in ("x", "t.1.a.-3.5", "t.1.a.4.x", "t.1.a.\u0663.5", "...", "t.1.a.999999999999999.1", "t.1.4.1000"):
         assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=hostile), 3.0).granted
 
 
@@ -376,6 +391,7 @@ class Bound(RuleBasedStateMachine):
         self.renewed = True
         self.seq = 0
         self.leases: dict[str, int] = {}
+        self.env_of: dict[str, str] = {}
         self.lost: dict[str, int] = {}
         self.open: dict[int, int] = {}
         self.late: set[int] = set()
@@ -397,6 +413,7 @@ class Bound(RuleBasedStateMachine):
             if reply.granted and reply.lease:
                 assert before + sequences <= self.it.capacity
                 self.leases[reply.lease] = sequences
+                self.env_of[reply.lease] = env
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -449,7 +466,8 @@ class Bound(RuleBasedStateMachine):
             if self.cut_off:
                 continue
             for lease in self.leases:
-                assert self.it.ask(LeaseRequest(op="renew", producer="p", env="a", lease=lease), self.now).granted
+                renew = LeaseRequest(op="renew", producer="p", env=self.env_of[lease], lease=lease)
+                assert self.it.ask(renew, self.now).granted
             self.renewed = True
 
     # the governor
@@ -459,8 +477,8 @@ class Bound(RuleBasedStateMachine):
     def follow(self, messages: int, entries: int, step: bool) -> None:
         """Read on in the log, each stream at its own pace."""
         for seq, sequences, lease in self.unread[:messages]:
-            self.it.member(seq, "a", plan(sequences, lease), self.now)
-            self.it.member(seq, "a", plan(sequences, lease), self.now)  # read twice
+            self.it.member(seq, self.env_of[lease], plan(sequences, lease), self.now)
+            self.it.member(seq, self.env_of[lease], plan(sequences, lease), self.now)  # read twice
         for each in self.untold[:entries]:
             self.it.entry(each)
         del self.unread[:messages], self.untold[:entries]

@@ -16,10 +16,10 @@ WARM_UP = 6
 """Healthy windows before a fault begins."""
 
 
-def letter(n):
+def letter(n, **more):
     return DeadLetter(
         run="r", env="sums", revision="live", stage="scorer", kind="data", stream="ROLLOUTS", seq=100_000 + n,
-        group=f"{n:032x}", reason="NaN", place="x", time_ns=1,
+        group=f"{n:032x}", reason="NaN", place="x", time_ns=1, **more,
     )  # fmt: skip
 
 
@@ -94,6 +94,18 @@ def test_a_planted_fault_is_caught(groups, monitor, planted, seed):
     assert caught[0].examples, "an alert names groups to look at"
     assert all(len(example) == 32 for example in caught[0].examples)
     assert caught[0].reason
+
+
+def test_what_was_not_generated_under_a_lease_counts_against_nobody(groups, monitor):
+    groups.windows(monitor, WARM_UP)
+    for n in range(1, 20):
+        monitor.dead(letter(n, leased=False))
+    (results,) = groups.windows(monitor, 1)
+    assert results["nonfinite"].severity == "ok"
+    for n in range(20, 30):
+        monitor.dead(letter(n, leased=True))
+    (results,) = groups.windows(monitor, 1)
+    assert results["nonfinite"].severity == "halt"
 
 
 def test_one_unreadable_group_warns_and_a_hundredth_of_them_halts(groups, monitor):

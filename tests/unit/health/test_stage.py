@@ -157,7 +157,7 @@ async def outcomes(lab):
 
 async def ask(lab, env):
     request = LeaseRequest(op="acquire", producer="p", env=env, sequences=1, bytes=100)
-    return decode(LeaseReply, await lab.bus.request(subjects.lease("r"), encode(request), timeout_s=5))
+    return decode(LeaseReply, await lab.bus.request(subjects.lease("r", request.env), encode(request), timeout_s=5))
 
 
 async def answers(lab, env, *, granted):

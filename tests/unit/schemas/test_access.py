@@ -5,13 +5,14 @@ from collections import Counter
 import pytest
 
 from lachesis.pipeline.bus.routing import matches, stream_of
-from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, roles
+from lachesis.schemas.access import OBSERVER, OPERATOR, Scope, access_table, identity_of, roles
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 from lachesis.services.registry import SERVICES
 
-SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "sums"))
+SCOPE = Scope(run="one", revision="live", trainer="main", environments=("words", "sums"), foreign=("sums",))
 TABLE = access_table(SCOPE)
+WORKERS = sorted(set(TABLE) - {OPERATOR, OBSERVER})
 
 
 def is_stored(subject: str) -> bool:
@@ -22,18 +23,18 @@ def is_stored(subject: str) -> bool:
 
 
 def test_every_service_has_a_row() -> None:
-    assert set(TABLE) == {*SERVICES, OPERATOR, OBSERVER}
+    assert set(WORKERS) == {*SERVICES, "environment-words", "environment-sums"} - {"environment"}
 
 
 def test_every_kind_of_event_has_one_service_that_writes_it() -> None:
     writers = Counter(
         subject
-        for service in SERVICES
-        for subject in TABLE[service].writes
+        for identity in WORKERS
+        for subject in TABLE[identity].writes
         if is_stored(subject) and not subject.startswith(("rl.dead.", "rl.blob."))
     )
     assert writers
-    assert {subject for subject, n in writers.items() if n > 1} == {"rl.rollout.one.*"}  # environments and the gateway
+    assert {subject for subject, n in writers.items() if n > 1} == {"rl.rollout.one.sums"}  # its key, and the gateway
 
 
 def test_what_is_named_exists() -> None:
@@ -43,25 +44,44 @@ def test_what_is_named_exists() -> None:
             assert set(names) <= stores
         assert {bucket for bucket, _ in row.sets} <= set(BUCKETS.values())
         assert set(row.reads) <= set(row.gets)
-        assert not set(row.consumes) & set(row.others)
+        assert {bucket for bucket, _ in row.watches} <= set(BUCKETS.values()) & set(row.gets)
 
 
 def test_nothing_belongs_to_another_run() -> None:
     for row in TABLE.values():
-        for subject in row.writes:
-            assert ".one" in subject or subject == "$SRV.>", subject
-        for subject in row.hears:
-            assert ".one" in subject or subject.startswith(("$SRV.", "rl.>")), subject
+        for subject in (*row.writes, *row.tells, *row.hears, *row.serves, *(subject for _, subject in row.asks)):
+            assert ".one" in subject or subject.startswith("$SRV."), subject
 
 
 @pytest.mark.parametrize("subject", ["$SRV.>", "rl.>"])
 def test_no_service_hears_everything(subject: str) -> None:
     # nats-server lets whoever may subscribe to `a.*` subscribe to `a.>` as well
-    for service in SERVICES:
-        assert not any(matches(pattern, subject) for pattern in TABLE[service].hears), service
+    for identity in WORKERS:
+        heard = (*TABLE[identity].hears, *TABLE[identity].serves)
+        assert not any(matches(pattern, subject) for pattern in heard), identity
 
 
-def test_the_parts_that_services_play() -> None:
-    assert roles("environment", ("a",)) == ("environment", "environment-a")
-    assert roles("inference", ("a",)) == ("inference", "inference-policy", "inference-teacher", "inference-eval")
-    assert roles("scorer", ("a",)) == ("scorer",)
+def test_whoever_is_asked_serves_it() -> None:
+    for identity, row in TABLE.items():
+        for other, subject in row.asks:
+            served = TABLE[other].serves
+            assert any(matches(pattern, subject) or matches(subject, pattern) for pattern in served), (
+                identity,
+                subject,
+            )
+
+
+def test_an_environment_has_to_do_with_itself_alone() -> None:
+    row = TABLE["environment-words"]
+    assert not row.reads, "it makes no consumers"
+    named = (*row.writes, *(subject for _, subject in row.asks), *(key for _, key in row.watches))
+    assert not [subject for subject in named if "sums" in subject]
+    assert "rl.rollout.one.words" in row.writes
+    assert ("governor", "rl.lease.one.words") in row.asks
+
+
+def test_the_names_under_which_processes_speak() -> None:
+    assert roles("environment-a") == ("environment-a",)
+    assert roles("inference") == ("inference", "inference-policy", "inference-teacher", "inference-eval")
+    assert identity_of("environment", "a") == "environment-a"
+    assert identity_of("inference", "policy") == "inference"

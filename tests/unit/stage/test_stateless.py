@@ -162,6 +162,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_that_names_where_it_l
         await lab.until(settled(lab, 2))
     (letter,) = await lab.events("dead", DeadLetter)
     assert (letter.stream, letter.seq, letter.group) == (subjects.ROLLOUTS, 2, None)
+    assert letter.leased is False, "it counts against nobody"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Watching a key of a bucket: its value, and every later one, of several missed ones the newest alone.
+
+The server says of each value that it has stored one; the value itself is then read. That takes no consumer, so any
+number of processes may watch, and none of them can use up the consumers that a bucket may have. What is said while the
+connection is away is lost, so the value is read again after each loss, and every few seconds.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from nats.aio.msg import Msg
+
+from lachesis.pipeline.bus import kv
+from lachesis.pipeline.bus.api import Entry
+from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.publisher import Publisher
+from lachesis.pipeline.bus.routing import check_key
+from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
+from lachesis.schemas.subjects import bucket_change
+
+__all__ = ["KeyWatch", "watch"]
+
+log = logging.getLogger("lachesis")
+
+_READ_AGAIN_S = 5.0
+_CONVINCED_S = 12.0  # longer than a leader without a majority stays one
+_RETRY_S = 0.5
+
+
+class KeyWatch:
+    """A key's values as they come. Iterating it waits for the next one for ever."""
+
+    def __init__(self, link: Link, publisher: Publisher, bucket: str, key: str) -> None:
+        self._link = link
+        self._publisher = publisher
+        self._bucket = bucket
+        self._key = key
+        self._revision = 0
+        self._older_since: float | None = None
+        self._changed = anyio.Event()
+        self._changed.set()
+
+    def change(self) -> None:
+        """Have the value read: it may have changed, or the link's state has."""
+        self._changed.set()
+
+    async def on_message(self, _: Msg) -> None:
+        self.change()
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        while True:
+            with anyio.move_on_after(_READ_AGAIN_S):
+                await self._changed.wait()
+            self._link.check()
+            self._changed = anyio.Event()  # before reading: what is stored meanwhile is said again
+            try:
+                entry = await kv.value(self._publisher, self._bucket, self._key)
+            except DamagedError as error:
+                log.warning("what cannot be read is passed over: %s", error)
+                continue
+            except InfrastructureError:
+                self._link.check()
+                await anyio.sleep(_RETRY_S)
+                self.change()
+                continue
+            if entry is not None and self._is_news(entry):
+                return entry
+
+    def _is_news(self, entry: Entry) -> bool:
+        """Whether `entry` is newer than all before. Raises `HistoryLostError` where it stays older for long.
+
+        A leader that was cut off may speak of the past for some seconds.
+        """
+        if entry.revision >= self._revision:
+            self._older_since = None
+            news = entry.revision > self._revision
+            self._revision = entry.revision
+            return news
+        now = anyio.current_time()
+        self._older_since = self._older_since or now
+        if now - self._older_since > _CONVINCED_S:
+            raise HistoryLostError(
+                f"bucket {self._bucket}, key {self._key}: its revision is {entry.revision}, but {self._revision} was "
+                "read already: the broker lost history that it had acknowledged, or its store was replaced by an older "
+                "one"
+            )
+        return False
+
+
+@asynccontextmanager
+async def watch(link: Link, publisher: Publisher, bucket: str, key: str) -> AsyncIterator[KeyWatch]:
+    """See `api.Bus.watch`."""
+    check_key(bucket, key)
+    values = KeyWatch(link, publisher, bucket, key)
+    link.observers.add(values.change)
+    try:
+        async with link.subscribed(bucket_change(bucket, key), values.on_message):
+            yield values
+    finally:
+        link.observers.discard(values.change)

@@ -1,0 +1,63 @@
+"""`lachesis gc --consumers`: the readers that the server keeps for a run, and deleting them.
+
+A reader whose consumer is deleted makes another one and goes on where it was, so this is safe beside a run. The
+consumers that the replicas of a stage share stay: they know what was handled.
+"""
+
+import sys
+
+import anyio
+
+from lachesis.pipeline.bus.kv import bucket_stream
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import NotFoundError
+from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.services.cli.options import Options
+from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.connect import open_run
+
+__all__ = ["collect_consumers"]
+
+_STAGES = ("scorer", "teacher")
+
+
+def collect_consumers(options: Options, *, yes: bool, as_json: bool) -> None:
+    """Show how many readers each stream and bucket has, and delete them if `yes`."""
+    config = options.config()
+    found = anyio.run(_collect, config, yes)
+    if as_json:
+        print_json({"run": config.run, "deleted": yes, "readers": found})
+        return
+    print_table(("stream", "readers", "of"), [(name, len(each), _owners(each)) for name, each in found.items()])
+    print("\nall of them were deleted" if yes else "\nnothing was deleted: give --yes for that", file=sys.stderr)
+
+
+async def _collect(config: RunConfig, yes: bool) -> dict[str, list[str]]:
+    kept = {subjects.durable(stage, config.run, config.revision) for stage in _STAGES}
+    found: dict[str, list[str]] = {}
+    async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
+        for stream in (*STREAMS, *map(bucket_stream, BUCKETS.values())):
+            try:
+                names = await history.bus.consumer_names(stream)
+            except NotFoundError:
+                continue
+            # a durable of another run or revision has two `=`, as those of this one
+            found[stream] = [name for name in names if name not in kept and not _is_shared(name)]
+            for name in found[stream] if yes else []:
+                await history.bus.forget(stream, name)
+    return found
+
+
+def _is_shared(name: str) -> bool:
+    stage, *rest = name.split("=")
+    return stage in _STAGES and len(rest) == 2
+
+
+def _owners(names: list[str]) -> str:
+    counted: dict[str, int] = {}
+    for name in names:
+        owner = name.partition("=")[0]
+        counted[owner] = counted.get(owner, 0) + 1
+    return ", ".join(f"{owner[:40]} {n}" for owner, n in sorted(counted.items(), key=lambda pair: -pair[1])[:5])

@@ -1,0 +1,180 @@
+"""No key makes the server itself write where that key may not: by replies, consumers or traces."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import nats
+import pytest
+from integration.security.probes import IDENTITIES, STORES, publications
+from integration.security.secured import Secured
+from nats.aio.client import Client
+
+from lachesis.pipeline.bus.accounts import accounts_of
+from lachesis.pipeline.bus.connection import _tls
+from lachesis.pipeline.bus.consumer_names import reader_names
+from lachesis.pipeline.bus.routing import matches
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR, Scope, access_table
+from lachesis.schemas.subjects import BUCKETS, LEDGER, ROLLOUTS, STREAMS
+
+TABLE = access_table(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
+FORGED = (
+    "rl.rollout.one.forged", "rl.reward.one.live.forged", "rl.score.one.live.forged", "rl.ledger.one.forged",
+    "rl.state.one.trainer.live.forged", "$KV.lachesis_policy.forged", "$KV.lachesis_inference.one.forged",
+)  # fmt: skip
+"""Subjects that streams store, and that nobody has any business with but where a wildcard allows it."""
+CALLS = (
+    "$JS.API.STREAM.PURGE.LEDGER",
+    "$JS.API.STREAM.DELETE.LEDGER",
+    "$JS.ACK.ROLLOUTS.scorer=one=live.1.1.1.1.0",
+)
+CHOSEN = b"{}"
+"""What is stored to be sent elsewhere: bytes that a request to delete a stream may consist of."""
+
+
+@asynccontextmanager
+async def a_client(server: Secured, identity: str) -> AsyncIterator[Client]:
+    async def passes_over(_: Exception) -> None:
+        """Refusals are expected."""
+
+    config = server.connection(identity)
+    client = await nats.connect(
+        server.address, tls=_tls(config), nkeys_seed=config.nkey_file, inbox_prefix=config.inbox_prefix,
+        error_cb=passes_over, allow_reconnect=False, connect_timeout=30,
+    )  # fmt: skip
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def stored(bus: object, pattern: str) -> int:
+    """Return how many messages of all streams lie on subjects that hold `pattern`."""
+    found = 0
+    for store in STORES:
+        answer = await bus.client.request(  # type: ignore[attr-defined]
+            f"$JS.API.STREAM.INFO.{store}", json.dumps({"subjects_filter": ">"}).encode(), timeout=30
+        )
+        counted = json.loads(answer.data)["state"].get("subjects") or {}
+        found += sum(n for subject, n in counted.items() if pattern in subject)
+    return found
+
+
+def own_writes(identity: str) -> list[str]:
+    """Return subjects that the identity may store its chosen bytes on."""
+    access = TABLE[identity]
+    patterns = [*access.writes, *(f"$KV.{bucket}.{key}" for bucket, key in access.sets)]
+    return [subject for subject in publications() if any(matches(pattern, subject) for pattern in patterns)]
+
+
+@pytest.mark.parametrize("identity", [name for name in IDENTITIES if name != OPERATOR])
+async def test_no_answer_is_stored_or_obeyed_where_its_asker_names_it(secured: Secured, identity: str) -> None:
+    may = [subject for subject in publications() if "_INBOX" not in subject and "PURGE" not in subject]
+    bodies = [b"", b'{"seq":1}', *(json.dumps({"last_by_subj": subject}).encode() for subject in own_writes(identity))]
+    async with await secured.bus(OPERATOR) as operator:
+        await operator.publish(subjects.ledger("one", "kept"), b"1", msg_id=f"kept {identity} 1")
+        before = (await operator.usage(LEDGER)).first
+        forged = await stored(operator, "forged")
+        async with a_client(secured, identity) as client:
+            for subject in own_writes(identity):
+                await client.publish(subject, CHOSEN)
+            gets = [subject for subject in may if ".GET." in subject or ".INFO" in subject]
+            for subject in gets:
+                for body in bodies:
+                    for reply in FORGED:
+                        await client.publish(subject, body, reply=reply)
+                    await client.publish(subject, body, headers={"Nats-Trace-Dest": FORGED[3]})
+            for subject in may:
+                for reply in (FORGED[3], *CALLS[:2]):
+                    if "STEPDOWN" not in subject and not subject.startswith("$JS.ACK"):
+                        await client.publish(subject, CHOSEN if "GET" not in subject else bodies[-1], reply=reply)
+            with anyio.fail_after(120):
+                await client.request("$JS.API.INFO", timeout=60)
+        assert await stored(operator, "forged") == forged
+        assert (await operator.usage(LEDGER)).first == before
+        assert await operator.last(LEDGER, subjects.ledger("one", "kept")) is not None
+
+
+@pytest.mark.parametrize("identity", [name for name in IDENTITIES if TABLE[name].reads])
+async def test_no_consumer_pushes_what_is_stored_to_a_subject_of_its_makers_choice(
+    secured: Secured, identity: str
+) -> None:
+    async with await secured.bus("environment-words") as environment:
+        await environment.publish(subjects.rollout("one", "words"), CHOSEN, msg_id=f"pushed {identity}")
+    stream = TABLE[identity].reads[0]
+    async with await secured.bus(OPERATOR) as operator, a_client(secured, identity) as client:
+        forged = await stored(operator, "forged")
+        for name, reply in zip(reader_names(identity), (*FORGED, *CALLS), strict=False):
+            config = {"name": name, "deliver_subject": reply, "ack_policy": "none", "deliver_policy": "all"}
+            body = json.dumps({"stream_name": stream, "config": config}).encode()
+            await client.request(f"$JS.API.CONSUMER.CREATE.{stream}.{name}", body, timeout=30)
+        pulls = reader_names(identity)[-1]
+        config = {"name": pulls, "ack_policy": "none", "deliver_policy": "all"}
+        body = json.dumps({"stream_name": stream, "config": config}).encode()
+        await client.request(f"$JS.API.CONSUMER.CREATE.{stream}.{pulls}", body, timeout=30)
+        for reply in (*FORGED, CALLS[0]):
+            await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{pulls}", b'{"batch":100}', reply=reply)
+        await client.request("$JS.API.INFO", timeout=30)
+        assert await stored(operator, "forged") == forged
+        for name in reader_names(identity)[:12]:
+            await operator.forget(stream, name)
+        await operator.forget(stream, pulls)
+
+
+async def test_an_environment_makes_no_consumer_and_others_still_can(secured: Secured) -> None:
+    async with await secured.bus(OPERATOR) as operator, a_client(secured, "environment-words") as client:
+        before = [(await operator.client.request(f"$JS.API.STREAM.INFO.{s}", timeout=30)).data for s in STORES]
+        for store in STORES:
+            for number in range(100):
+                for name in (f"mine{number}", f"environment-words={number}", f"batcher={number}"):
+                    body = json.dumps({"stream_name": store, "config": {"durable_name": name, "name": name}}).encode()
+                    for call in ("CREATE", "DURABLE.CREATE"):
+                        await client.publish(f"$JS.API.CONSUMER.{call}.{store}.{name}", body)
+        await client.request("$JS.API.INFO", timeout=60)
+        for store, told in zip(STORES, before, strict=True):
+            now = (await operator.client.request(f"$JS.API.STREAM.INFO.{store}", timeout=30)).data
+            counted = [json.loads(one)["state"]["consumer_count"] for one in (told, now)]
+            assert counted[1] <= counted[0], store
+
+
+async def test_who_uses_up_its_names_stops_nobody_else_and_the_operator_frees_them(secured: Secured) -> None:
+    async with (
+        await secured.bus(OPERATOR) as operator,
+        await secured.bus("health", give_up_s=5.0) as health,
+        await secured.bus("batcher") as batcher,
+        a_client(secured, "health") as client,
+    ):
+        for name in [*reader_names("health"), *(f"health={n}" for n in range(32, 64))]:
+            config = {"name": name, "durable_name": name, "ack_policy": "none"}
+            body = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
+            await client.publish(f"$JS.API.CONSUMER.CREATE.EVENTS.{name}", body)
+        await client.request("$JS.API.INFO", timeout=30)
+        listed = await operator.client.request("$JS.API.CONSUMER.NAMES.EVENTS", timeout=30)
+        names = [name for name in json.loads(listed.data)["consumers"] if name.startswith("health=")]
+        assert sorted(names) == sorted(reader_names("health"))
+        async with batcher.read(subjects.EVENTS, []):
+            pass
+        async with health.read(subjects.EVENTS, []) as reader:
+            with anyio.move_on_after(5):
+                while health.stall is None or "the most it may have" not in health.stall.reason:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            assert health.stall is not None
+            assert "the most it may have" in health.stall.reason
+            for name in names:
+                await operator.forget("EVENTS", name)
+            with anyio.fail_after(30):
+                while health.stall is not None:  # noqa: ASYNC110 - the pull makes it when it tries again
+                    await anyio.sleep(0.05)
+            assert reader is not None
+
+
+def test_nobody_is_in_the_account_of_the_streams() -> None:
+    streams, *others = accounts_of("one", TABLE, dict.fromkeys(TABLE, "U"))
+    assert streams.user is None
+    assert not streams.asks
+    assert not streams.hears
+    assert all(account.user for account in others)
+    assert {ROLLOUTS, LEDGER} <= set(STREAMS)
+    assert BUCKETS
