@@ -10,7 +10,8 @@ __all__ = ["MAX_REPLY_CHARS", "Unanswered", "is_inbox", "refused_publication"]
 
 MAX_REPLY_CHARS = 256
 """Longest reply subject that is answered; an honest one has less than 100."""
-_INBOX = re.compile(r"_INBOX(?:_[\w-]+)?", re.ASCII | re.IGNORECASE)  # the client tells of refusals in lower case
+# The second form is the server's own: it stands for the inbox of an asker in another account, who never sees it.
+_INBOX = re.compile(r"_INBOX(?:_[\w-]+)?|_R_", re.ASCII | re.IGNORECASE)  # the client reports refusals in lower case
 _TOKENS = re.compile(r"(?:\.[^\s.*>]+)+", re.ASCII)
 _REFUSED = re.compile(r'permissions violation for publish to "(.*)"', re.IGNORECASE | re.DOTALL)
 _SHOWN_CHARS = 80

@@ -90,6 +90,8 @@ def resolve(subject: str, run: str) -> Wanted:
         subject = ".".join(run if part == "{run}" else pattern for part, pattern in _parts(named[0]))
     parts = subject.split(".")
     pairs = [(channel, found) for channel in CHANNELS if (found := narrow(subject, channel.pattern)) is not None]
+    if "*" in parts[1:2]:  # requests only by name: a server that knows identities lets nobody listen to them
+        pairs = [(channel, found) for channel, found in pairs if channel.reply is None]
     if not pairs or not all(parts) or ">" in parts[:-1]:
         kinds = ", ".join(channel.name for channel in CHANNELS)
         raise ConfigError(

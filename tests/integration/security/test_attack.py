@@ -24,7 +24,7 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.registry import SERVICES
 
 STEPS = 60
-LEASE, ROLLOUT = subjects.lease(RUN), f"rl.rollout.{RUN}.sums"
+LEASE, ROLLOUT = subjects.lease(RUN, "sums"), f"rl.rollout.{RUN}.sums"
 REPLIES = [
     "rl.any.thing", f"rl.ledger.{RUN}.main", f"rl.reward.{RUN}.live.sums", "$JS.API.STREAM.PURGE.LEDGER",
     "$JS.API.STREAM.DELETE.LEDGER", f"$KV.lachesis_policy.{RUN}", "_INBOX", "_INBOX_governor.a.1",
@@ -157,15 +157,14 @@ async def test_a_run_outlives_all_that_its_weakest_keys_can_send(secured_run: tu
     with run:
         await run.wait_for_step(1, 300)
         before = run.pids()
-        async with await server.bus("environment") as environment, await server.bus(OBSERVER) as observer:
+        async with await server.bus("environment-sums") as environment, await server.bus(OBSERVER) as observer:
             assert await attack(environment, observer) > 250
         shown = await status(run)
         trainer = next(row for row in shown["services"] if row["service"] == "trainer")
         governor = next(row for row in shown["services"] if row["service"] == "governor")
         assert not any("forged" in instance for row in shown["services"] for instance in row["instances"])
         assert trainer["metrics"].get("train/step", 0) < 1e6
-        assert governor["metrics"]["bus/unanswered_requests"] > 20
-        assert any("not answered" in note for note in governor["notes"])
+        assert not governor["metrics"].get("bus/unanswered_requests"), "the server itself lets no answer go elsewhere"
         step = run.step()
         await run.wait_for_step(step + 2, 300)
         assert {name: pid for name, pid in run.pids().items() if name in before} == before, "nothing was restarted"

@@ -1,8 +1,8 @@
 """No key makes the server itself write where that key may not: by replies, consumers or traces."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import anyio
 import nats
@@ -32,6 +32,13 @@ CALLS = (
 )
 CHOSEN = b"{}"
 """What is stored to be sent elsewhere: bytes that a request to delete a stream may consist of."""
+
+
+@pytest.fixture(scope="module")
+async def secured(make_secured: Callable[[], AbstractAsyncContextManager[Secured]]) -> AsyncIterator[Secured]:
+    """A server of this module's own: each key stores on its own subjects what no service would."""
+    async with make_secured() as server:
+        yield server
 
 
 @asynccontextmanager
@@ -93,8 +100,9 @@ async def test_no_answer_is_stored_or_obeyed_where_its_asker_names_it(secured: S
             with anyio.fail_after(120):
                 await client.request("$JS.API.INFO", timeout=60)
         assert await stored(operator, "forged") == forged
-        assert (await operator.usage(LEDGER)).first == before
-        assert await operator.last(LEDGER, subjects.ledger("one", "kept")) is not None
+        if LEDGER not in TABLE[identity].trims:  # it may delete the ledger's beginning and needs no forged call for it
+            assert (await operator.usage(LEDGER)).first == before
+            assert await operator.last(LEDGER, subjects.ledger("one", "kept")) is not None
 
 
 @pytest.mark.parametrize("identity", [name for name in IDENTITIES if TABLE[name].reads])
@@ -146,11 +154,15 @@ async def test_who_uses_up_its_names_stops_nobody_else_and_the_operator_frees_th
         await secured.bus("batcher") as batcher,
         a_client(secured, "health") as client,
     ):
-        for name in [*reader_names("health"), *(f"health={n}" for n in range(32, 64))]:
+        own = reader_names("health")
+        for name in [*(f"health={n}" for n in range(32, 64)), *own]:
             config = {"name": name, "durable_name": name, "ack_policy": "none"}
+            subject = f"$JS.API.CONSUMER.CREATE.EVENTS.{name}"
             body = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
-            await client.publish(f"$JS.API.CONSUMER.CREATE.EVENTS.{name}", body)
-        await client.request("$JS.API.INFO", timeout=30)
+            if name in own:
+                await client.request(subject, body, timeout=30)
+            else:
+                await client.publish(subject, body)
         listed = await operator.client.request("$JS.API.CONSUMER.NAMES.EVENTS", timeout=30)
         names = [name for name in json.loads(listed.data)["consumers"] if name.startswith("health=")]
         assert sorted(names) == sorted(reader_names("health"))
