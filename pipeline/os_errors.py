@@ -1,6 +1,7 @@
-"""Errors of the file system that are nobody's bug, in words: what, where, and how to mend it. Pure."""
+"""Errors of the file system that are nobody's bug, in words: what, where, and how to mend it."""
 
 import errno
+import os
 
 __all__ = ["explain_os_error"]
 
@@ -9,8 +10,8 @@ _MENDS = {
     errno.ENOSPC: "make room on that disk, or write to another one",
     errno.EDQUOT: "raise the quota, make room, or write to another disk",
     errno.EROFS: "that file system is read-only: write to another one",
-    errno.EACCES: f"let this user write there, or {_ELSEWHERE}",
-    errno.EPERM: f"let this user write there, or {_ELSEWHERE}",
+    errno.EACCES: f"let user {os.geteuid()} read or write it, or {_ELSEWHERE}",
+    errno.EPERM: f"let user {os.geteuid()} read or write it, or {_ELSEWHERE}",
     errno.ENOTDIR: f"a part of that path is a file: {_ELSEWHERE}",
     errno.EISDIR: "name a file in that folder",
     errno.ENAMETOOLONG: "choose a shorter name",

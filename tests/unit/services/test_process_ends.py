@@ -18,7 +18,7 @@ def error(number: int, path: str = "/runs/a/x") -> OSError:
     [
         (error(errno.ENOSPC), NO_ROOM, "'/runs/a/x': make room on that disk"),
         (BaseExceptionGroup("", [error(errno.ENOSPC), error(errno.EDQUOT)]), NO_ROOM, "Disk quota exceeded"),
-        (error(errno.EACCES), STARTUP, "/runs/a/x: Permission denied; let this user write there"),
+        (error(errno.EACCES), STARTUP, f"/runs/a/x: Permission denied; let user {os.geteuid()} read or write it"),
         (error(errno.EROFS), STARTUP, "that file system is read-only"),
         (error(errno.EBADF), 1, "ended by an unexpected error"),
         (BaseExceptionGroup("", [error(errno.ENOSPC), ValueError()]), 1, "ended by an unexpected error"),
