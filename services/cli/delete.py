@@ -8,8 +8,8 @@ import typer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options
-from lachesis.services.observe.progress import newest_checkpoint
 from lachesis.services.output import human_bytes, print_json, print_table
+from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.deletion import RunContents, delete_run
 
 __all__ = ["delete_named"]

@@ -40,8 +40,8 @@ from lachesis.services.observe.services import Quantiles
 from lachesis.services.observe.store import StoreWarning
 from lachesis.services.observe.window import Recent, StageRow
 from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
+from lachesis.services.plan import planned_services
 from lachesis.services.run.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
-from lachesis.services.supervisor.supervisor import planned_services
 
 __all__ = ["render", "run_top"]
 

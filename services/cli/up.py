@@ -32,10 +32,11 @@ from lachesis.services.observe.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.observe.progress import newest_checkpoint, newest_figures, progress_line
+from lachesis.services.observe.progress import newest_figures, progress_line
 from lachesis.services.observe.run_record import RunRecord
 from lachesis.services.observe.watch import Watch
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
+from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.supervisor.supervisor import Supervisor, goes_on
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]

@@ -20,7 +20,7 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.services import Quantiles, merged, place
-from lachesis.services.supervisor.supervisor import plan
+from lachesis.services.plan import plan
 
 __all__ = ["BatchSeen", "Drawn", "Observed", "StageFigures"]
 

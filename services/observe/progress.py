@@ -11,7 +11,6 @@ from lachesis.services.observe.rewards import rewards_of
 from lachesis.services.output import human_seconds
 
 __all__ = [
-    "newest_checkpoint",
     "newest_figures",
     "progress_line",
     "recent_figures",
@@ -21,7 +20,6 @@ __all__ = [
 
 log = logging.getLogger("lachesis")
 
-_POINTER = Path("checkpoints") / "latest"
 _MOST = 1 << 18
 """Bytes from the end of the log of figures that are read: many lines of a few KiB."""
 
@@ -99,12 +97,6 @@ def _figures(row: bytes) -> dict[str, float] | None:
         return msgspec.json.decode(row, type=dict[str, float])
     except msgspec.DecodeError:
         return None
-
-
-def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint, None where there is none."""
-    pointer = folder / _POINTER
-    return pointer.with_name(pointer.read_text().strip()) if pointer.is_file() else None
 
 
 def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:

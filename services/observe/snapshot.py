@@ -11,12 +11,10 @@ from typing import Any
 
 import anyio
 import msgspec
-import nats.errors
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
@@ -45,7 +43,8 @@ from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import ServiceStatus, merge
 from lachesis.services.observe.store import StoreWarning
-from lachesis.services.preflight.cluster import check_copies
+from lachesis.services.plan import planned_services
+from lachesis.services.preflight.cluster import cluster_problems
 from lachesis.services.run.connect import (
     NATS_FOLDER,
     History,
@@ -53,11 +52,11 @@ from lachesis.services.run.connect import (
     open_run,
     other_runs,
     recent_heartbeats,
+    server_version,
     unknown_run,
 )
-from lachesis.services.supervisor.supervisor import planned_services
 
-__all__ = ["ANSWER_S", "Snapshot", "StreamStatus", "cluster_problems", "look_at_run", "server_version", "take"]
+__all__ = ["ANSWER_S", "Snapshot", "StreamStatus", "look_at_run", "take"]
 
 ANSWER_S = 3.0
 """Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
@@ -67,7 +66,6 @@ _PATIENCE_S = 0.8
 """Seconds to wait for the server that the run had last, and for each of its answers."""
 _LATE_S = 0.6
 """Seconds, where an answer takes milliseconds, after which it is asked why there is none."""
-_COPIES_S = 1.5
 
 
 class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,22 +318,6 @@ class _Look:
                 await done.wait()
         if left - {"beats", "copies"}:
             self.problems.append(f"{reason or 'the server does not answer'}; what is missing here is not known")
-
-
-async def cluster_problems(bus: NatsBus) -> list[str]:
-    """Return what is wrong with the servers of a cluster, as `doctor` sees it."""
-    infos: dict[str, dict[str, Any]] = {}
-    with suppress(nats.errors.Error):
-        for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
-            answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_COPIES_S)
-            infos[name] = msgspec.json.decode(answer.data)
-    return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]
-
-
-def server_version(bus: NatsBus) -> str:
-    """Return the version of the server that the bus is connected to."""
-    version = bus.client.connected_server_version
-    return f"{version.major}.{version.minor}.{version.patch}"
 
 
 def _stream(stream: StreamDescription) -> StreamStatus:

@@ -5,12 +5,21 @@ What goes in: the server's descriptions of the streams. A server that is not par
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
+import msgspec
+import nats.errors
+
 from lachesis.pipeline.bus.answers import NO_LEADER
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.kv import bucket_stream
+from lachesis.schemas import subjects
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
 
-__all__ = ["check_copies"]
+__all__ = ["check_copies", "cluster_problems"]
+
+_ANSWER_S = 1.5
 
 
 def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
@@ -53,3 +62,13 @@ def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
 
 def _some(names: list[str], streams: Mapping[str, object]) -> str:
     return "every stream" if len(names) == len(streams) else ", ".join(names)
+
+
+async def cluster_problems(bus: NatsBus) -> list[str]:
+    """Return what is wrong with the servers of a cluster, as `doctor` sees it."""
+    infos: dict[str, dict[str, Any]] = {}
+    with suppress(nats.errors.Error):
+        for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
+            answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_ANSWER_S)
+            infos[name] = msgspec.json.decode(answer.data)
+    return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]

@@ -24,8 +24,8 @@ from lachesis.pipeline.disk import device_of, room_at
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
+from lachesis.services.plan import plan
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
-from lachesis.services.supervisor.supervisor import plan
 
 __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 

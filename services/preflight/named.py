@@ -18,8 +18,8 @@ from lachesis.pipeline.environments.binding import nearest
 from lachesis.pipeline.scoring import raters
 from lachesis.pipeline.training.model_source import find_model
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.observe.progress import newest_checkpoint
-from lachesis.services.supervisor.supervisor import plan
+from lachesis.services.plan import plan
+from lachesis.services.run.checkpoints import newest_checkpoint
 
 __all__ = ["Problem", "check_named", "named_problems"]
 

@@ -13,13 +13,12 @@ from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
-from lachesis.services.observe.snapshot import server_version
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
 from lachesis.services.preflight.room import ask_monitor, check_account, check_storage
-from lachesis.services.run.connect import LOOK_S, connect_run, has_history
+from lachesis.services.run.connect import LOOK_S, connect_run, has_history, server_version
 
 __all__ = ["check_consumers", "check_server", "clock_offset_s"]
 

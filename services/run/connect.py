@@ -39,6 +39,7 @@ __all__ = [
     "other_runs",
     "recent_heartbeats",
     "roomy",
+    "server_version",
     "stored_runs",
     "unknown_run",
     "until_ended",
@@ -198,6 +199,12 @@ def roomy(config: RunConfig) -> ServerConfig:
     """Return how a server is started for the history of a run: with room for what its streams may hold."""
     room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
     return msgspec.structs.replace(config.server, max_file_bytes=room)
+
+
+def server_version(bus: NatsBus) -> str:
+    """Return the version of the server that the bus is connected to."""
+    version = bus.client.connected_server_version
+    return f"{version.major}.{version.minor}.{version.patch}"
 
 
 async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:

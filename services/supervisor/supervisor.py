@@ -31,7 +31,6 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
-from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
@@ -41,9 +40,9 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.observe.watch import Watch
+from lachesis.services.plan import Planned, plan
 from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
-from lachesis.services.registry import SERVICES
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
@@ -56,51 +55,12 @@ from lachesis.services.supervisor.restarts import Life, Restarts, out_of_memory_
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
 
-__all__ = ["Planned", "Supervisor", "goes_on", "plan", "planned_services"]
+__all__ = ["Supervisor", "goes_on"]
 
 log = logging.getLogger("lachesis")
 
 _PIDS_FILE = "pids.json"
 _TAIL_LINES = 15
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One process to run. `finite` ones end by themselves when the run's work is done."""
-
-    name: str
-    service: str
-    part: str
-    phase: int
-    replica: int = 1
-    finite: bool = False
-
-
-def plan(config: RunConfig) -> list[Planned]:
-    """Return the processes of a run, in the order in which they start."""
-    train = config.mode == "train"
-    finite = train and config.training.steps is not None
-    rows: list[tuple[str, str, int, bool]] = [("governor", "", 1, False), ("batcher", "", 1, False)]
-    rows += [("normalizer", "", 1, False), ("curriculum", "", 1, False)]
-    rows += [("health", "", 1, False)] * config.health.enabled
-    rows += [("scorer", "", config.services.scorers, False)]
-    if config.teacher.enabled:
-        rows += [("teacher", "", config.services.teachers, False)]
-    if train:
-        rows += [("trainer", "", 1, finite)]
-    evaluated = bool(evaluated_environments(config))
-    roles = ["policy"] + ["teacher"] * config.teacher.enabled + ["eval"] * evaluated
-    rows += [("inference", role, 1, False) for role in roles if config.role(role).url is None]
-    own = [name for name, env in config.environments.items() if not env.is_foreign]
-    rows += [("gateway", "", 1, False)] * (len(own) < len(config.environments))
-    rows += [("environment", env, config.services.environments, False) for env in own]
-    rows += [("evaluator", "", 1, finite)] * evaluated
-    planned = []
-    for service, part, replicas, ends in rows:
-        for replica in range(replicas):
-            name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
-            planned.append(Planned(name, service, part, SERVICES[service].phase, replica + 1, ends))
-    return sorted(planned, key=lambda process: process.phase)
 
 
 def goes_on(folder: Path) -> bool:
@@ -110,11 +70,6 @@ def goes_on(folder: Path) -> bool:
     except (OSError, msgspec.DecodeError):
         return False
     return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
-
-
-def planned_services(config: RunConfig) -> set[str]:
-    """Return the names under which the services of a run send heartbeats."""
-    return {"-".join(filter(None, (row.service, row.part))) for row in plan(config)}
 
 
 @dataclass(slots=True)

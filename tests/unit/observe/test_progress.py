@@ -1,7 +1,8 @@
 import json
 from pathlib import Path
 
-from lachesis.services.observe.progress import newest_checkpoint, newest_figures, progress_line, step_times
+from lachesis.services.observe.progress import newest_figures, progress_line, step_times
+from lachesis.services.run.checkpoints import newest_checkpoint
 
 
 def test_the_newest_whole_line_counts(tmp_path: Path) -> None:
