@@ -12,7 +12,7 @@ from lachesis.pipeline.os_errors import explain_os_error
 from lachesis.pipeline.safe_text import protect_output
 from lachesis.schemas.errors import LachesisError, leaves
 from lachesis.services.cli.commands import app
-from lachesis.services.private_files import make_files_private
+from lachesis.services.run.private_files import make_files_private
 
 __all__ = ["main"]
 

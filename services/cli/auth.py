@@ -27,7 +27,7 @@ from lachesis.pipeline.installation import install_command
 from lachesis.schemas.access import Access, Scope, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.output import print_json, print_table
 
 __all__ = ["ServerTls", "run_auth_init", "scope_of", "server_tls", "show_auth"]
 

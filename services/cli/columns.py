@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.cli.output import print_rendered
+from lachesis.services.output import print_rendered
 
 __all__ = ["FULL", "Column", "fitting", "print_columns", "table"]
 

@@ -14,10 +14,10 @@ from lachesis.pipeline.replay.revisions import conversation, read_revision
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table, printable
-from lachesis.services.connect import open_history
-from lachesis.services.report.render import markdown, page
-from lachesis.services.report.tables import Report, report
+from lachesis.services.cli.report.render import markdown, page
+from lachesis.services.cli.report.tables import Report, report
+from lachesis.services.output import print_json, print_table, printable
+from lachesis.services.run.connect import open_history
 
 __all__ = ["compare_revisions"]
 

@@ -15,8 +15,8 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.subjects import BUCKETS, STREAMS
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import open_run
+from lachesis.services.output import print_json, print_table
+from lachesis.services.run.connect import open_run
 
 __all__ = ["collect_consumers"]
 

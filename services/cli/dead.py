@@ -19,9 +19,9 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.services.cli.events import plain, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
-from lachesis.services.connect import LOOK_S, connect_run, open_history
+from lachesis.services.output import print_json, print_table
 from lachesis.services.requeue import Case, Requeuer, examine
+from lachesis.services.run.connect import LOOK_S, connect_run, open_history
 
 __all__ = ["Selection", "list_dead", "requeue_dead", "show_dead"]
 

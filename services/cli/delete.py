@@ -8,9 +8,9 @@ import typer
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, print_json, print_table
-from lachesis.services.live.progress import newest_checkpoint
-from lachesis.services.run_deletion import RunContents, delete_run
+from lachesis.services.output import human_bytes, print_json, print_table
+from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.run.deletion import RunContents, delete_run
 
 __all__ = ["delete_named"]
 

@@ -7,12 +7,12 @@ import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.cli.checks.finding import Finding, warn
-from lachesis.services.cli.checks.machine import check_machine
-from lachesis.services.cli.checks.server import check_server
-from lachesis.services.cli.checks.start import check_start
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
+from lachesis.services.output import print_json, print_table
+from lachesis.services.preflight.finding import Finding, warn
+from lachesis.services.preflight.machine import check_machine
+from lachesis.services.preflight.server import check_server
+from lachesis.services.preflight.start import check_start
 
 __all__ = ["run_doctor"]
 

@@ -9,7 +9,7 @@ import anyio
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.connect import History, has_ended, open_run, until_ended
+from lachesis.services.run.connect import History, has_ended, open_run, until_ended
 
 __all__ = ["end_when_told", "follow_run"]
 

@@ -3,7 +3,7 @@
 from lachesis.pipeline.environments.gym_datasets import import_reasoning_gym
 from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.schemas.errors import StartupError
-from lachesis.services.cli.output import print_json
+from lachesis.services.output import print_json
 
 __all__ = ["list_environments"]
 

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.schemas.catalog import BINARY, Channel
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
-from lachesis.services.cli.output import json_text, printable
+from lachesis.services.output import json_text, printable
 
 __all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
 

@@ -11,10 +11,10 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.subjects import EVENTS
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, print_json
 from lachesis.services.cli.progress import bar
 from lachesis.services.cli.selection import Wanted
-from lachesis.services.connect import open_history
+from lachesis.services.output import human_bytes, print_json
+from lachesis.services.run.connect import open_history
 
 __all__ = ["export_history"]
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from lachesis.pipeline.verification.checks import Finding
-from lachesis.services.cli.output import print_table
+from lachesis.services.output import print_table
 
 __all__ = ["exit_with", "print_findings"]
 

@@ -14,9 +14,9 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, print_json, print_table
 from lachesis.services.cli.train import PAST_FOLDER
-from lachesis.services.connect import open_run
+from lachesis.services.output import human_bytes, print_json, print_table
+from lachesis.services.run.connect import open_run
 
 __all__ = ["collect_garbage", "limits"]
 

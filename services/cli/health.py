@@ -21,10 +21,10 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import json_text, print_json, print_table, printable
 from lachesis.services.cli.tail import first_of_last
-from lachesis.services.connect import LOOK_S, History, connect_run, open_history
-from lachesis.services.live.store import StoreWarning
+from lachesis.services.observe.store import StoreWarning
+from lachesis.services.output import json_text, print_json, print_table, printable
+from lachesis.services.run.connect import LOOK_S, History, connect_run, open_history
 
 __all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
 

@@ -18,9 +18,9 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, print_json
 from lachesis.services.cli.progress import bar
-from lachesis.services.connect import open_run
+from lachesis.services.output import human_bytes, print_json
+from lachesis.services.run.connect import open_run
 
 __all__ = ["Foreign", "import_files"]
 

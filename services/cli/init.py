@@ -6,7 +6,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.access import OPERATOR
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import connect_run
+from lachesis.services.run.connect import connect_run
 
 __all__ = ["run_init"]
 

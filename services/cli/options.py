@@ -73,7 +73,7 @@ class Options:
         from lachesis.pipeline.config.run import RunConfig
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
-        from lachesis.services.run_registry import find_run
+        from lachesis.services.run.known_runs import find_run
 
         for text in self._all_sets():
             if without_secrets(text) != text:
@@ -96,7 +96,7 @@ class Options:
 
         Where it sets `shared_files`, what the command writes is no longer private to its user.
         """
-        from lachesis.services.private_files import share_files
+        from lachesis.services.run.private_files import share_files
 
         config = self.load().config
         if config.shared_files:
@@ -127,8 +127,8 @@ class Options:
 
     def _file(self) -> Path | None:
         """Return the configuration's file: the one given, or the one in the folder of the run that is named."""
-        from lachesis.services.run_file import run_file
-        from lachesis.services.run_registry import find_run
+        from lachesis.services.run.file import run_file
+        from lachesis.services.run.known_runs import find_run
 
         name = self._name()
         if self.file is not None or not name:

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lachesis.services.cli.output import SafeConsole
+from lachesis.services.output import SafeConsole
 
 __all__ = ["PAUSED", "bar", "drain_when_told"]
 

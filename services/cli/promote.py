@@ -22,8 +22,8 @@ from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.replay import RevisionRecord
 from lachesis.schemas.subjects import REPLAY
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json
-from lachesis.services.connect import connect_run
+from lachesis.services.output import print_json
+from lachesis.services.run.connect import connect_run
 
 __all__ = ["promote_revision"]
 

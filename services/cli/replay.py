@@ -14,10 +14,10 @@ from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.replay import Unscored
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, printable
 from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
 from lachesis.services.cli.selection import Wanted
-from lachesis.services.connect import open_history
+from lachesis.services.output import print_json, printable
+from lachesis.services.run.connect import open_history
 
 __all__ = ["replay_history"]
 

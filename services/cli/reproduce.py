@@ -20,10 +20,10 @@ from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json
 from lachesis.services.cli.progress import bar
 from lachesis.services.cli.train import past_config
-from lachesis.services.connect import open_history
+from lachesis.services.output import print_json
+from lachesis.services.run.connect import open_history
 
 __all__ = ["Reproduction", "Wish", "reproduce_run"]
 

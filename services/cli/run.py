@@ -3,10 +3,10 @@
 import sys
 
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_table
-from lachesis.services.process import Role, run_process
+from lachesis.services.output import print_table
+from lachesis.services.process.replica import replica_name
+from lachesis.services.process.service_process import Role, run_process
 from lachesis.services.registry import SERVICES, find
-from lachesis.services.replica import replica_name
 
 __all__ = ["list_services", "run_service"]
 

@@ -10,7 +10,7 @@ import msgspec
 from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.load import Setting, settings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table, printable
+from lachesis.services.output import print_json, print_table, printable
 
 __all__ = ["masked", "show_settings"]
 

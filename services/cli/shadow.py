@@ -19,9 +19,9 @@ from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json, print_table
 from lachesis.services.cli.progress import drain_when_told
-from lachesis.services.connect import connect_run, open_history, recent_heartbeats
+from lachesis.services.output import print_json, print_table
+from lachesis.services.run.connect import connect_run, open_history, recent_heartbeats
 from lachesis.services.shadow import run_shadow, service_name
 
 __all__ = ["list_shadows", "start_shadow", "stop_shadow"]

@@ -7,12 +7,12 @@ from rich.text import Text
 
 from lachesis.services.cli.columns import FULL, Column, print_columns
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import human_bytes, human_seconds, print_json, print_table, printable
-from lachesis.services.cli.snapshot import Snapshot, StreamStatus, look_at_run
-from lachesis.services.live.evaluations import evaluation_summary
-from lachesis.services.live.overview import barren
-from lachesis.services.live.rewards import describe_rewards
-from lachesis.services.live.services import Quantiles, ServiceStatus
+from lachesis.services.observe.evaluations import evaluation_summary
+from lachesis.services.observe.overview import barren
+from lachesis.services.observe.rewards import describe_rewards
+from lachesis.services.observe.services import Quantiles, ServiceStatus
+from lachesis.services.observe.snapshot import Snapshot, StreamStatus, look_at_run
+from lachesis.services.output import human_bytes, human_seconds, print_json, print_table, printable
 
 __all__ = ["run_status"]
 

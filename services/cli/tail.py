@@ -17,7 +17,7 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options
-from lachesis.services.connect import History, open_run
+from lachesis.services.run.connect import History, open_run
 
 __all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
 

@@ -27,21 +27,21 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import SafeConsole, human_number, human_seconds, print_json, printable
-from lachesis.services.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
-from lachesis.services.live.evaluations import (
+from lachesis.services.observe.evaluations import (
     EvaluationStatus,
     evaluation_rows,
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.live.overview import Overview, Rewards, finished, look, look_back
-from lachesis.services.live.progress import recent_figures
-from lachesis.services.live.rewards import describe_rewards
-from lachesis.services.live.services import Quantiles
-from lachesis.services.live.store import StoreWarning
-from lachesis.services.live.window import Recent, StageRow
-from lachesis.services.supervisor import planned_services
+from lachesis.services.observe.overview import Overview, Rewards, finished, look, look_back
+from lachesis.services.observe.progress import recent_figures
+from lachesis.services.observe.rewards import describe_rewards
+from lachesis.services.observe.services import Quantiles
+from lachesis.services.observe.store import StoreWarning
+from lachesis.services.observe.window import Recent, StageRow
+from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
+from lachesis.services.plan import planned_services
+from lachesis.services.run.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
 
 __all__ = ["render", "run_top"]
 

@@ -27,13 +27,13 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import SafeConsole, human_seconds, json_text, print_json, printable
-from lachesis.services.connect import History, open_history
-from lachesis.services.live.endings import Ended, Endings
-from lachesis.services.live.find import find_rollout
-from lachesis.services.live.jaeger import Jaeger
-from lachesis.services.live.progress import step_times
-from lachesis.services.live.rollout import Timeline
+from lachesis.services.observe.endings import Ended, Endings
+from lachesis.services.observe.find import find_rollout
+from lachesis.services.observe.jaeger import Jaeger
+from lachesis.services.observe.progress import step_times
+from lachesis.services.observe.rollout import Timeline
+from lachesis.services.output import SafeConsole, human_seconds, json_text, print_json, printable
+from lachesis.services.run.connect import History, open_history
 
 __all__ = ["render", "run_follow", "run_trace"]
 

@@ -26,9 +26,9 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json
 from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
-from lachesis.services.connect import open_history
+from lachesis.services.output import print_json
+from lachesis.services.run.connect import open_history
 
 __all__ = ["PAST_FOLDER", "Training", "past_config", "start_model", "train_on_past"]
 

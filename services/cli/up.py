@@ -24,19 +24,20 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
-from lachesis.services.cli.checks.start import check_start, machine_failures, refuse_failures
 from lachesis.services.cli.options import Options
-from lachesis.services.live.evaluations import (
+from lachesis.services.observe.evaluations import (
     EvaluationStatus,
     evaluation_line,
     evaluation_rows,
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.live.progress import newest_checkpoint, newest_figures, progress_line
-from lachesis.services.run_record import RunRecord
-from lachesis.services.supervisor import Supervisor, goes_on
-from lachesis.services.watch import Watch
+from lachesis.services.observe.progress import newest_figures, progress_line
+from lachesis.services.observe.run_record import RunRecord
+from lachesis.services.observe.watch import Watch
+from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
+from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.supervisor.supervisor import Supervisor, goes_on
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
 

@@ -22,8 +22,8 @@ from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.cli.findings import exit_with, print_findings
 from lachesis.services.cli.options import Options
-from lachesis.services.cli.output import print_json
-from lachesis.services.connect import open_history
+from lachesis.services.output import print_json
+from lachesis.services.run.connect import open_history
 
 __all__ = ["verify_run"]
 

@@ -19,7 +19,7 @@ import anyio.abc
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.services.process import STARTUP
+from lachesis.services.process.service_process import STARTUP
 
 __all__ = ["LOG", "keep_supervisor"]
 

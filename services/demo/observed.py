@@ -19,8 +19,8 @@ from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.live.services import Quantiles, merged, place
-from lachesis.services.supervisor import plan
+from lachesis.services.observe.services import Quantiles, merged, place
+from lachesis.services.plan import plan
 
 __all__ = ["BatchSeen", "Drawn", "Observed", "StageFigures"]
 

@@ -23,7 +23,7 @@ from lachesis.pipeline.environments.spelling import SpellBackward
 from lachesis.pipeline.fsync import sync_tree
 from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.run_deletion import MODEL_MARK
+from lachesis.services.run.deletion import MODEL_MARK
 
 __all__ = ["Prepared", "cache_folder", "cache_key", "check_disjoint", "prepare"]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from lachesis.services.cli.output import human_bytes, human_number, human_seconds
 from lachesis.services.demo.summary import Gate, Summary
-from lachesis.services.live.services import Quantiles
+from lachesis.services.observe.services import Quantiles
+from lachesis.services.output import human_bytes, human_number, human_seconds
 
 __all__ = ["render"]
 

@@ -33,8 +33,8 @@ from lachesis.services.demo.settings import DemoOptions, demo_config
 from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
-from lachesis.services.live.progress import newest_checkpoint
-from lachesis.services.run_file import write_run_file
+from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.run.file import write_run_file
 
 __all__ = ["run_demo"]
 

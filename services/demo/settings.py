@@ -17,7 +17,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import toml_value
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.private_files import share_files
+from lachesis.services.run.private_files import share_files
 
 __all__ = ["DemoOptions", "demo_config"]
 

@@ -15,7 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.demo.observed import Observed, StageFigures
 from lachesis.services.demo.prepare import Prepared
-from lachesis.services.live.services import Quantiles
+from lachesis.services.observe.services import Quantiles
 
 __all__ = ["REQUIRED_POINTS", "Gate", "Summary", "Walls", "end_to_end", "latest_figures", "summarize"]
 

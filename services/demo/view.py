@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.cli.output import SafeConsole, human_seconds
 from lachesis.services.demo.observed import Observed, StageFigures
+from lachesis.services.output import SafeConsole, human_seconds
 
 __all__ = ["fitting", "progress_line", "showing", "stage_table"]
 

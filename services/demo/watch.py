@@ -15,8 +15,8 @@ from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import SchemaError, StartupError
-from lachesis.services.connect import connect_run
 from lachesis.services.demo.observed import Observed
+from lachesis.services.run.connect import connect_run
 
 __all__ = ["measure_processes", "watch_run"]
 

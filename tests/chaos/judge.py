@@ -16,7 +16,7 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import LachesisError
-from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, FENCED
+from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, FENCED
 
 __all__ = ["Verdict", "judge"]
 

@@ -20,8 +20,8 @@ from integration.cluster.nodes import Cluster, leader_of, settled
 from integration.harness import Run, alive, until
 
 from lachesis.schemas import subjects
-from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, FENCED, STARTUP
-from lachesis.services.supervisor import plan
+from lachesis.services.plan import plan
+from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, FENCED, STARTUP
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]
 

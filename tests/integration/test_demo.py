@@ -16,8 +16,8 @@ import pytest
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.run_file import RUN_FILE
-from lachesis.services.supervisor import plan
+from lachesis.services.plan import plan
+from lachesis.services.run.file import RUN_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -12,10 +12,10 @@ import anyio
 import psutil
 import pytest
 
-from lachesis.services import forking as module
-from lachesis.services.forking import Forked, ForkServers
-from lachesis.services.forkserver import Told
-from lachesis.services.process import STARTUP
+from lachesis.services.process.service_process import STARTUP
+from lachesis.services.supervisor import forking as module
+from lachesis.services.supervisor.forking import Forked, ForkServers
+from lachesis.services.supervisor.forkserver import Told
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

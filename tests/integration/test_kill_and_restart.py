@@ -21,7 +21,7 @@ from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.supervisor import plan
+from lachesis.services.plan import plan
 
 MANY = 1_000_000
 """Steps: more than it comes to, however long it takes to strike them all."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.services.process import DRAINED
+from lachesis.services.process.service_process import DRAINED
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.codec import decode, encode
-from lachesis.services.connect import NATS_FOLDER
+from lachesis.services.run.connect import NATS_FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

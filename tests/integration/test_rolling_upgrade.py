@@ -23,7 +23,7 @@ from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.process import DRAINED
+from lachesis.services.process.service_process import DRAINED
 
 MANY = 1_000_000
 """Steps: more than it comes to, however long the upgrades take."""

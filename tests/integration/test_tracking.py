@@ -15,7 +15,7 @@ from otlp import receiving
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.services.connect import open_history
+from lachesis.services.run.connect import open_history
 
 STEPS = 20
 STAGES = ("scorer", "normalizer", "batcher", "trainer")

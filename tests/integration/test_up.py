@@ -18,7 +18,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.services.restarts import MOST_FAILURES
+from lachesis.services.supervisor.restarts import MOST_FAILURES
 
 CONFIG = """
 run = "up"

@@ -1,7 +1,7 @@
 """The command line with single writers that do not ask whether another runs, as when two start at the same moment."""
 
-from lachesis.services import process
 from lachesis.services.cli import main
+from lachesis.services.process import service_process as process
 
 
 async def is_alone(*_: object) -> bool:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.safe_text import SafeOutput, printable, printable_lines, protect_output
-from lachesis.services.cli.output import SafeConsole, json_text
+from lachesis.services.output import SafeConsole, json_text
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\x7f\u202e\r\x08\u2028\x85\U000e0041[bold]"
 

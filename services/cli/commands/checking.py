@@ -25,7 +25,7 @@ def load_check(options: Options) -> None:
     import sys
 
     from lachesis.pipeline.bus.embedded import die_with_parent
-    from lachesis.services.load_check import write_findings
+    from lachesis.services.preflight.loading import write_findings
 
     arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
     if arm is not None:

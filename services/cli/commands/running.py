@@ -49,7 +49,7 @@ def forkserver(
 ) -> None:
     """Fork services that the supervisor asks for."""
     from lachesis.services.cli.run import run_service
-    from lachesis.services.forkserver import end_at_once, serve_forks
+    from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
     told = serve_forks(kind, door)
     if told is not None:
@@ -114,8 +114,8 @@ def dev(
     """
     import anyio
 
-    from lachesis.services.cli.output import SafeConsole
     from lachesis.services.dev import run_dev
+    from lachesis.services.output import SafeConsole
 
     if not anyio.run(run_dev, options.config(), env, task, SafeConsole()):
         raise typer.Exit(1)

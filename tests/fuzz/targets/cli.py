@@ -17,7 +17,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli import dead
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
-from lachesis.services.cli.output import printable
+from lachesis.services.output import printable
 
 __all__ = ["targets"]
 

@@ -30,7 +30,7 @@ from lachesis.pipeline.telemetry.tracing import Incident, Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord, StageIncident
-from lachesis.services.cli.snapshot import merge
+from lachesis.services.observe.snapshot import merge
 
 __all__ = ["targets"]
 

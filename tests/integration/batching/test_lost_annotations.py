@@ -25,7 +25,7 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
-from lachesis.services import process
+from lachesis.services.process import service_process as process
 
 
 def reasons(entries: list[LedgerEntry]) -> dict[int, str | None]:

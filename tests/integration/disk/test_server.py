@@ -13,7 +13,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, find_binary
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.schemas import subjects
-from lachesis.services.store_watch import watch_store
+from lachesis.services.supervisor.store_watch import watch_store
 
 STREAMS = StreamsConfig(bucket_bytes=1 << 20)
 SUBJECT = subjects.rollout("r", "env")

@@ -36,7 +36,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError, leaves
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.process import STARTUP
+from lachesis.services.process.service_process import STARTUP
 
 from .conftest import SUMS, Site
 

@@ -16,7 +16,7 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupScore, RewardEven
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.process import FENCED
+from lachesis.services.process.service_process import FENCED
 
 from .conftest import SUMS
 

@@ -24,9 +24,9 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError, StartupError
 from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
-from lachesis.services.run_deletion import MODEL_MARK, delete_folder, measure_folder
-from lachesis.services.run_lease import DELETION_MARK, RunLease, lock_folder
-from lachesis.services.run_registry import known_runs, register_run
+from lachesis.services.run.deletion import MODEL_MARK, delete_folder, measure_folder
+from lachesis.services.run.known_runs import known_runs, register_run
+from lachesis.services.run.lease import DELETION_MARK, RunLease, lock_folder
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
-from lachesis.services.process import REFUSED
+from lachesis.services.process.service_process import REFUSED
 
 SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
 """Who waits in vain is told so, by another error than who is refused."""

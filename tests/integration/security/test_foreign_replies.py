@@ -13,7 +13,7 @@ from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.errors import AccessError
-from lachesis.services.micro import join_micro
+from lachesis.services.process.micro import join_micro
 
 RUN = "one"
 LEASE = subjects.lease(RUN, "words")

@@ -20,7 +20,7 @@ from integration.servers import Servers, Supervised
 
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
-from lachesis.services.connect import NATS_FOLDER
+from lachesis.services.run.connect import NATS_FOLDER
 
 STEPS = 6
 CANARY = "canary-8c1f2e"

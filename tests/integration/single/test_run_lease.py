@@ -18,9 +18,10 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
 from lachesis.schemas.errors import StartupError
-from lachesis.services import identity, run_lease
-from lachesis.services.identity import started_ticks
-from lachesis.services.run_lease import RunLease, lock_folder
+from lachesis.services.run import lease as run_lease
+from lachesis.services.run import process_identity as identity
+from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.run.process_identity import started_ticks
 
 BUCKET, KEY, RUN = subjects.BUCKETS["runs"], "r.supervisor", "r"
 

@@ -12,11 +12,11 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.services.cli import top, trace
 from lachesis.services.cli.columns import fitting, table
 from lachesis.services.cli.status import _columns
-from lachesis.services.live.bottleneck import Bottleneck
-from lachesis.services.live.overview import look_back
-from lachesis.services.live.rollout import Timeline
-from lachesis.services.live.services import Quantiles, ServiceStatus
-from lachesis.services.live.window import StageRow
+from lachesis.services.observe.bottleneck import Bottleneck
+from lachesis.services.observe.overview import look_back
+from lachesis.services.observe.rollout import Timeline
+from lachesis.services.observe.services import Quantiles, ServiceStatus
+from lachesis.services.observe.window import StageRow
 
 MS = 1_000_000
 WIDTHS = (80, 100, 110, 120, 150, 200)

@@ -8,8 +8,8 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherCo
 from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
-from lachesis.services.cli.checks.machine import budgets
-from lachesis.services.supervisor import Supervisor
+from lachesis.services.preflight.machine import budgets
+from lachesis.services.supervisor.supervisor import Supervisor
 
 CONFIG = RunConfig(
     environments={

@@ -11,7 +11,7 @@ from unit.demo.test_summary import CONFIG, summary
 
 from lachesis.services.demo.observed import Drawn, Observed, StageFigures
 from lachesis.services.demo.plots import draw_plots, smoothed
-from lachesis.services.live.services import Quantiles
+from lachesis.services.observe.services import Quantiles
 
 
 def stage(wait: Quantiles, process: Quantiles) -> StageFigures:

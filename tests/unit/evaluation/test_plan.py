@@ -12,7 +12,7 @@ from lachesis.pipeline.evaluation.plan import (
     holds_out,
     reason_not_evaluated,
 )
-from lachesis.services.supervisor import plan
+from lachesis.services.plan import plan
 
 OWN, FOREIGN = EnvironmentConfig(kind="sums.py:Sums"), EnvironmentConfig(kind="gateway")
 RUN = RunConfig(environments={"sums": OWN, "shop": FOREIGN})

@@ -7,8 +7,8 @@ from unit.replay.test_compare import judged, revision
 from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision, compare
 from lachesis.pipeline.replay.logic.significance import mean_interval, share_interval
 from lachesis.schemas.annotations import GroupReward
-from lachesis.services.report.render import markdown, page
-from lachesis.services.report.tables import report
+from lachesis.services.cli.report.render import markdown, page
+from lachesis.services.cli.report.tables import report
 
 LIVE = MadeBy("e1", (("length", "1"),))
 LATER = MadeBy("e2", (("length", "2"),))

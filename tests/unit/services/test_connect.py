@@ -14,8 +14,8 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services import connect
-from lachesis.services.connect import has_ended, recent_heartbeats
+from lachesis.services.run import connect
+from lachesis.services.run.connect import has_ended, recent_heartbeats
 
 REPORTS = subjects.state("r", "trainer", subjects.LIVE, "main")
 

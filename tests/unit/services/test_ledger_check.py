@@ -12,9 +12,9 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError
 from lachesis.schemas.subjects import BUCKETS, LEDGER
-from lachesis.services import ledger_check
-from lachesis.services.ledger_check import verify_ledger
-from lachesis.services.supervisor import Supervisor
+from lachesis.services.supervisor import ledger_check
+from lachesis.services.supervisor.ledger_check import verify_ledger
+from lachesis.services.supervisor.supervisor import Supervisor
 
 
 @pytest.fixture

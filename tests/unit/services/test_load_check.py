@@ -11,8 +11,8 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.checks.start import check_start, refuse_failures
-from lachesis.services.load_check import LoadFinding, check_loads, write_findings
+from lachesis.services.preflight.loading import LoadFinding, check_loads, write_findings
+from lachesis.services.preflight.start import check_start, refuse_failures
 
 CODE = """
 import os, sys, time

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lachesis.services.process import NO_ROOM, STARTUP, _explain
+from lachesis.services.process.service_process import NO_ROOM, STARTUP, _explain
 
 
 def error(number: int, path: str = "/runs/a/x") -> OSError:

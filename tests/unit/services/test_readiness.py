@@ -1,6 +1,6 @@
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
 from lachesis.schemas.control import StageVitals
-from lachesis.services.readiness import LateProcess, describe_late
+from lachesis.services.supervisor.readiness import LateProcess, describe_late
 
 
 def test_who_is_not_ready_is_told_with_what_it_did_and_the_setting_that_gives_it_more_time() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.services import replica
-from lachesis.services.replica import replica_name
+from lachesis.services.process import replica
+from lachesis.services.process.replica import replica_name
 
 
 @pytest.mark.parametrize(

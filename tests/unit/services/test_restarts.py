@@ -1,7 +1,7 @@
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
-from lachesis.services.process import FENCED, NO_ROOM, STARTUP
-from lachesis.services.readiness import ready_within_s
-from lachesis.services.restarts import (
+from lachesis.services.process.service_process import FENCED, NO_ROOM, STARTUP
+from lachesis.services.supervisor.readiness import ready_within_s
+from lachesis.services.supervisor.restarts import (
     LONGEST_PAUSE_S,
     MOST_FAILURES,
     SHORTEST_PAUSE_S,

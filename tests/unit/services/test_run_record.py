@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.services import run_record
-from lachesis.services.run_record import RunRecord
+from lachesis.services.observe import run_record
+from lachesis.services.observe.run_record import RunRecord
 
 
 class _State:

@@ -6,8 +6,15 @@ import pytest
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, SettingsChangedError, StartupError
-from lachesis.services.process import DRAIN_TIMEOUT, DRAINED, FENCED, SETTINGS_CHANGED, STARTUP, _explain
-from lachesis.services.supervisor import Supervisor, goes_on
+from lachesis.services.process.service_process import (
+    DRAIN_TIMEOUT,
+    DRAINED,
+    FENCED,
+    SETTINGS_CHANGED,
+    STARTUP,
+    _explain,
+)
+from lachesis.services.supervisor.supervisor import Supervisor, goes_on
 
 
 async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:

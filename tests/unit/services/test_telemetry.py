@@ -8,7 +8,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import generate_span
 from lachesis.schemas import subjects
 from lachesis.schemas.ids import new_group_id
-from lachesis.services.telemetry import open_tracing
+from lachesis.services.process.telemetry import open_tracing
 
 
 @pytest.mark.parametrize(

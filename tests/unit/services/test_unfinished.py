@@ -15,8 +15,8 @@ from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import InfrastructureError
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services import unfinished
-from lachesis.services.unfinished import trace_unfinished, unfinished_rollouts
+from lachesis.services.supervisor import unfinished
+from lachesis.services.supervisor.unfinished import trace_unfinished, unfinished_rollouts
 
 
 @pytest.fixture

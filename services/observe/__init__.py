@@ -1,0 +1,1 @@
+"""What can be seen of a run, folded from heartbeats, streams and files. Most of it is pure."""

@@ -1,0 +1,113 @@
+"""What a run's folder says of its training: the figures of the newest step, and the newest checkpoint."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.services.observe.rewards import rewards_of
+from lachesis.services.output import human_seconds
+
+__all__ = [
+    "newest_figures",
+    "progress_line",
+    "recent_figures",
+    "step_times",
+    "training_rewards",
+]
+
+log = logging.getLogger("lachesis")
+
+_MOST = 1 << 18
+"""Bytes from the end of the log of figures that are read: many lines of a few KiB."""
+
+
+def newest_figures(folder: Path) -> dict[str, float]:
+    """Return the figures of the newest step, empty before the first."""
+    return next((figures for row in reversed(_newest_rows(folder)) if (figures := _figures(row)) is not None), {})
+
+
+def recent_figures(folder: Path) -> list[dict[str, float]]:
+    """Return the figures of the newest steps, oldest first: as many as fit into what is read, a few dozen."""
+    rows = list(map(_figures, _newest_rows(folder)))
+    readable = [figures for figures in rows if figures is not None]
+    if len(readable) < len(rows):
+        log.warning(
+            "%s: %d lines are no figures and were passed over", folder / METRICS_FILE, len(rows) - len(readable)
+        )
+    return readable
+
+
+def step_times(folder: Path, step: int) -> tuple[int, int] | None:
+    """Return when one of the newest steps began and ended, Unix ns; None where the figures do not tell."""
+    for figures in reversed(recent_figures(folder)):
+        took_s = figures.get("latency/trainer/proc/p50")  # one stamp for all groups of the batch: exact
+        if figures.get("train/step") == step and took_s is not None:
+            end_ns = round(figures["train/time"] * 1e9)
+            return end_ns - round(took_s * 1e9), end_ns
+    return None
+
+
+class _Reward(msgspec.Struct):
+    step: float | None = msgspec.field(name="train/step", default=None)
+    mean: float | None = msgspec.field(name="reward/mean", default=None)
+
+
+def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float] | None:
+    """Return the mean training reward of the step that policy `first` made, and of the one that policy `last` did.
+
+    Of the first policy, which no step made, that of the step after it. None where the figures do not tell. Reads the
+    whole log of figures, line by line.
+    """
+    before = after = None
+    try:
+        with (folder / METRICS_FILE).open("rb") as file:
+            for row in file:
+                if not row.endswith(b"\n"):
+                    break  # it is still being written
+                try:
+                    reward = msgspec.json.decode(row, type=_Reward)
+                except msgspec.DecodeError:
+                    continue
+                if reward.step is None or reward.mean is None:
+                    continue
+                before = reward.mean if before is None and reward.step >= first else before
+                after = reward.mean if reward.step <= last else after
+    except FileNotFoundError:
+        return None
+    return None if before is None or after is None else (before, after)
+
+
+def _newest_rows(folder: Path) -> list[bytes]:
+    try:
+        with (folder / METRICS_FILE).open("rb") as file:
+            start = max(0, file.seek(0, 2) - _MOST)
+            file.seek(start)
+            rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
+    except FileNotFoundError:
+        return []
+    return rows[1:] if start else rows  # the first may have lost its beginning
+
+
+def _figures(row: bytes) -> dict[str, float] | None:
+    """Return the figures in a line of the log, None if it holds none: a crash of the machine can tear a line."""
+    try:
+        return msgspec.json.decode(row, type=dict[str, float])
+    except msgspec.DecodeError:
+        return None
+
+
+def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:
+    """Return how far the training is, in one line. `held_out`: the newest evaluations, in a few words each."""
+    reward, staleness = figures.get("reward/mean"), figures.get("staleness/mean")
+    told = "" if reward is None else f", reward {reward:.3g}"
+    means = {env: one.mean for env, one in rewards_of(figures).items() if one.mean is not None}
+    if len(means) > 1:
+        told += f" ({', '.join(f'{env} {mean:.3g}' for env, mean in means.items())})"
+    told += f", held-out {'; '.join(held_out)}" if held_out else ""
+    told += "" if staleness is None else f", staleness {staleness:.3g}"
+    slowest = human_seconds(figures.get("latency/e2e/p99"))
+    told += f", e2e p99 {slowest}" if slowest else ""
+    return f"step {figures['train/step']:.0f}{'' if steps is None else f'/{steps}'}{told}"

@@ -1,0 +1,124 @@
+"""What `lachesis up` leaves in a run's folder when it ends, however it ends: `summary.json` and plots."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import write_when_room_sync
+from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint, state_of
+from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.schemas import subjects
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.schemas.codec import decode
+from lachesis.schemas.errors import CheckpointError, DamagedError, InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.ledger import LedgerEntry
+from lachesis.services.observe.evaluations import EvaluationStatus
+from lachesis.services.observe.overview import by_outcome
+from lachesis.services.observe.plots import draw_run
+from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE, RunSummary, read_steps, summarize_run
+from lachesis.services.observe.watch import Watch
+from lachesis.services.run.file import run_file_of
+
+__all__ = ["RunRecord"]
+
+_FINISH_S = 5.0
+"""Seconds that the end of a run waits for the server to say what became of the groups."""
+
+
+class RunRecord(Watch):
+    """Made when a run starts; `conclude` writes what it came to."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._started_s = time.monotonic()
+        self._outcomes: dict[str, int] = {}
+        self._checkpoint = None
+        with suppress(CheckpointError):  # the trainer says so, and how to mend it
+            self._checkpoint = latest_checkpoint(config.path / CHECKPOINTS)
+        state = state_of(self._checkpoint) if self._checkpoint is not None else None
+        self.first_step = state.step if state is not None else 0
+
+    def describe_start(self) -> str | None:
+        """Return from which step to which the run trains; None where it trains nothing."""
+        if self._config.mode != "train":
+            return None
+        steps = self._config.training.steps
+        to = "until it is stopped" if steps is None else f"to step {steps}"
+        if self._checkpoint is None:
+            return f"trains from step 0 {to}"
+        if steps is not None and self.first_step >= steps:
+            return (
+                f"resumes at step {self.first_step}, from {self._checkpoint}: all {steps} steps are taken, so nothing "
+                "is trained; raise training.steps to go on"
+            )
+        return f"resumes at step {self.first_step}, from {self._checkpoint}, and trains {to}"
+
+    async def follow(self, bus: Bus) -> None:
+        """See `Watch`: nothing is needed before the end."""
+        await anyio.sleep_forever()
+
+    async def finish(self, bus: Bus) -> None:
+        """See `Watch`."""
+        ledger = subjects.ledger(self._config.run, self._config.training.name)
+        with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, NotFoundError, DamagedError, SchemaError):
+            last = await bus.last(subjects.LEDGER, ledger)
+            if last is not None:
+                self._outcomes = by_outcome(decode(LedgerEntry, last.data).totals)
+
+    def conclude(
+        self,
+        evaluations: Sequence[EvaluationStatus],
+        events: Sequence[EvalEvent],
+        restarts: Mapping[str, int],
+        reason: str | None = None,
+    ) -> Iterator[str]:
+        """Write summary and plots, and yield what is to be said of them. `reason`: why the run failed."""
+        path, steps = self._config.path, read_steps(self._config.path)
+        plots = path / PLOTS
+        problem = None
+        if steps or events:
+            try:
+                write_when_room_sync(plots, partial(draw_run, plots, steps, events))
+            except ImportError as error:
+                problem = f"no plots, since matplotlib is missing ({error}): {install_command('plots')}"
+        places = {
+            "folder": path,
+            "config": run_file_of(self._config),
+            "metrics": path / METRICS_FILE,
+            "plots": plots,
+            "checkpoints": path / CHECKPOINTS,
+            "logs": path / "logs",
+        }
+        summary = summarize_run(
+            self._config,
+            steps,
+            first_step=self.first_step,
+            wall_s=time.monotonic() - self._started_s,
+            reason=reason,
+            outcomes=self._outcomes,
+            evaluations=evaluations,
+            restarts=restarts,
+            places=places,
+        )
+        file = path / SUMMARY_FILE
+        content = msgspec.json.format(msgspec.json.encode(summary)) + b"\n"
+        write_when_room_sync(file, partial(file.write_bytes, content))
+        yield _headline(summary)
+        yield f"summary in {file}" + (f", plots in {plots}" if "plots" in summary.places else "")
+        if problem is not None:
+            yield problem
+
+
+def _headline(summary: RunSummary) -> str:
+    of = "" if summary.steps is None else f" of {summary.steps}"
+    taken = f", from step {summary.first_step} to {summary.step}{of}" if summary.step else ""
+    first, last = summary.reward_first, summary.reward_last
+    reward = "" if first is None or last is None else f"; reward {first:.3g} at first, {last:.3g} at last"
+    return f"run {summary.run} {summary.state}{taken} in {summary.wall_s:.0f} s{reward}"

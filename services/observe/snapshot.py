@@ -1,0 +1,383 @@
+"""How a run stands at one moment: what `status` shows, gathered from the bus in one go.
+
+What goes in: the bus and the run's configuration. What comes out: a `Snapshot`, in which None means "not known" or
+"none yet". Nothing is written and no consumer is made.
+"""
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.embedded import read_endpoint
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.streams import StreamDescription
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.secrets import without_secrets
+from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.schemas import subjects
+from lachesis.schemas.codec import decode
+from lachesis.schemas.control import Heartbeat, PolicyRecord
+from lachesis.schemas.errors import (
+    DamagedError,
+    InfrastructureError,
+    NotFoundError,
+    SchemaError,
+    StartupError,
+)
+from lachesis.schemas.ledger import LedgerEntry, TrainReport
+from lachesis.schemas.promotion import Promoted
+from lachesis.services.observe.evaluations import (
+    EvaluationStatus,
+    evaluation_rows,
+    evaluation_rows_of_figures,
+    evaluation_warnings,
+)
+from lachesis.services.observe.overview import by_outcome
+from lachesis.services.observe.progress import newest_figures
+from lachesis.services.observe.rewards import EnvRewards, rewards_of
+from lachesis.services.observe.services import ServiceStatus, merge
+from lachesis.services.observe.store import StoreWarning
+from lachesis.services.plan import planned_services
+from lachesis.services.preflight.cluster import cluster_problems
+from lachesis.services.run.connect import (
+    NATS_FOLDER,
+    History,
+    is_trained,
+    open_run,
+    other_runs,
+    recent_heartbeats,
+    server_version,
+    unknown_run,
+)
+
+__all__ = ["ANSWER_S", "Snapshot", "StreamStatus", "look_at_run", "take"]
+
+ANSWER_S = 3.0
+"""Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
+_REACH_S = 2.0
+"""Seconds of them to find a server, or to start one for the history of a run that has ended."""
+_PATIENCE_S = 0.8
+"""Seconds to wait for the server that the run had last, and for each of its answers."""
+_LATE_S = 0.6
+"""Seconds, where an answer takes milliseconds, after which it is asked why there is none."""
+
+
+class StreamStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream or bucket; `bytes` of its `max_bytes` budget are taken."""
+
+    name: str
+    messages: int
+    bytes: int
+    max_bytes: int
+    first: int
+    last: int
+    replicas: int
+
+
+class LedgerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the ledger stands: `outcomes` counts groups by what became of them, `age_s` is since its last entry.
+
+    `promoted` is the newest promotion, None: rollouts are judged by the run's configuration.
+    """
+
+    index: int
+    batches: int
+    watermark: int
+    outcomes: dict[str, int]
+    age_s: float
+    promoted: Promoted | None = None
+
+
+class PolicyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest published weights."""
+
+    version: str
+    step: int
+    age_s: float
+
+
+class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer has made durable."""
+
+    step: int
+    batches: int
+    voids: int
+    """Batches since the report before of which nothing was trained."""
+    dropped: int
+    """Groups since the report before that could not be used, in batches that were trained without them."""
+    policy_version: str
+    checkpoint: str
+    age_s: float
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
+    `finished`: all of its `steps` are taken and durable. `step`: optimizer steps taken.
+
+    `problems`: why something is not known. `streams` None: not known.
+    evaluations: the newest of each environment. reward: mean of the newest training step; `rewards`: that of each
+    environment in it, and lately of each of its raters. warnings: held-out rates that fell.
+    """
+
+    run: str
+    ended: bool
+    finished: bool
+    step: int | None
+    steps: int | None
+    server: str
+    server_version: str
+    problems: list[str]
+    streams: list[StreamStatus] | None
+    services: list[ServiceStatus]
+    ledger: LedgerStatus | None
+    policy: PolicyStatus | None
+    trainer: TrainerStatus | None
+    evaluations: list[EvaluationStatus] = []
+    reward: float | None = None
+    rewards: dict[str, EnvRewards] = {}
+    warnings: list[str] = []
+
+
+async def look_at_run(config: RunConfig, show: Callable[["Snapshot"], None]) -> None:
+    """Call `show` with the snapshot, `ANSWER_S` after the call at the latest; what it takes to hang up comes later.
+
+    What the server does not answer by then is not known, and `problems` says why; where it cannot be reached at all,
+    the run's folder tells what there is. Raises `NotFoundError` when the server has other runs and knows nothing of
+    this one, `StartupError` where there is neither server nor folder, `AccessError` when it refuses the credentials.
+    """
+    until_s = anyio.current_time() + ANSWER_S
+    async with AsyncExitStack() as stack:
+        history, reason = None, f"{_server_of(config)} does not answer"
+        try:
+            with anyio.move_on_after(_REACH_S):
+                opened = open_run(config, f"{config.run}.status", patience_s=_PATIENCE_S, needs_jetstream=False)
+                history = await stack.enter_async_context(opened)
+        except StartupError as error:
+            reason = str(error)
+            if not newest_figures(config.path):
+                raise
+        show(await take(history, config, until_s) if history is not None else _from_folder(config, reason))
+
+
+def _server_of(config: RunConfig) -> str:
+    if config.nats is not None:
+        return f"the server at {without_secrets(config.nats.url)}"
+    try:
+        endpoint = read_endpoint(config.path / NATS_FOLDER)
+    except StartupError:
+        return f"a server that was started to read the history in {config.path}"
+    return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
+
+
+def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
+    """Return what the run's folder tells, where its server cannot be asked."""
+    figures = newest_figures(config.path)
+    step = int(figures["train/step"]) if "train/step" in figures else None
+    return Snapshot(
+        run=config.run,
+        ended=False,
+        finished=False,
+        step=step,
+        steps=config.training.steps,
+        server="",
+        server_version="",
+        problems=[*StoreWarning(config).look(), problem],
+        streams=None,
+        services=merge([], planned_services(config), absent="unknown"),
+        ledger=None,
+        policy=None,
+        trainer=None,
+        evaluations=evaluation_rows_of_figures(figures),
+        reward=figures.get("reward/mean"),
+        rewards=rewards_of(figures),
+    )
+
+
+async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot":
+    """Return the snapshot by `until_s` of the event loop's clock, after listening to heartbeats if the run may go on.
+
+    What the server does not answer by then is not known, and `problems` says why. Raises `NotFoundError` when the
+    server has other runs and knows nothing of this one.
+    """
+    bus, ended = history
+    look = _Look(bus, until_s)
+    planned = planned_services(config)
+    heard: dict[str, Heartbeat] = {}
+    reader = EvaluationReader(bus, config)
+    beats_s = until_s - anyio.current_time()
+    clustered = config.nats is not None and len(bus.client.servers) > 1
+    await look.gather(
+        {
+            "others": lambda: other_runs(bus, config),
+            "streams": bus.describe_streams,
+            **(
+                {}
+                if ended
+                else {"beats": lambda: recent_heartbeats(bus, config.run, planned, heard, silence_s=beats_s)}
+            ),
+            "trained": lambda: is_trained(bus, config),
+            "ledger": lambda: _ledger(bus, config),
+            "policy": lambda: _policy(bus, config),
+            "trainer": lambda: _trainer(bus, config),
+            "evaluations": reader.catch_up,
+            **({"copies": lambda: cluster_problems(bus)} if clustered else {}),
+        }
+    )
+    found = look.found
+    beats = list(heard.values())
+    if not beats and found.get("others"):
+        raise unknown_run(config.run, found["others"])
+    problems = look.problems
+    silent = set(planned) - {beat.service for beat in beats}
+    finished = bool(found.get("trained"))
+    ended = ended or (not beats and finished)
+    if silent and not ended and not problems:
+        problems = found.get("copies", [])
+    url = bus.client.connected_url
+    absent = "ended" if ended else "finished" if finished else "unknown" if problems else "silent"
+    services = merge(beats, planned, absent=absent)
+    trainer = found.get("trainer")
+    figures = newest_figures(config.path) | _training_figures(services)
+    steps_known = [int(figures["train/step"])] if "train/step" in figures else []
+    return Snapshot(
+        run=config.run,
+        ended=ended,
+        finished=finished,
+        step=max([*steps_known, *([trainer.step] if trainer else [])], default=None),
+        steps=config.training.steps,
+        server=without_secrets(url.geturl()) if url else "",
+        server_version=server_version(bus),
+        problems=problems if ended else [*StoreWarning(config).look(), *problems],
+        streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
+        services=services,
+        ledger=found.get("ledger"),
+        policy=found.get("policy"),
+        trainer=trainer,
+        evaluations=evaluation_rows(reader.evaluations),
+        reward=figures.get("reward/mean"),
+        rewards=rewards_of(figures),
+        warnings=list(evaluation_warnings(reader.evaluations, config.path).values()),
+    )
+
+
+def _training_figures(services: list[ServiceStatus]) -> dict[str, float]:
+    """Return what the services say of steps and rewards, which is newer than what the folder says, or there is none."""
+    return {
+        name: value
+        for row in services
+        for name, value in row.metrics.items()
+        if name.startswith("reward/") or (row.service == "trainer" and name == "train/step")
+    }
+
+
+class _Look:
+    """Asks several things at once, and why there is no answer once one is late."""
+
+    def __init__(self, bus: NatsBus, until_s: float) -> None:
+        self.found: dict[str, Any] = {}
+        self.problems: list[str] = []
+        self._bus = bus
+        self._until_s = until_s
+
+    async def gather(self, questions: Mapping[str, Callable[[], Awaitable[Any]]]) -> None:
+        """Take in each answer; what has none in time is left out."""
+        left, asked = set(questions), set(questions)
+        reason: str | None = None
+        done = anyio.Event()
+
+        async def ask(name: str, question: Callable[[], Awaitable[Any]]) -> None:
+            with suppress(InfrastructureError):
+                try:
+                    self.found[name] = await question()
+                except NotFoundError:
+                    pass  # no such stream yet
+                except (DamagedError, SchemaError) as error:
+                    self.problems.append(str(error))
+                left.discard(name)
+            asked.discard(name)
+            if not asked:
+                done.set()
+
+        async def explain() -> None:
+            nonlocal reason
+            await anyio.sleep(_LATE_S)
+            if left - {"beats"}:
+                reason = await self._bus.explain(subjects.LEDGER)
+
+        async with background() as tasks:
+            tasks.start_soon(explain)
+            for name, question in questions.items():
+                tasks.start_soon(ask, name, question)
+            with anyio.move_on_after(self._until_s - anyio.current_time()):
+                await done.wait()
+        if left - {"beats", "copies"}:
+            self.problems.append(f"{reason or 'the server does not answer'}; what is missing here is not known")
+
+
+def _stream(stream: StreamDescription) -> StreamStatus:
+    usage = stream.usage
+    return StreamStatus(
+        name=stream.name,
+        messages=usage.messages,
+        bytes=usage.bytes,
+        max_bytes=usage.max_bytes,
+        first=usage.first,
+        last=usage.last,
+        replicas=stream.replicas,
+    )
+
+
+async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
+    run, trainer = config.run, config.training.name
+    entry, seq, _ = await newest(
+        bus,
+        subjects.LEDGER,
+        subjects.ledger(run, trainer),
+        LedgerEntry,
+        lambda one: (one.run, one.trainer) == (run, trainer),
+    )
+    if entry is None:
+        return None
+    return LedgerStatus(
+        index=entry.index,
+        batches=entry.next_batch,
+        watermark=entry.watermark,
+        outcomes=by_outcome(entry.totals),
+        age_s=_age((await bus.get(subjects.LEDGER, seq)).time_ns),
+        promoted=entry.promoted or None,
+    )
+
+
+async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
+    entry = await bus.value(subjects.BUCKETS["policy"], config.run)
+    if entry is None:
+        return None
+    record = decode(PolicyRecord, entry.value)
+    return PolicyStatus(version=record.version, step=record.policy_version.step, age_s=_age(record.written_ns))
+
+
+async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
+    trainer = config.training.name
+    subject = subjects.state(config.run, "trainer", subjects.LIVE, trainer)
+    report, seq, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    if report is None:
+        return None
+    return TrainerStatus(
+        step=report.step,
+        batches=report.next_batch,
+        voids=len(report.voids),
+        dropped=sum(len(drops.seqs) for drops in report.drops),
+        policy_version=report.policy_version,
+        checkpoint=report.checkpoint,
+        age_s=_age((await bus.get(subjects.LEDGER, seq)).time_ns),
+    )
+
+
+def _age(then_ns: int) -> float:
+    return round((time.time_ns() - then_ns) / 1e9, 3)

@@ -1,0 +1,45 @@
+"""Checks of what the server stores: that it can read it, and that the run's ledger is whole."""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from lachesis.pipeline.batching.evidence import check_evidence
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
+from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
+from lachesis.schemas.subjects import LEDGER
+from lachesis.services.output import human_bytes
+from lachesis.services.preflight.finding import Finding, fail, ok, warn
+
+__all__ = ["check_ledger"]
+
+_SHOWN = 3
+
+
+async def check_ledger(
+    bus: NatsBus, config: RunConfig, streams: Mapping[str, dict[str, Any]]
+) -> AsyncIterator[Finding]:
+    """Yield findings. `streams`: the server's answers by the stream's name, as far as they exist."""
+    for name, info in streams.items():
+        lost = (info["state"].get("lost") or {}).get("bytes", 0)
+        if lost:
+            text = f"the server could not read {human_bytes(lost)} of the store when it started: what it held is gone"
+            yield fail(f"stream {name}", text, "look at its log and its disk, and restore the store from a backup")
+    if LEDGER not in streams:
+        return
+    reader = LedgerReader(bus, config.run, config.training.name)
+    try:
+        problems = [problem.text for problem in await reader.look() if problem.breaks]
+        await check_evidence(bus, config, is_empty=not reader.entries)
+    except LedgerError as error:
+        problems = [str(error)]
+    except (InfrastructureError, DataError) as error:
+        yield warn("ledger", f"not verified: {error}", "look again when the server answers")
+        return
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        yield fail("ledger", "; ".join(problems[:_SHOWN]) + more, LEDGER_MEND)
+    elif reader.audit is not None and reader.entries:
+        position = reader.audit.position
+        yield ok("ledger", f"{position.entries} entries follow one another, the last is {position.digest[:12]}")

@@ -1,0 +1,263 @@
+"""Checks of this machine: Python and packages, the nats-server executable, files and their modes, disk, ports, keys.
+
+What goes in: the configuration and what the machine says. Secrets are looked for, never read out.
+"""
+
+import importlib.metadata
+import netrc
+import os
+import platform
+import re
+import socket
+import stat
+import subprocess
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+
+from lachesis.pipeline.bus.connection import MIN_SERVER_VERSION
+from lachesis.pipeline.bus.embedded import find_binary
+from lachesis.pipeline.bus.store_room import assess, stored_bytes
+from lachesis.pipeline.config.budgets import check_budgets
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.disk import device_of, room_at
+from lachesis.pipeline.installation import DISTRIBUTION, install_command
+from lachesis.schemas.errors import ConfigError, StartupError
+from lachesis.services.output import human_bytes
+from lachesis.services.plan import plan
+from lachesis.services.preflight.finding import Finding, fail, ok, warn
+
+__all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
+
+_LEAST_FREE_BYTES = 1 << 30
+"""Room below which a run should not be begun."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
+_FOR_DEVELOPERS = "dev"
+
+
+def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
+    """Yield every finding. `running`: the run's own server answers, so its ports are taken rightly."""
+    yield ok("python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
+    yield from packages(needed_extras(config))
+    yield binary(config)
+    yield from files(config)
+    yield disk(config)
+    if (folder := run_folder(config)) is not None:
+        yield folder
+    yield budgets(config)
+    if not running:
+        yield from ports(config)
+    if config.training.wandb.project is not None:
+        yield wandb_key()
+
+
+def needed_extras(config: RunConfig) -> set[str]:
+    """Return the extras without which some of what is configured cannot be started on this machine."""
+    nats = config.nats
+    served_here = any(config.role(row.part).kind == "reference" for row in plan(config) if row.service == "inference")
+    needs = {
+        "train": bool(config.environments) and (config.mode == "train" or served_here),
+        "gateway": any(env.is_foreign for env in config.environments.values()),
+        "otel": config.telemetry.wanted(),
+        "wandb": config.training.wandb.project is not None,
+        "auth": nats is not None and any((nats.creds_file, nats.nkey_file, nats.nkey_folder)),
+    }
+    return {extra for extra, needed in needs.items() if needed}
+
+
+def packages(needed: Collection[str]) -> Iterator[Finding]:
+    """Compare what is installed with what the distribution requires, extra by extra; those `needed` must be there."""
+    try:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        yield warn("packages", f"{DISTRIBUTION} is not installed, only importable", install_command())
+        return
+    wrong: dict[str, list[str]] = defaultdict(list)
+    extras: dict[str, None] = {}
+    for text in required:
+        match = _REQUIREMENT.match(text)
+        if match is None or match[1] == DISTRIBUTION:
+            continue
+        extra = match[3] or ""
+        extras[extra] = None
+        problem = _problem(match[1], match[2])
+        if problem:
+            wrong[extra].append(problem)
+    if wrong[""]:
+        yield fail("packages", "; ".join(wrong[""]), install_command())
+    else:
+        yield ok("packages", f"{DISTRIBUTION} {importlib.metadata.version(DISTRIBUTION)} with all it requires")
+    installed, absent = [], []
+    for extra in extras:
+        text, mend = "; ".join(wrong[extra]), install_command(extra)
+        if extra in {"", _FOR_DEVELOPERS}:
+            continue
+        if not text:
+            installed.append(extra)
+        elif extra in needed:
+            yield fail(f"extra {extra}", f"{text}, and the configuration needs it", mend)
+        elif " is older than " in text:
+            yield warn(f"extra {extra}", text, f"if needed: {mend}")
+        else:
+            absent.append(extra)
+    rest = f"; not installed: {', '.join(absent)}" if absent else ""
+    yield ok("extras", f"{', '.join(installed) or 'none'}{rest}")
+
+
+def _problem(name: str, specifier: str) -> str | None:
+    minimum = re.search(r">=\s*([0-9.]+)", specifier)
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{name} is not installed"
+    if minimum and _numbers(version) < _numbers(minimum[1]):
+        return f"{name} {version} is older than {minimum[1]}"
+    return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, without zeros at their end: 2.13.0+cpu is 2.13."""
+    leading = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    parts = [int(part) for part in leading[0].split(".")] if leading else []
+    while parts and parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def binary(config: RunConfig) -> Finding:
+    """Find the nats-server that `lachesis up` would start, and its version."""
+    if config.nats is not None:
+        return ok("nats-server", "not needed: the run names a server")
+    mend = f"{install_command('server')}, or name a server with --nats URL"
+    try:
+        path = find_binary()
+        output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except StartupError as error:
+        return fail("nats-server", str(error), mend)
+    except (OSError, subprocess.SubprocessError) as error:
+        return fail("nats-server", f"{path} does not run: {error}", mend)
+    version = _numbers(output.rpartition("v")[2])
+    least = ".".join(map(str, MIN_SERVER_VERSION))
+    if version < MIN_SERVER_VERSION:
+        return fail("nats-server", f"{path} says {output.strip()!r}; {least} or newer is needed", mend)
+    return ok("nats-server", f"{'.'.join(map(str, version))}, {path}")
+
+
+def files(config: RunConfig) -> Iterator[Finding]:
+    """Check that the run's folder can be written, and that nobody else can read what is secret."""
+    parent = _existing(config.path)
+    if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+        yield fail("folder", f"{parent} cannot be written", "choose another with --set folder=DIR")
+    else:
+        yield ok("folder", f"{config.path} {'exists' if parent == config.path else 'can be made'}")
+    store = config.path / NATS_FOLDER
+    secrets = [store / "endpoint.json", store / "nats-server.conf"]
+    if config.nats is not None:
+        nats = config.nats
+        named = (nats.token_file, nats.creds_file, nats.nkey_file, nats.key_file)
+        secrets += sorted(Path(nats.nkey_folder).glob("*.nk")) if nats.nkey_folder else []
+        for path in (Path(name) for name in named if name is not None):
+            if path.is_file():
+                secrets.append(path)
+            else:
+                yield fail("secrets", f"there is no file {path}", "create it, or correct nats.*_file")
+    yield from (_mode(path) for path in secrets if path.is_file())
+
+
+def _mode(path: Path) -> Finding:
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & 0o077 and not _lent_by_group(found):
+        return fail("secrets", f"others can read {path} (mode {mode:04o})", f"chmod 600 {path}")
+    if not os.access(path, os.R_OK):
+        return fail("secrets", f"{path} cannot be read by this user", f"chown it, or run as the owner of {path}")
+    return ok("secrets", f"{path} is this user's alone")
+
+
+def _lent_by_group(found: os.stat_result) -> bool:
+    """Whether a secret is another's, and this process's group may read it: as Kubernetes mounts them (fsGroup)."""
+    may_read = found.st_gid in {os.getegid(), *os.getgroups()} and stat.S_IMODE(found.st_mode) & 0o077 == 0o040
+    return may_read and found.st_uid != os.geteuid()
+
+
+def disk(config: RunConfig) -> Finding:
+    """Compare the room on the disk that holds the streams with what they may still grow by."""
+    if config.store is None:
+        return ok("disk", "the streams lie on the server's disk; not checked from here")
+    budget, taken, room = config.streams.total_bytes(), stored_bytes(config.store), room_at(config.store)
+    text = f"{human_bytes(room.free_bytes)} free for {config.store}, where the streams take {human_bytes(taken)} of "
+    text += human_bytes(budget)
+    mend = "free some space there, or choose another --set folder=DIR"
+    if assess(config.store, room, taken, budget).stops or room.free_bytes < _LEAST_FREE_BYTES:
+        return fail("disk", text, mend)
+    if room.free_bytes + taken < budget:
+        return warn("disk", text, f"lower streams.*_bytes, {mend}")
+    return ok("disk", text)
+
+
+def run_folder(config: RunConfig) -> Finding | None:
+    """Look at the disk of the run's folder (checkpoints, weights, logs) where the streams lie on another one."""
+    room = room_at(config.path)
+    if config.store is not None and device_of(config.store) == device_of(config.path):
+        return None
+    text = f"{human_bytes(room.free_bytes)} free for {config.path} (checkpoints, weights, logs)"
+    if room.total_bytes and room.free_bytes < _LEAST_FREE_BYTES:
+        return fail("disk", text, "free some space there, or choose another --set folder=DIR")
+    return ok("disk", text)
+
+
+def budgets(config: RunConfig) -> Finding:
+    """Compare the budgets with what the run must keep at once."""
+    try:
+        check_budgets(config)
+    except ConfigError as error:
+        return fail("budgets", str(error), "raise it, in the configuration and with lachesis init")
+    return ok("budgets", "each stream holds what the run must keep at once")
+
+
+def ports(config: RunConfig) -> Iterator[Finding]:
+    """Check that the ports asked for are free; those left open are chosen by the system."""
+    wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
+    if config.nats is None and config.server.port:
+        wanted["server.port"] = config.server.port
+    if not wanted:
+        yield ok("ports", "none is fixed; free ones are used")
+    for name, port in wanted.items():
+        if _is_free(port):
+            yield ok("ports", f"{name} {port} is free")
+        else:
+            yield fail(
+                "ports", f"{name} {port} is taken by another program", f"stop it, or choose another --set {name}="
+            )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def wandb_key() -> Finding:
+    """Check that a run of wandb can be stored somewhere."""
+    if os.environ.get("WANDB_MODE") in {"offline", "disabled"}:
+        return ok("wandb", f"WANDB_MODE={os.environ['WANDB_MODE']}: no key needed")
+    if os.environ.get("WANDB_API_KEY") or _in_netrc("api.wandb.ai"):
+        return ok("wandb", "there is a key")
+    return warn("wandb", "no key in WANDB_API_KEY or ~/.netrc", "wandb login, or set WANDB_MODE=offline")
+
+
+def _in_netrc(host: str) -> bool:
+    try:
+        return netrc.netrc().authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _existing(path: Path) -> Path:
+    """Return the path or its nearest parent that exists."""
+    candidates: Iterable[Path] = (path, *path.parents)
+    return next(candidate for candidate in candidates if candidate.exists())

@@ -1,0 +1,154 @@
+"""Looks for what a configuration names - models, environments, raters, a curriculum - before anything starts.
+
+None of the user's code runs here and nothing heavy is imported: a module is found as an import would find it, and its
+source is read for the name. `load_check` then loads what was found.
+"""
+
+import ast
+import sys
+from collections.abc import Collection, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import NamedTuple
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
+from lachesis.pipeline.environments import load as environments
+from lachesis.pipeline.environments.binding import nearest
+from lachesis.pipeline.scoring import raters
+from lachesis.pipeline.training.model_source import find_model
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.plan import plan
+from lachesis.services.run.checkpoints import newest_checkpoint
+
+__all__ = ["Problem", "check_named", "named_problems"]
+
+
+class Problem(NamedTuple):
+    """What is wrong with a setting, and how to mend it."""
+
+    setting: str
+    text: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.text}"
+
+
+def check_named(config: RunConfig) -> None:
+    """Raise `ConfigError` with everything that the configuration names and that is not there."""
+    problems = named_problems(config)
+    if problems:
+        raise ConfigError("; ".join(map(str, problems)))
+
+
+def named_problems(config: RunConfig) -> list[Problem]:
+    """Return everything that the configuration names and that is not there."""
+    return [*_models(config), *_environments(config), *_raters(config), *_curriculum(config)]
+
+
+def _models(config: RunConfig) -> Iterator[Problem]:
+    mend = "set it to a folder written by save_pretrained, or to the id of a causal language model on the hub"
+    if config.model is None and config.mode == "train" and newest_checkpoint(config.path) is None:
+        yield Problem("model", "not set; name a local folder or a Hugging Face id", mend)
+    started = {row.part: config.role(row.part) for row in plan(config) if row.service == "inference"}
+    started |= {role: settings for role, settings in config.inference.items() if settings.url is None}
+    loads = config.mode == "train" or any(one.model is None and one.kind != "vllm" for one in started.values())
+    named = {"model": (config.model, loads)} if loads or any(one.model is None for one in started.values()) else {}
+    named |= {f"inference.{role}.model": (one.model, one.kind != "vllm") for role, one in started.items()}
+    for setting, (name, weights) in named.items():
+        if name is None:
+            continue
+        try:
+            find_model(name, weights=weights)
+        except ConfigError as error:
+            yield Problem(setting, str(error), mend)
+
+
+def _environments(config: RunConfig) -> Iterator[Problem]:
+    for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
+        for name, env in named.items():
+            if not env.is_foreign:
+                yield from _reference(f"{table}.{name}.kind", env.kind, environments.BUILTIN)
+
+
+def _raters(config: RunConfig) -> Iterator[Problem]:
+    scoring = {"scoring": config.scoring}
+    for table, named in (("environments", config.environments), ("evaluation", config.evaluation)):
+        scoring |= {f"{table}.{name}.scoring": env.scoring for name, env in named.items() if env.scoring}
+    for table, settings in scoring.items():
+        for number, rater in enumerate(settings.raters):
+            yield from _reference(f"{table}.raters[{number}].rater", rater.rater, raters.BUILTIN)
+
+
+def _curriculum(config: RunConfig) -> Iterator[Problem]:
+    yield from _reference("curriculum.strategy", config.curriculum.strategy, STRATEGIES)
+
+
+def _reference(setting: str, reference: str, builtin: Collection[str]) -> Iterator[Problem]:
+    """Yield what is wrong with a setting that names a built-in thing, or `module:name`."""
+    if reference in builtin:
+        return
+    text = _problem(reference, builtin)
+    if text is not None:
+        yield Problem(setting, text, f"correct {setting}: a built-in name, module:name or path/to/file.py:name")
+
+
+def _problem(reference: str, builtin: Collection[str]) -> str | None:
+    """Return what is wrong with `module:name` or `path/to/file.py:name`, None where nothing is seen to be."""
+    place, colon, name = reference.rpartition(":")
+    if not colon:
+        return f"{reference!r} is no built-in one{nearest(reference, builtin)}; your own is module:name"
+    source: Path | None
+    if place.endswith(".py"):
+        source = Path(place)
+        if not source.is_file():
+            return f"there is no file {place!r} in {Path.cwd()}"
+    else:
+        spec = _find_module(place)
+        if spec is None:
+            return f"there is no module {place!r}: install it, or put its folder on PYTHONPATH"
+        source = Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+    names = None if source is None else _names(source)
+    if names is None or name in names:
+        return None
+    return f"{place} has no {name!r}{nearest(name, names)}"
+
+
+def _find_module(name: str) -> ModuleSpec | None:
+    """Return where a module lies. Unlike `importlib.util.find_spec` this imports no package on the way."""
+    path, spec = None, None
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        whole = ".".join(parts[:end])
+        found = (finder.find_spec(whole, path) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+def _names(source: Path) -> set[str] | None:
+    """Return every name that a module's own lines may bind, None where that cannot be told from them."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None  # whoever imports it will say more
+    found: set[str] = set()
+    for node in tree.body if all(isinstance(node, _PLAIN) for node in tree.body) else ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                found.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
+            case ast.Assign() | ast.AnnAssign():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found.update(part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))
+    return None if found & {"*", "__getattr__"} else found
+
+
+_PLAIN = (
+    ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.Expr
+)  # fmt: skip
+"""Statements that bind names only by what they are; with others (if, try, with), names anywhere in the module count."""

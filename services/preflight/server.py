@@ -1,0 +1,148 @@
+"""Checks of the run's server: it answers, has JetStream and room, its streams are as configured, its clock is ours."""
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from lachesis.pipeline.bus.answers import NO_LEADER, to_ns
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.streams import definitions, differences
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.services.output import human_bytes
+from lachesis.services.preflight.cluster import check_copies
+from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.ledger import check_ledger
+from lachesis.services.preflight.room import ask_monitor, check_account, check_storage
+from lachesis.services.run.connect import LOOK_S, connect_run, has_history, server_version
+
+__all__ = ["check_consumers", "check_server", "clock_offset_s"]
+
+FULL_AT = 0.8
+"""Share of a stream's budget from which on no new leases are granted."""
+MANY_CONSUMERS = 500
+_CLOCK_WARN_S = 0.1
+_CLOCK_FAIL_S = 5.0
+_CLOCK_TRIES = 5
+_ANSWER_S = 5.0
+_PATIENCE_S = 15.0
+"""How long a cluster may take to elect a leader before that is a finding."""
+
+
+async def check_server(config: RunConfig) -> list[Finding]:
+    """Return every finding; a server that cannot be reached is one, too."""
+    if config.nats is not None:
+        patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, LOOK_S)
+        quick = msgspec.structs.replace(config.nats, give_up_s=patience_s, connect_timeout_s=connect_s)
+        config = msgspec.structs.replace(config, nats=quick)
+    try:
+        bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
+    except StartupError as error:
+        if has_history(config):
+            return [
+                ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` goes on with it")
+            ]
+        if config.nats is None:
+            return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
+        return [fail("server", str(error), "as it says, or correct --nats URL")]
+    except (AccessError, ConfigError) as error:
+        return [fail("server", str(error), "correct it: nats.token_file, nats.creds_file, nats.nkey_file...")]
+    found: list[Finding] = []
+    async with bus:
+        try:
+            async for finding in _findings(bus, config):
+                found.append(finding)  # noqa: PERF401  # what was found before it fell silent is kept
+        except nats.errors.Error as error:
+            found.append(fail("server", f"stopped answering: {error}", "look at its log"))
+    return found
+
+
+async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
+    yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
+    account = await _ask(bus, "$JS.API.INFO")
+    wanted = {definition["name"]: definition for definition in definitions(config.streams)}
+    answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
+    present = [name for name, info in answers.items() if "error" not in info]
+    there = {name: answers[name] for name in present}
+    for limited in check_account(account, config.streams, there):
+        yield limited
+    if config.nats is not None:
+        for limited in check_storage(await ask_monitor(*_server(bus)), config.streams, there):
+            yield limited
+    for copies in check_copies(answers):
+        yield copies
+    led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
+    findings = [found for name in present if (found := _stream(wanted[name], answers[name])) is not None]
+    for found in findings:
+        yield found
+    for many in check_consumers({name: answers[name] for name in present}):
+        yield many
+    if missing := ", ".join(sorted(set(led) - set(present))):
+        yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
+    elif not findings and present:
+        yield ok("streams", f"{len(present)} streams and buckets are as configured")
+    async for stored in check_ledger(bus, config, there):
+        yield stored
+    if present:
+        yield _clock(await clock_offset_s(bus, present[0]))
+
+
+def _server(bus: NatsBus) -> tuple[str, str]:
+    """Return host and id of the server that the bus is connected to."""
+    url = bus.client.connected_url
+    server_id = bus.client._server_info.get("server_id", "")  # noqa: SLF001 - the client shows it nowhere else
+    return (url.hostname or "" if url is not None else ""), server_id
+
+
+def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    """Yield a finding for each stream with so many consumers that somebody may keep others from making theirs."""
+    for name, info in answers.items():
+        consumers = int(info["state"].get("consumer_count", 0))
+        if consumers >= MANY_CONSUMERS:
+            text = f"{consumers} consumers; a run has some dozens, and the server refuses more than about a thousand"
+            mend = "see whose they are with `lachesis gc --consumers`; with --yes it deletes them"
+            yield warn(f"consumers of {name}", text, mend)
+
+
+def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> Finding | None:
+    name = f"stream {wanted['name']}"
+    changed = differences(info["config"], wanted)
+    if changed:
+        text = ", ".join(f"{key} is {now}, should be {then}" for key, (now, then) in sorted(changed.items()))
+        return fail(name, text, "lachesis init")
+    used = info["state"]["bytes"] / wanted["max_bytes"]
+    if used >= FULL_AT:
+        text = f"{100 * used:.0f} % of {human_bytes(wanted['max_bytes'])} taken; no new leases are granted"
+        return warn(name, text, "let the governor trim it, or raise streams.*_bytes and run lachesis init")
+    return None
+
+
+async def clock_offset_s(bus: NatsBus, stream: str) -> float:
+    """Return the server's clock minus ours, seconds, by the quickest of a few answers; off by half its time at most."""
+    samples = []
+    for _ in range(_CLOCK_TRIES):
+        before_ns = time.time_ns()
+        info = await _ask(bus, f"$JS.API.STREAM.INFO.{stream}")
+        after_ns = time.time_ns()
+        samples.append((after_ns - before_ns, to_ns(info["ts"]) - (before_ns + after_ns) // 2))
+    return min(samples)[1] / 1e9
+
+
+def _clock(offset: float) -> Finding:
+    text = f"the server's clock is {abs(offset) * 1e3:.2f} ms {'ahead' if offset > 0 else 'behind'}"
+    mend = "let a time service (chrony, systemd-timesyncd) run on both machines"
+    if abs(offset) > _CLOCK_FAIL_S:
+        return fail("clock", text, mend)
+    if abs(offset) > _CLOCK_WARN_S:
+        return warn("clock", f"{text}; waits in queues will look wrong by that", mend)
+    return ok("clock", text)
+
+
+async def _ask(bus: NatsBus, subject: str) -> dict[str, Any]:
+    answer = await bus.client.request(subject, b"", timeout=_ANSWER_S)
+    found: dict[str, Any] = msgspec.json.decode(answer.data)
+    return found

@@ -1,0 +1,66 @@
+"""Checks of what `lachesis up` is to start: that all it names is there, can be loaded and has what it needs.
+
+`lachesis doctor` shows these findings and `lachesis up` refuses to start with one that fails, so the two agree.
+"""
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.schemas.errors import ConfigError
+from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.loading import LoadFinding, check_loads
+from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports
+from lachesis.services.preflight.named import named_problems
+
+__all__ = ["check_start", "machine_failures", "refuse_failures"]
+
+
+async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: float) -> AsyncIterator[Finding]:
+    """Yield every finding. `load_s`: seconds after which environments and raters that still load are left alone."""
+    if not config.environments:
+        yield fail(
+            "environments",
+            "empty, so nothing would be generated",
+            "add [environments.NAME] with its kind, or name the file that has them with --config",
+        )
+    found = named_problems(config)
+    for problem in found:
+        yield fail(problem.setting, problem.text, problem.mend)
+    if not found and config.environments:
+        for finding in await check_loads(arguments, timeout_s=load_s):
+            yield _loaded(finding, config, load_s)
+
+
+def machine_failures(config: RunConfig, *, running: bool) -> Iterator[Finding]:
+    """Yield what of this machine keeps the run from starting. `running`: its own server answers, so ports are taken."""
+    checks = [*packages(needed_extras(config)), binary(config), budgets(config), *([] if running else ports(config))]
+    yield from (finding for finding in checks if finding.level == "FAIL")
+
+
+def refuse_failures(findings: Iterable[Finding]) -> None:
+    """Raise `ConfigError` that says what failed, and how to mend each."""
+    failed = [f"{one.check}: {one.text}\n    mend: {one.mend}" for one in findings if one.level == "FAIL"]
+    if failed:
+        raise ConfigError("the run cannot start:\n  " + "\n  ".join(failed))
+
+
+def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> Finding:
+    setting = finding.setting
+    if finding.state == "ok":
+        return ok(setting, f"{finding.text} (loaded in {finding.seconds:.1f} s)")
+    if finding.state == "late":
+        ready_s = config.services.ready_s
+        return warn(
+            setting,
+            f"still loading after {load_s:g} s; a service has {ready_s:g} s to become ready (services.ready_s)",
+            "load it by hand to see how long it takes, and raise services.ready_s if it takes longer",
+        )
+    return fail(setting, finding.text, _mend(setting))
+
+
+def _mend(setting: str) -> str:
+    if setting.endswith("scoring"):
+        return f"correct {setting}.raters, or the code that they name"
+    if setting.startswith("curriculum"):
+        return f"correct {setting}, or the code that it names"
+    return f"correct {setting}.params, or the code that {setting}.kind names"

@@ -1,0 +1,250 @@
+"""The life of a service's process: connect, announce, work, drain when told to, say clearly why it ended.
+
+It drains on SIGTERM and SIGINT and, under a supervisor, once its standard input ends, which it does however the
+supervisor dies; either way within `services.drain_s` (the trainer: `training.drain_s`).
+
+Exit codes: 0 its work is finished, 1 a bug (traceback), 2 cannot start (the message says what to do), 3 fenced by
+another writer, 4 the drain took too long, 5 drained as it was told, 6 the server refused its credentials or a subject,
+7 a setting was changed that what is stored was made with, 8 a disk was full where it could not wait for room.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+from anyio.abc import TaskStatus
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import is_disk_full
+from lachesis.pipeline.late_output import flush_output, keep_output
+from lachesis.pipeline.os_errors import explain_os_error
+from lachesis.pipeline.stage.service import Service, open_service
+from lachesis.pipeline.telemetry.tracing import Tracing
+from lachesis.schemas.access import identity_of
+from lachesis.schemas.errors import (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    FencedError,
+    LachesisError,
+    LedgerError,
+    SettingsChangedError,
+    StartupError,
+    VersionError,
+    leaves,
+)
+from lachesis.services.process.micro import join_micro
+from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
+from lachesis.services.process.telemetry import follow_clock, open_tracing
+from lachesis.services.registry import Main, ServiceSpec, load_main
+from lachesis.services.run.connect import connect_run
+
+__all__ = [
+    "DRAINED",
+    "DRAIN_TIMEOUT",
+    "FENCED",
+    "NO_ROOM",
+    "REFUSED",
+    "SETTINGS_CHANGED",
+    "STARTUP",
+    "Role",
+    "run_process",
+]
+
+STARTUP = 2
+FENCED = 3
+DRAIN_TIMEOUT = 4
+DRAINED = 5
+REFUSED = 6
+SETTINGS_CHANGED = 7
+NO_ROOM = 8
+
+log = logging.getLogger("lachesis")
+
+_REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionError)
+"""What a person has to mend; the text says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Which process this is: its service, the part it plays, its name among its replicas (`replica_name`), and
+    whether a supervisor watches over it.
+    """
+
+    spec: ServiceSpec
+    part: str = ""
+    replica: str = "1"
+    supervised: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.name}-{self.part}" if self.part else self.spec.name
+
+
+def run_process(role: Role, config: RunConfig) -> int:
+    """Run one service until it is told to stop, and return the exit code."""
+    keep_output()
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname)s {role.name} %(message)s", force=True
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        with open_tracing(config, role.name, role.replica) as tracing:
+            return anyio.run(_run, role, load_main(role.spec), config, tracing)
+    except (LachesisError, OSError, BaseExceptionGroup) as error:
+        return _explain(error)
+
+
+def _explain(error: BaseException) -> int:
+    """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
+    ended_by = leaves(error)
+    ends = (
+        ((FencedError,), FENCED),
+        ((AccessError,), REFUSED),
+        ((SettingsChangedError,), SETTINGS_CHANGED),
+        (_REFUSALS, STARTUP),
+    )
+    for kinds, code in ends:
+        expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
+        if expected and len(expected) == len(ended_by):
+            for text in dict.fromkeys(str(leaf) for leaf in expected):  # several tasks may have met the same end
+                log.error("%s", text)
+            return code
+    if all(is_disk_full(leaf) for leaf in ended_by):
+        for text in dict.fromkeys(str(leaf) for leaf in ended_by):
+            log.error("%s: make room on that disk; what was not finished is done again", text)
+        return NO_ROOM
+    mendable = [found for leaf in ended_by if (found := explain_os_error(leaf)) is not None]
+    if len(mendable) == len(ended_by):
+        for text in dict.fromkeys(mendable):
+            log.error("%s", text)
+        return STARTUP
+    log.error("ended by an unexpected error", exc_info=error)
+    return 1
+
+
+async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> int:
+    async with _told_to_drain(supervised=role.supervised) as told:
+        bus = await _connect(role, config, told)
+        if bus is None:
+            return DRAINED
+        async with bus:
+            if not await _is_alone(bus, role, config, told):
+                return DRAINED
+            return await _serve(bus, role, main, config, tracing=tracing, told=told)
+
+
+async def _serve(
+    bus: NatsBus, role: Role, main: Main, config: RunConfig, *, tracing: Tracing, told: anyio.Event
+) -> int:
+    place = WriterPlace.here(config.path, supervised=role.supervised)
+    async with (
+        open_service(
+            bus,
+            role.name,
+            config.run,
+            config.revision,
+            replica=role.replica,
+            tracing=tracing,
+            alive_file=None if config.services.alive_file is None else Path(config.services.alive_file),
+        ) as service,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(flush_output)
+        tasks.start_soon(join_micro, bus, service, role.spec.about, place)
+        tasks.start_soon(follow_clock, bus, tracing.clock)
+        tasks.start_soon(bus.keep_served)
+        late = anyio.Event()
+        tasks.start_soon(_drain_when, told, service)
+        drain_s = config.drain_s(role.spec.name)
+        tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
+        log.info("started, pid %s", service.instance.partition("-")[0])
+        await main(service, config, role.part)
+        tasks.cancel_scope.cancel()
+    if late.is_set():
+        log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
+        return DRAIN_TIMEOUT
+    drained = service.draining.is_set()
+    log.info("drained" if drained else "finished")
+    return DRAINED if drained else 0
+
+
+async def _connect(role: Role, config: RunConfig, told: anyio.Event) -> NatsBus | None:
+    """Return the bus, or None where the process was told to drain while there was no server yet."""
+    bus = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+        bus = await connect_run(config, f"{config.run}.{role.name}", identity_of(role.spec.name, role.part))
+        tasks.cancel_scope.cancel()
+    return bus
+
+
+async def _is_alone(bus: NatsBus, role: Role, config: RunConfig, told: anyio.Event) -> bool:
+    """Return True once no other process writes what this one does, False if it was told to drain while it waited.
+
+    A supervisor has made sure of it before it starts any. Raises StartupError.
+    """
+    alone = role.supervised
+    if not alone:
+        async with background() as tasks:
+            tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+            await refuse_writers_beside(bus, config, [role.name])
+            alone = True
+    return alone
+
+
+@asynccontextmanager
+async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
+    """Yield what is set once the process is told to drain, by a signal or by its supervisor's end."""
+    told = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(_tell_on_signal, told)
+        if supervised:
+            tasks.start_soon(_tell_without_supervisor, told)
+        yield told
+        tasks.cancel_scope.cancel()
+
+
+async def _tell_on_signal(told: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            log.info("draining on %s", number.name)
+            told.set()
+
+
+async def _tell_without_supervisor(told: anyio.Event) -> None:
+    """Tell once standard input, which the supervisor holds open, has ended."""
+    try:
+        await anyio.wait_readable(sys.stdin)
+        while os.read(sys.stdin.fileno(), 4096):
+            await anyio.wait_readable(sys.stdin)
+    except (ConnectionResetError, PermissionError):
+        pass  # it died with something unread; or this is a file, which nobody holds open
+    log.warning("draining: the supervisor is gone")
+    told.set()
+
+
+async def _cancel_when(told: anyio.Event, scope: anyio.CancelScope) -> None:
+    await told.wait()
+    scope.cancel()
+
+
+async def _drain_when(told: anyio.Event, service: Service) -> None:
+    await told.wait()
+    service.drain()
+
+
+async def _cancel_when_late(service: Service, deadline_s: float, scope: anyio.CancelScope, late: anyio.Event) -> None:
+    await service.draining.wait()
+    await anyio.sleep(deadline_s)
+    late.set()
+    scope.cancel()

@@ -1,0 +1,272 @@
+"""Finding a run's server: the configured one, or the embedded one of the run's folder."""
+
+import logging
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import anyio
+import msgspec
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
+from lachesis.pipeline.bus.connection import connect, for_identity
+from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.control import Heartbeat
+from lachesis.schemas.errors import DamagedError, InfrastructureError, NotFoundError, SchemaError, StartupError
+from lachesis.schemas.ledger import TrainReport
+from lachesis.services.run.known_runs import known_runs
+
+__all__ = [
+    "LOOK_S",
+    "NATS_FOLDER",
+    "SILENCE_S",
+    "History",
+    "check_known",
+    "connect_run",
+    "has_ended",
+    "has_history",
+    "is_trained",
+    "open_history",
+    "open_run",
+    "other_runs",
+    "recent_heartbeats",
+    "roomy",
+    "server_version",
+    "stored_runs",
+    "unknown_run",
+    "until_ended",
+]
+
+log = logging.getLogger("lachesis")
+
+_HEARTBEATS_S = 1.5
+"""Longer than the second between two heartbeats of a service."""
+LOOK_S = 3.0
+"""What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
+SILENCE_S = 5.0
+"""Services that send no heartbeat for so long have ended."""
+
+
+class History(NamedTuple):
+    """A run to be looked at. `ended`: its own server does not run, so nothing of it does."""
+
+    bus: NatsBus
+    ended: bool
+
+
+async def connect_run(
+    config: RunConfig, name: str, identity: str, *, patience_s: float | None = None, needs_jetstream: bool = True
+) -> NatsBus:
+    """Return the bus, to be used as a context. `name` is shown in the server's own monitoring, `identity` (a service,
+    `access.OPERATOR` or `access.OBSERVER`) says whose key is used where the run has keys. `patience_s` bounds what one
+    call waits for the server; without `needs_jetstream` what it stores may be out of reach.
+
+    Raises `StartupError` when there is no server or an unfit one, `AccessError` when it refuses the credentials.
+    """
+    settings = ConnectionConfig() if config.nats is None else for_identity(config.nats, identity)
+    if patience_s is not None:
+        settings = msgspec.structs.replace(settings, give_up_s=patience_s, connect_timeout_s=patience_s)
+    if config.nats is not None:
+        return await connect(name=name, config=settings, needs_jetstream=needs_jetstream)
+    try:
+        endpoint = read_endpoint(config.path / NATS_FOLDER)
+    except StartupError as error:
+        raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
+    return await connect(
+        endpoint.url, name=name, token=endpoint.token, config=settings, needs_jetstream=needs_jetstream
+    )
+
+
+def _no_server(config: RunConfig) -> str:
+    if has_history(config):
+        return f"no server runs in {config.path}: start the run with `lachesis up`"
+    others = ", ".join(_other_runs_of(config.path)) or "none"
+    if config == RunConfig():
+        return (
+            f"no run is named, and none in {config.path.parent} is called {config.run!r} (runs that are known: "
+            f"{others}): give --run or --config, or start one with `lachesis up`"
+        )
+    return (
+        f"there is no run {config.run} in {config.path.parent}, nor was one started elsewhere (runs that are known: "
+        f"{others}): start it with `lachesis up`, or name another with --run or --config"
+    )
+
+
+def _other_runs_of(folder: Path) -> list[str]:
+    """Return the names of the runs whose folders are where `folder` is or would be, and of those started elsewhere."""
+    beside = {store.parent.parent.name for store in folder.parent.glob(f"*/{NATS_FOLDER}/jetstream")}
+    return sorted(beside | {record.run for record in known_runs()})
+
+
+def has_history(config: RunConfig) -> bool:
+    """Whether the run has a server of its own, and that has run here before."""
+    return config.nats is None and (config.path / NATS_FOLDER / "jetstream").is_dir()
+
+
+async def until_ended(bus: Bus, config: RunConfig) -> None:
+    """Return once the run has ended: with its own server, or, where it has another one, as `has_ended` says."""
+    while True:
+        with suppress(InfrastructureError):  # the server is away: what it holds is asked for again
+            if await has_ended(bus, config):
+                return
+        await anyio.sleep(1.0)
+
+
+async def has_ended(bus: Bus, config: RunConfig) -> bool:
+    """Whether nothing of the run goes on: its own server was stopped; or, where it has another one, its last step is on
+    record and no service speaks any more, for which they are listened to for some seconds."""
+    if config.nats is None:
+        return not (config.path / NATS_FOLDER / "endpoint.json").exists()
+    return await is_trained(bus, config) and await _is_silent(bus, config.run)
+
+
+async def is_trained(bus: Bus, config: RunConfig) -> bool:
+    """Whether all the steps that were asked for are taken, durable and reported."""
+    steps, subject = config.training.steps, subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
+    if steps is None:
+        return False
+    try:
+        report, _, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    except (NotFoundError, SchemaError, DamagedError):
+        return False  # no stream yet, another build's report, or one that cannot be read: it is not known to be
+    return report is not None and report.step >= steps
+
+
+async def _is_silent(bus: Bus, run: str) -> bool:
+    async with bus.listen(subjects.heartbeat(run)) as beats:
+        with anyio.move_on_after(SILENCE_S) as silence:
+            await anext(aiter(beats))
+    return silence.cancelled_caught
+
+
+@asynccontextmanager
+async def open_run(
+    config: RunConfig,
+    name: str,
+    identity: str = OBSERVER,
+    *,
+    create: bool = False,
+    patience_s: float | None = None,
+    needs_jetstream: bool = True,
+) -> AsyncIterator[History]:
+    """Yield a run to look at, with a bus that may do with its history what `identity` may.
+
+    A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
+    context. With `create` that makes the streams as well, for a run that has neither a server nor a folder too. Raises
+    as `connect_run`, and, unless it is to be made, `NotFoundError` when the server has other runs and knows nothing of
+    this one. `patience_s` and `needs_jetstream` as there; without the latter, whether the run is known is not asked.
+    """
+    async with AsyncExitStack() as stack:
+        ended = False
+        try:
+            bus = await connect_run(config, name, identity, patience_s=patience_s, needs_jetstream=needs_jetstream)
+        except StartupError:
+            if not has_history(config) and (config.nats is not None or not create):
+                raise
+            ended = True
+            log.info("no server runs in %s: reading its history with a server of my own", config.path)
+            settings = roomy(config)
+            if patience_s is not None:  # it only reads: it may be killed at any moment
+                settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
+            server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
+            bus = await connect(server.url, name=name, token=server.token)
+        await stack.enter_async_context(bus)
+        if not create and needs_jetstream:
+            await check_known(bus, config.run, await other_runs(bus, config))
+        elif ended:
+            await bus.ensure_streams(config.streams)
+        yield History(bus, ended)
+
+
+@asynccontextmanager
+async def open_history(
+    config: RunConfig, name: str, identity: str = OBSERVER, *, patience_s: float | None = None
+) -> AsyncIterator[NatsBus]:
+    """Yield the bus of `open_run`, for what does not care whether the run goes on. Raises as it does."""
+    async with open_run(config, name, identity, patience_s=patience_s) as history:
+        yield history.bus
+
+
+def roomy(config: RunConfig) -> ServerConfig:
+    """Return how a server is started for the history of a run: with room for what its streams may hold."""
+    room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
+    return msgspec.structs.replace(config.server, max_file_bytes=room)
+
+
+def server_version(bus: NatsBus) -> str:
+    """Return the version of the server that the bus is connected to."""
+    version = bus.client.connected_server_version
+    return f"{version.major}.{version.minor}.{version.patch}"
+
+
+async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
+    """Return the runs that the server has if it has stored nothing of this one, else nothing."""
+    runs = await stored_runs(bus)
+    return [] if config.run in runs else runs
+
+
+async def stored_runs(bus: NatsBus) -> list[str]:
+    """Return the names of the runs of which the server has stored anything."""
+    try:
+        stored = [
+            *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
+            *await bus.stored_subjects(subjects.LEDGER, ["rl.ledger.>", "rl.state.>"]),
+        ]
+    except NotFoundError:
+        return []  # no streams yet, so no runs
+    return sorted({subject.split(".")[2] for subject in stored})
+
+
+def unknown_run(run: str, others: Collection[str]) -> NotFoundError:
+    """Return the error that says that the server has other runs."""
+    return NotFoundError(f"the server knows no run {run}; it has {', '.join(others)}: name one with --run")
+
+
+async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
+    """Raise `NotFoundError` if the server has `others`, which are `other_runs`, and nothing is heard of this one."""
+    if not others:
+        return
+    with anyio.move_on_after(SILENCE_S):
+        async with bus.listen(subjects.heartbeat(run)) as beats:
+            await anext(aiter(beats))
+            return
+    raise unknown_run(run, others)
+
+
+async def recent_heartbeats(
+    bus: Bus,
+    run: str,
+    awaited: Collection[str],
+    heard: dict[str, Heartbeat] | None = None,
+    *,
+    silence_s: float | None = None,
+) -> list[Heartbeat]:
+    """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
+
+    Listens for as long as a silence takes to tell (`silence_s`, by default `SILENCE_S`) while one of the services
+    `awaited` has not spoken. `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
+    """
+    found: dict[str, Heartbeat] = {} if heard is None else heard
+    missing = set(awaited)
+    start = anyio.current_time()
+    async with bus.listen(subjects.heartbeat(run)) as messages:
+        within_s = SILENCE_S if silence_s is None else silence_s
+        with anyio.move_on_after(within_s if missing else _HEARTBEATS_S) as listening:
+            async for message in messages:
+                try:
+                    beat = read_heartbeat(message)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                found[message.subject] = beat
+                missing.discard(beat.service)
+                if not missing:
+                    listening.deadline = start + min(within_s, _HEARTBEATS_S)
+    return list(found.values())

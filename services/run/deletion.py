@@ -1,0 +1,215 @@
+"""Deletes a run: what its server has stored of it, its folder, and the record of where it was.
+
+Guarantees: nothing goes while a supervisor, a service or a reader of the run is there; killed anywhere, the same call
+finishes, and meanwhile `lachesis up` refuses what is left; of the folder only what a run makes goes, other files stay.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from stat import S_ISDIR
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
+from lachesis.pipeline.flow.collect import Collector
+from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
+from lachesis.schemas.subjects import BUCKETS
+from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, roomy, stored_runs
+from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
+from lachesis.services.run.known_runs import forget_run
+from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
+
+__all__ = ["MODEL_MARK", "FolderContents", "RunContents", "delete_folder", "delete_run", "measure_folder"]
+
+MODEL_MARK = ".lachesis-copy"
+"""In a folder `model` that the demo made, and that goes with its run; any other is somebody's."""
+_ENTRIES = frozenset({
+    "checkpoints", "environments", "logs", NATS_FOLDER, "plots", "trainers", "vllm", "wandb", "weights",
+    METRICS_FILE, f".{METRICS_FILE}.partial", "pids.json", ".pids.json.partial", "summary.json", "supervisor.log",
+    "forkserver-plain.sock", "forkserver-torch.sock", f".{RUN_FILE}.partial", f".{EFFECTIVE_FILE}.partial",
+})  # fmt: skip
+"""What a run makes in its folder, but for what says that it is one, which goes last."""
+_LAST = (EFFECTIVE_FILE, RUN_FILE, LOCK_FILE, DELETION_MARK)
+_RECONNECT_S = 2.0
+"""Seconds in which services that outlived their supervisor connect to a server that is started in its place."""
+
+
+class FolderContents(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in a run's folder: files and bytes of the run; `kept`: the names of what is not the run's, and stays."""
+
+    path: str
+    files: int
+    bytes: int
+    kept: list[str]
+
+
+class StoredAmount(msgspec.Struct, frozen=True):
+    """What a stream holds of a run."""
+
+    messages: int
+    bytes: int
+
+
+class RunContents(msgspec.Struct, frozen=True, kw_only=True):
+    """All of a run: by stream what it holds, unless `problem` says why that is not known; its folder."""
+
+    run: str
+    streams: dict[str, StoredAmount]
+    folder: FolderContents | None
+    problem: str | None = None
+
+
+async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) -> tuple[RunContents, bool]:
+    """Delete a run if `confirm`, which is asked once it is known to be over, says so. Return what there was of it, and
+    whether it was deleted.
+
+    Raises `NotFoundError` where there is nothing of the run; `ConfigError` and `StartupError` where it is not over, is
+    read, or its server cannot be reached.
+    """
+    folder = config.path
+    with lock_folder(folder, deletes=True) if folder.is_dir() else nullcontext():
+        async with _server(config) as (bus, problem):
+            if bus is not None:
+                await _check_over(bus, config)
+            contents = await _contents(bus, config, problem)
+            if contents.folder is None and (bus is None or not (contents.streams or await _has_records(bus, config))):
+                raise NotFoundError(f"there is nothing of a run {config.run}: no folder {folder}, no history")
+            if not confirm(contents):
+                return contents, False
+            if bus is not None and contents.streams:
+                await Collector(bus, config).check_unread()
+            if folder.is_dir():
+                (folder / DELETION_MARK).touch()
+                fsync(folder)
+            if bus is not None and config.nats is not None:  # all that its own server has is in the folder
+                await _delete_stored(bus, config)
+        if folder.is_dir():
+            await anyio.to_thread.run_sync(delete_folder, folder)
+    forget_run(folder)
+    return contents, True
+
+
+@asynccontextmanager
+async def _server(config: RunConfig) -> AsyncIterator[tuple[NatsBus | None, str | None]]:
+    """Yield the bus of the run's server, if it has anything to ask, or why it cannot be asked."""
+    async with AsyncExitStack() as stack:
+        bus, problem = None, None
+        if config.nats is not None:
+            bus = await stack.enter_async_context(await connect_run(config, f"{config.run}.delete", OPERATOR))
+        elif has_history(config) and not (config.path / DELETION_MARK).exists():
+            try:
+                server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, roomy(config)))
+                bus = await connect(server.url, name=f"{config.run}.delete", token=server.token)
+                await stack.enter_async_context(bus)
+            except StoreInUseError:
+                raise
+            except StartupError as error:
+                problem = f"its history cannot be read: {error}"
+        yield bus, problem
+
+
+async def _check_over(bus: NatsBus, config: RunConfig) -> None:
+    """Raise `ConfigError` where a service of the run is there, or its own server has other runs, which would go too.
+
+    Services that a killed supervisor left connect to whatever server is started on the run's folder.
+    """
+    others = sorted(set(await stored_runs(bus)) - {config.run}) if config.nats is None else []
+    if others:
+        raise ConfigError(
+            f"the server in {config.path} has other runs as well, which would go with the folder: {', '.join(others)}; "
+            "export what is to be kept of them (`lachesis export`), then delete the folder by hand"
+        )
+    with anyio.move_on_after(SILENCE_S + (_RECONNECT_S if config.nats is None else 0.0)):
+        async with bus.listen(subjects.heartbeat(config.run)) as beats:
+            beat = await anext(aiter(beats))
+            raise ConfigError(f"run {config.run} goes on: its {beat.subject.split('.')[3]} is there. Stop it first")
+
+
+async def _contents(bus: NatsBus | None, config: RunConfig, problem: str | None) -> RunContents:
+    streams: dict[str, StoredAmount] = {}
+    if bus is not None:
+        with suppress(NotFoundError):  # it has no streams yet
+            sizes = await Collector(bus, config).sizes()
+            streams = {name: StoredAmount(*size) for name, size in sizes.items() if size[0]}
+    folder = await anyio.to_thread.run_sync(measure_folder, config.path) if config.path.is_dir() else None
+    return RunContents(run=config.run, streams=streams, folder=folder, problem=problem)
+
+
+async def _has_records(bus: NatsBus, config: RunConfig) -> bool:
+    """Whether a server from which all messages of the run are gone has a record of it yet."""
+    keys = (("retention", config.run), ("runs", subjects.supervisor_lease(config.run)))
+    try:
+        return any([await bus.value(BUCKETS[bucket], key) is not None for bucket, key in keys])
+    except NotFoundError:
+        return False  # no buckets: no run was ever here
+
+
+async def _delete_stored(bus: NatsBus, config: RunConfig) -> None:
+    """Delete what a server that has other runs too has stored of this one."""
+    async with background() as tasks:
+        lease = RunLease(bus, config.run, config.path, tasks.cancel_scope.cancel, deletes=True)
+        await lease.acquire()
+        async with lease.held():
+            await lease.begin_deletion()
+            await Collector(bus, config).erase()
+    await bus.delete(BUCKETS["runs"], subjects.supervisor_lease(config.run))
+
+
+def measure_folder(folder: Path) -> FolderContents:
+    """Return what is in a run's folder."""
+    files = size = 0
+    for entry in _own_entries(folder):
+        for path in [entry, *entry.rglob("*")] if entry.is_dir() and not entry.is_symlink() else [entry]:
+            with suppress(FileNotFoundError):
+                stat = path.lstat()
+                files, size = files + (not S_ISDIR(stat.st_mode)), size + stat.st_size
+    return FolderContents(path=str(folder), files=files, bytes=size, kept=_foreign_entries(folder))
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete what a run made in its folder, and the folder itself if nothing else is in it. What says that it is a run,
+    and half deleted, goes last."""
+    for entry in _own_entries(folder):
+        if entry.name not in _LAST:
+            _delete(entry)
+    for name in _LAST:
+        fsync(folder)  # what goes last is not to outlive a power loss alone
+        if _is_own(folder / name):
+            _delete(folder / name)
+    if not any(folder.iterdir()):
+        folder.unlink() if folder.is_symlink() else folder.rmdir()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _own_entries(folder: Path) -> list[Path]:
+    return [entry for entry in folder.iterdir() if _is_own(entry)]
+
+
+def _foreign_entries(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if not _is_own(entry))
+
+
+def _is_own(entry: Path) -> bool:
+    if entry.name == "model":
+        return (entry / MODEL_MARK).exists()
+    if entry.name == RUN_FILE:
+        return is_written_here(entry)
+    return entry.name in _ENTRIES or entry.name in _LAST

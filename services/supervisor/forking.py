@@ -1,0 +1,319 @@
+"""The fork servers of a run as its supervisor keeps them: one of each kind, asked for every process that it starts.
+
+Nothing depends on one: without its answer a service starts as it would without. Those of a supervisor that was killed
+are taken over, where this one would have started them just the same.
+"""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from array import array
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio.abc import Process, TaskGroup, TaskStatus
+
+from lachesis.pipeline.disk import write_when_room
+from lachesis.services.supervisor.forkserver import (
+    LONGEST,
+    PRELOADED,
+    Began,
+    Ended,
+    Message,
+    Outdated,
+    Ready,
+    Told,
+    address,
+)
+
+__all__ = ["ForkServers", "Forked", "open_supervised"]
+
+log = logging.getLogger("lachesis")
+
+_AGAIN_S = 5.0
+"""Between two starts of a fork server of one kind, at least."""
+_ANSWER_S = 5.0
+"""What a fork server may take to fork, or to say how a child of its ended, before it is taken for stuck."""
+_IMPORT_S = 60.0
+"""What it may take to import all, likewise."""
+
+
+class Forked:
+    """A process that a fork server has forked: what a supervisor needs of anyio's `Process`."""
+
+    def __init__(self, pid: int, pidfd: int, stdin: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = pidfd
+        self._stdin = stdin
+        self._code: int | None = None
+        self._told = anyio.Event()
+
+    def tell(self, code: int | None) -> None:
+        """Take in how it ended; None: nobody will say."""
+        self._code = code
+        self._told.set()
+
+    async def wait(self) -> int:
+        """Wait for its end and return its exit code; it counts as killed where nobody says how it ended."""
+        if self.returncode is None:
+            await anyio.wait_readable(self._pidfd)
+            with anyio.move_on_after(_ANSWER_S):
+                await self._told.wait()
+            self.returncode = -signal.SIGKILL if self._code is None else self._code
+            os.close(self._pidfd)
+            os.close(self._stdin)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        _send(self._pidfd, number)
+
+
+class _Orphan:
+    """A fork server that another supervisor has started: what is needed of anyio's `Process`.
+
+    Raises `ProcessLookupError` when it has ended.
+    """
+
+    returncode = None
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        _send(self._pidfd, signal.SIGKILL)
+
+    async def aclose(self) -> None:
+        await anyio.wait_readable(self._pidfd)
+        os.close(self._pidfd)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request under way, `stdin`, the end of the pipe that goes with it, and the process, once it has begun."""
+
+    stdin: int
+    process: Forked | None = None
+    answered: anyio.Event = field(default_factory=anyio.Event)
+
+
+class _Server:
+    """One fork server, from its start, or from being taken over, to its end."""
+
+    def __init__(self, process: Process | _Orphan, requests: socket.socket) -> None:
+        self.process = process
+        self.unfit = anyio.Event()
+        """Set once it is to be asked no more."""
+        self.outdated = False
+        self._ready = anyio.Event()
+        self._requests = requests
+        self._asking = anyio.Lock()
+        self._asked: _Asked | None = None
+        self._children: dict[int, Forked] = {}
+
+    async def listen(self) -> None:
+        """Take in what it says until it ends; then nobody will say how its children end."""
+        try:
+            while message := await self._receive():
+                data, passed = message
+                match msgspec.json.decode(data, type=Message):
+                    case Ready():
+                        self._ready.set()
+                    case Outdated():
+                        self._retire()
+                    case Began(pid) if self._asked is not None:
+                        self._asked.process = self._children[pid] = Forked(pid, passed[0], self._asked.stdin)
+                        self._asked.answered.set()
+                    case Ended(pid, code):
+                        if (child := self._children.pop(pid, None)) is not None:
+                            child.tell(code)
+        finally:
+            self._be_unfit()
+            self._ready.set()
+            for child in self._children.values():
+                child.tell(None)
+            self._requests.close()
+            with anyio.CancelScope(shield=True):
+                if self.process.returncode is None:
+                    self.process.kill()
+                await self.process.aclose()
+
+    async def _receive(self) -> tuple[bytes, list[int]] | None:
+        await anyio.wait_readable(self._requests)
+        try:
+            data, passed, _, _ = socket.recv_fds(self._requests, LONGEST, 1)
+        except ConnectionResetError:
+            return None
+        return (data, passed) if data else None
+
+    async def fork(self, told: Told) -> Forked | None:
+        """Return a process that is what it is told, once all is imported. None: the server cannot, or does not answer
+        and is ended."""
+        async with self._asking:
+            with anyio.move_on_after(_IMPORT_S):
+                await self._ready.wait()
+            if self.unfit.is_set():
+                return None
+            theirs, ours = os.pipe()
+            asked = self._asked = _Asked(ours)
+            with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
+                try:
+                    socket.send_fds(self._requests, [msgspec.json.encode(told)], [theirs])
+                    with anyio.move_on_after(_ANSWER_S):
+                        await asked.answered.wait()
+                except OSError:
+                    pass  # it has just died
+                finally:
+                    os.close(theirs)
+            self._asked = None
+            if asked.process is None:
+                os.close(ours)  # should it fork after all, the child finds its supervisor gone
+                if not self.unfit.is_set():
+                    self.process.kill()
+            return asked.process
+
+    def _retire(self) -> None:
+        """Ask for nothing more. It ends once its children have."""
+        self.outdated = True
+        self._be_unfit()
+        with suppress(OSError):
+            self._requests.shutdown(socket.SHUT_WR)
+
+    def _be_unfit(self) -> None:
+        self.unfit.set()
+        if self._asked is not None:
+            self._asked.answered.set()
+
+
+class ForkServers:
+    """Keeps a fork server of each kind that can become one of `services`, for the run in `folder`.
+
+    `arguments` (--config, --set) are those of every process of the run.
+    """
+
+    def __init__(self, arguments: Sequence[str], services: Collection[str], folder: Path) -> None:
+        self._arguments = list(arguments)
+        self._kinds = [kind for kind, becomes in PRELOADED.items() if set(becomes) & set(services)]
+        self._folder = folder
+        self._file = folder / "logs" / "forkserver.log"
+        self._servers: dict[str, _Server] = {}
+        """The newest of each kind."""
+        self._earliest: dict[str, float] = {}
+        """When the next of a kind may be started."""
+
+    async def keep(self, *, task_status: TaskStatus[bool]) -> None:
+        """Start a server whenever one is missing, until cancelled, which ends them all.
+
+        Started once each is; says whether all of them were taken over.
+        """
+        try:
+            left = {kind: server for kind in self._kinds if (server := self._take_over(kind)) is not None}
+            async with anyio.create_task_group() as tasks:
+                for kind in self._kinds:
+                    self._servers[kind] = left.get(kind) or await self._start(kind)
+                    tasks.start_soon(self._keep_one, kind, tasks)
+                task_status.started(bool(left) and len(left) == len(self._kinds))
+        finally:
+            for kind in self._kinds:
+                with suppress(OSError):  # there is none
+                    self._door(kind).unlink()
+
+    async def fork(self, told: Told) -> Forked | None:
+        """Return a process that is what it is told; None where no server can be it."""
+        for kind, server in self._servers.items():
+            if told.service in PRELOADED[kind]:
+                return await server.fork(told)
+        return None
+
+    async def _keep_one(self, kind: str, tasks: TaskGroup) -> None:
+        while True:
+            server = self._servers[kind]
+            tasks.start_soon(server.listen)
+            await server.unfit.wait()
+            if not server.outdated:
+                log.warning("the fork server for services %s torch ended; see %s",
+                            "with" if kind == "torch" else "without", self._file)  # fmt: skip
+            self._servers[kind] = await self._start(kind)
+
+    def _door(self, kind: str) -> Path:
+        return self._folder / f"forkserver-{kind}.sock"
+
+    def _command(self, kind: str) -> list[str]:
+        return [sys.executable, "-m", "lachesis", "forkserver", kind, str(self._door(kind)), *self._arguments]
+
+    async def _start(self, kind: str) -> _Server:
+        await anyio.sleep_until(self._earliest.get(kind, 0.0))
+        self._earliest[kind] = anyio.current_time() + _AGAIN_S
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs, anyio.CancelScope(shield=True):
+            process = await open_supervised(self._command(kind), self._file, stdin=theirs.fileno())
+        return _Server(process, ours)
+
+    def _take_over(self, kind: str) -> _Server | None:
+        """Return the fork server that the last supervisor of the run has left, if it is as ours would be."""
+        requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        requests.setblocking(False)
+        try:
+            with address(self._door(kind)) as name:
+                requests.connect(name)
+            pid = _peer(requests)
+            if _was_started_with(pid, self._command(kind)):
+                return _Server(_Orphan(pid), requests)
+        except OSError:
+            pass  # there is none
+        requests.close()  # one that is other ends by itself
+        return None
+
+
+def _peer(connection: socket.socket) -> int:
+    """Return the pid of who listens at the other end of a connection. Raises `PermissionError` for another user's."""
+    pid, user, _ = array("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4))
+    if user != os.getuid():
+        raise PermissionError
+    return pid
+
+
+def _was_started_with(pid: int, command: Sequence[str]) -> bool:
+    """Return whether a process has the command, the environment, the limits and the folder that a child of this one
+    would have.
+
+    Raises `OSError` when there is no such process.
+    """
+    process = Path("/proc") / str(pid)
+    environ = {name + b"=" + value for name, value in os.environb.items()}
+    return (
+        _strings(process / "cmdline") == list(map(os.fsencode, command))
+        and set(_strings(process / "environ")) == environ
+        and all((process / name).read_bytes() == Path("/proc/self", name).read_bytes() for name in ("limits", "cgroup"))
+        and (process / "cwd").samefile(Path.cwd())
+    )
+
+
+def _strings(file: Path) -> list[bytes]:
+    return file.read_bytes().split(b"\0")[:-1]
+
+
+def _send(pidfd: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        signal.pidfd_send_signal(pidfd, number)
+
+
+async def open_supervised(command: Sequence[str], file: Path, *, stdin: int = subprocess.PIPE) -> Process:
+    """Start a process that logs to `file`. The end of its standard input tells it that the supervisor is gone.
+
+    It has the environment of `os.environ`, which libraries in C (readline) change behind Python's back.
+    """
+    with await write_when_room(file, partial(file.open, "ab")) as sink:
+        return await anyio.open_process(
+            command, stdin=stdin, stdout=sink, stderr=sink, env=os.environ, start_new_session=True
+        )

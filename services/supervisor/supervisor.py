@@ -1,0 +1,420 @@
+"""The supervisor (`lachesis up`): starts the server and every service, in order, and keeps them running.
+
+Guarantees: a service starts once those of lower phases are ready, which their heartbeats tell (where they have just
+run, under a supervisor that was killed, all start at once), and stops before them; a process that dies comes back after
+a pause; one that cannot run (`restarts`) ends the run with the end of its log; when the supervisor dies, however it
+dies, its processes notice and drain, so nothing is left behind. Starting it again continues the run. One supervisor
+runs a run: it holds the lock of the run's folder and a lease on the server (`run_lease`).
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.abc
+import msgspec
+import tenacity
+
+from lachesis.pipeline.bus.api import Bus
+from lachesis.pipeline.bus.background import background
+from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.budgets import check_budgets
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
+from lachesis.pipeline.health.ledger import LEDGER_MEND
+from lachesis.pipeline.late_output import flush_output
+from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.schemas import subjects
+from lachesis.schemas.access import OPERATOR
+from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.services.observe.watch import Watch
+from lachesis.services.plan import Planned, plan
+from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
+from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
+from lachesis.services.run.connect import NATS_FOLDER, connect_run
+from lachesis.services.run.file import run_file_of, write_run_file
+from lachesis.services.run.known_runs import register_run
+from lachesis.services.run.lease import RunLease, lock_folder
+from lachesis.services.supervisor.forking import Forked, ForkServers, open_supervised
+from lachesis.services.supervisor.forkserver import Told
+from lachesis.services.supervisor.ledger_check import verify_ledger
+from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
+from lachesis.services.supervisor.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.supervisor.store_watch import watch_store
+from lachesis.services.supervisor.unfinished import trace_unfinished
+
+__all__ = ["Supervisor", "goes_on"]
+
+log = logging.getLogger("lachesis")
+
+_PIDS_FILE = "pids.json"
+_TAIL_LINES = 15
+
+
+def goes_on(folder: Path) -> bool:
+    """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
+    try:
+        pids = msgspec.json.decode((folder / _PIDS_FILE).read_bytes(), type=dict[str, int | None])
+    except (OSError, msgspec.DecodeError):
+        return False
+    return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@dataclass(slots=True)
+class _Running:
+    """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is.
+
+    `lives` is where it is started again and again: cancelled, one that has not begun never does.
+    """
+
+    planned: Planned
+    process: anyio.abc.Process | Forked | None = None
+    ready: anyio.Event = field(default_factory=anyio.Event)
+    up: bool = False
+    stage: StageVitals | None = None
+    """What it says of itself in this life."""
+    restarts: int = -1
+    log_start: int = 0
+    stopping: bool = False
+    lives: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    ended: anyio.Event = field(default_factory=anyio.Event)
+
+    def stop(self, number: signal.Signals) -> None:
+        """End its process by a signal, the last one."""
+        self.stopping = True
+        self.lives.cancel()
+        _send(self.process, number)
+
+
+class Supervisor:
+    """Runs one run. Every process goes by the file in its folder (`run_file`), written first: a file that is edited
+    meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
+    runs."""
+
+    def __init__(self, config: RunConfig, watches: Sequence[Watch] = (), *, file: Path | None = None) -> None:
+        if not config.environments:
+            raise ConfigError(
+                "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
+            )
+        check_budgets(config)
+        self.config = config
+        self.file = file
+        self.arguments = ["--config", str(run_file_of(config))]
+        self.watches = watches
+        self.logs = config.path / "logs"
+        self.running = [_Running(planned) for planned in plan(config)]
+        services = {row.planned.service for row in self.running}
+        self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
+        self._stop = anyio.Event()
+        self._server_pid: int | None = None
+        self._pids = LateFile(config.path / _PIDS_FILE)
+        self._stopped: set[str] = set()
+        self._verifying = anyio.CancelScope()
+        self._ledger_broken = ""  # how, as the health service found it
+        self._evaluator_note: str | None = None
+        self._last_step_logged = False
+        self.has_begun = False
+        """Whether the run's folder is this supervisor's."""
+
+    def stop(self) -> None:
+        """Ask for an ordered stop."""
+        self._stop.set()
+
+    def restarts(self) -> dict[str, int]:
+        """Return how often each process was started again."""
+        return {row.planned.name: max(0, row.restarts) for row in self.running}
+
+    def kill(self) -> None:
+        """Stop without waiting for anything to drain; what was held is handled again by the next run."""
+        self._verifying.cancel()
+        self._stop.set()
+        for row in self.running:
+            row.stop(signal.SIGKILL)
+
+    async def run(self) -> None:
+        """Run until told to stop or until every finite service has finished.
+
+        Raises `StartupError`, and `LedgerError` where the ledger is found to be broken in the end.
+        """
+        try:
+            await write_when_room(self.logs, partial(self.logs.mkdir, parents=True, exist_ok=True))
+        except OSError as error:
+            raise StartupError(
+                f"the run's folder {self.config.path} cannot be written ({error}): choose another --set folder=DIR"
+            ) from error
+        with lock_folder(self.config.path):
+            await self._unless_stopped(write_run_file, self.config)
+            register_run(self.config, self.file)
+            self.has_begun = True
+            async with self._server(), await connect_run(self.config, f"{self.config.run}.supervisor", OPERATOR) as bus:
+                await bus.ensure_streams(self.config.streams)
+                lease = RunLease(bus, self.config.run, self.config.path, self.stop)
+                await self._unless_stopped(lease.acquire)
+                if not lease.is_held:
+                    return
+                async with lease.held():
+                    await self._unless_stopped(self._refuse_other_writers, bus)
+                    await self._run_services(bus)
+
+    async def _run_services(self, bus: NatsBus) -> None:
+        if self._stop.is_set():
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(flush_output)
+            tasks.start_soon(retry_until_room, self._pids)
+            tasks.start_soon(self._tell_promoted, bus)
+            tasks.start_soon(self._watch_heartbeats, bus)
+            for watch in self.watches:
+                tasks.start_soon(watch.follow, bus)
+            try:
+                await self._up_and_down(tasks)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    if not self._verifying.cancel_called:
+                        await trace_unfinished(bus, self.config)
+            tasks.cancel_scope.cancel()
+        for watch in self.watches:
+            await watch.finish(bus)
+        with self._verifying:
+            await verify_ledger(bus, self.config, self._ledger_broken)
+
+    async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
+        """Await a call that may wait for long, until told to stop."""
+        async with background() as tasks:
+            tasks.start_soon(self._cancel_on_stop, tasks.cancel_scope)
+            await call(*arguments)
+
+    async def _refuse_other_writers(self, bus: Bus) -> None:
+        ours = WriterPlace.here(self.config.path, supervised=True)
+        await refuse_writers_beside(bus, self.config, [row.planned.service for row in self.running], replaces=ours)
+
+    async def _tell_promoted(self, bus: Bus) -> None:
+        """Say that rollouts are judged by another revision than this configuration's, where the run was switched."""
+        async for attempt in tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(InfrastructureError), wait=tenacity.wait_exponential(max=5)
+        ):
+            with attempt:
+                promotions, _ = await read(bus, self.config.run, self.config.revision)
+        for one in promotions[-1:]:
+            since = "as soon as it is decided" if one.first is None else f"from sequence {one.first} on"
+            log.warning("revision %s judges rollouts %s, whatever the configuration says of raters, normalization and "
+                        "advantages: %s promoted it", one.revision, since, one.by)  # fmt: skip
+
+    async def _up_and_down(self, tasks: anyio.abc.TaskGroup) -> None:
+        try:
+            with anyio.CancelScope() as starting:
+                tasks.start_soon(self._cancel_on_stop, starting)
+                just_ran = await tasks.start(self._forks.keep)
+                for phase in sorted({row.planned.phase for row in self.running}):
+                    rows = [row for row in self.running if row.planned.phase == phase]
+                    for row in rows:
+                        tasks.start_soon(self._keep_running, row)
+                    if not just_ran:
+                        await self._ready(rows)
+                await self._ready(self.running)
+                log.info("all %d processes are ready", len(self.running))
+                await self._until_finished()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stop_all()
+
+    async def _cancel_on_stop(self, scope: anyio.CancelScope) -> None:
+        await self._stop.wait()
+        scope.cancel()
+
+    async def _ready(self, rows: list[_Running]) -> None:
+        services = [row.planned.service for row in rows]
+        with anyio.move_on_after(ready_within_s(self.config, services)):
+            for row in rows:
+                await row.ready.wait()
+            return
+        late = [
+            LateProcess(row.planned.name, row.process is not None, row.stage, self._last_lines(row, 1))
+            for row in rows
+            if not row.ready.is_set()
+        ]
+        raise StartupError(describe_late(self.config, services, late))
+
+    async def _until_finished(self) -> None:
+        finite = [row for row in self.running if row.planned.finite]
+        if not finite:
+            await anyio.sleep_forever()
+        for row in finite:
+            await row.ended.wait()
+        log.info("the run has finished its %s steps", self.config.training.steps)
+
+    async def _keep_running(self, row: _Running) -> None:
+        """Start the process whenever it is not running, until it finishes or is to stop."""
+        try:
+            with row.lives:
+                await self._start_again_and_again(row)
+        finally:
+            row.ended.set()
+
+    async def _start_again_and_again(self, row: _Running) -> None:
+        history, anew = Restarts(), False
+        while not row.stopping:
+            row.restarts += 1
+            row.up, row.stage = False, None
+            started, starved = time.monotonic(), out_of_memory_kills()
+            code = await self._run_once(row, anew=anew)
+            if row.stopping or (row.planned.finite and code == 0):
+                break
+            life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
+            lasting = {REFUSED: "was refused by the server", SETTINGS_CHANGED: "cannot go on"}.get(code)
+            if lasting is not None:  # it will be so again
+                raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
+            anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
+            pause = history.ended(life)
+            if pause is None:
+                raise StartupError(
+                    f"{row.planned.name} failed {history.failures} times in a row, and last {life}:\n"
+                    f"{self._last_lines(row)}"
+                )
+            log.warning("%s %s; starting it again in %.1f s", row.planned.name, life, pause)
+            with anyio.move_on_after(pause):
+                await self._stop.wait()
+
+    def _last_lines(self, row: _Running, count: int = _TAIL_LINES) -> str:
+        file = self.logs / f"{row.planned.name}.log"
+        return _tail(file, row.log_start, count) if file.exists() else ""
+
+    async def _run_once(self, row: _Running, *, anew: bool) -> int:
+        file = self.logs / f"{row.planned.name}.log"
+        row.log_start = file.stat().st_size if file.exists() else 0
+        process = await self._start(row.planned, file, anew=anew)
+        row.process = process
+        self._write_pids()
+        if row.stopping:
+            _send(process, signal.SIGTERM)
+        with anyio.CancelScope(shield=True):  # its end is awaited whatever happens: `_stop_all` brings it about
+            code = await process.wait()
+        row.process = None
+        return code
+
+    async def _start(self, planned: Planned, file: Path, *, anew: bool) -> anyio.abc.Process | Forked:
+        """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
+        told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
+        if not anew and (forked := await self._forks.fork(told)) is not None:
+            return forked
+        command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
+        return await open_supervised(
+            [*command, *self.arguments, "--replica", str(planned.replica), "--supervised"], file
+        )
+
+    async def _stop_all(self) -> None:
+        for phase in sorted({row.planned.phase for row in self.running}, reverse=True):
+            rows = [row for row in self.running if row.planned.phase == phase and row.restarts >= 0]
+            if not rows:
+                continue
+            for row in rows:
+                row.stop(signal.SIGTERM)
+            with anyio.move_on_after(max(self.config.drain_s(row.planned.service) for row in rows) + 2.0):
+                for row in rows:
+                    await row.ended.wait()
+            for row in rows:
+                if not row.ended.is_set():
+                    log.warning("%s did not drain; killing it", row.planned.name)
+                    _send(row.process, signal.SIGKILL)
+        self._write_pids()
+
+    async def _watch_heartbeats(self, bus: Bus) -> None:
+        async with bus.listen(subjects.heartbeat(self.config.run)) as beats:
+            async for message in beats:
+                try:
+                    beat = read_heartbeat(message)
+                except SchemaError:
+                    continue  # whoever sent it, it is none of ours
+                for row in self.running:
+                    if row.process and row.process.pid == beat.pid:
+                        row.stage = beat.stage
+                        if beat.stage.state != "starting":
+                            row.up = True
+                            row.ready.set()
+                if beat.service == "health":
+                    self._tell_stopped(beat)
+                if beat.service == "trainer":
+                    self._log_last_step(beat)
+                if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
+                    self._tell_not_evaluated(beat.stage.note)
+
+    def _tell_stopped(self, beat: Heartbeat) -> None:
+        """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
+        if beat.metrics.get("ledger/broken") and not self._ledger_broken:
+            self._ledger_broken = beat.stage.note or "its log says how"
+            log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
+        stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
+        for name in sorted(stopped - self._stopped):
+            env, _, how = name.partition("/")[2].rpartition("/")
+            log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
+                        env, how, env)  # fmt: skip
+        self._stopped = stopped
+
+    def _log_last_step(self, beat: Heartbeat) -> None:
+        """Say once what the run still waits for after its last step."""
+        steps = self.config.training.steps
+        evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
+        done = steps is not None and beat.metrics.get("train/step", 0) >= steps
+        if done and evaluator is not None and not evaluator.ended.is_set() and not self._last_step_logged:
+            self._last_step_logged = True
+            log.info("all %s steps are taken; the last policy is evaluated", steps)
+
+    def _tell_not_evaluated(self, note: str | None) -> None:
+        """Say once what the evaluator could not evaluate."""
+        if note is not None and note != self._evaluator_note:
+            log.warning("%s", note)
+        self._evaluator_note = note
+
+    @asynccontextmanager
+    async def _server(self) -> AsyncIterator[None]:
+        """Run the embedded server, if the run has no other, for as long as the context is open."""
+        if self.config.nats is not None:
+            yield
+            return
+        settings = self.config.server
+        if settings.max_file_bytes is None:
+            room = self.config.streams.total_bytes() * 5 // 4
+            settings = msgspec.structs.replace(settings, max_file_bytes=room)
+        async with (
+            EmbeddedServer(self.config.path / NATS_FOLDER, settings) as server,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(self._keep_server, server)
+            tasks.start_soon(watch_store, server, self.config.streams.total_bytes())
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _keep_server(self, server: EmbeddedServer) -> None:
+        while True:
+            self._server_pid = server.pid
+            self._write_pids()
+            code = await server.wait()
+            log.warning("nats-server ended with code %s; starting it again on the same port and store", code)
+            await server.start_again()
+
+    def _write_pids(self) -> None:
+        pids = {row.planned.name: row.process.pid for row in self.running if row.process}
+        found = {"supervisor": os.getpid(), "nats-server": self._server_pid, **pids}
+        self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) -> None:
+    if process is not None and process.returncode is None:
+        process.send_signal(number)
+
+
+def _tail(file: Path, start: int, count: int) -> str:
+    """Return the last lines of what was written to `file` after its first `start` bytes."""
+    return "\n".join(file.read_bytes()[start:].decode(errors="replace").splitlines()[-count:])

@@ -1,0 +1,29 @@
+"""Rewards by environment and rater, and evaluations, out of the figures of a step."""
+
+from lachesis.services.observe.evaluations import evaluation_rows_of_figures, evaluation_summary
+from lachesis.services.observe.rewards import EnvRewards, describe_rewards, rewards_of
+
+FIGURES = {
+    "reward/mean": 0.5,
+    "reward/sums/mean": 0.25,
+    "reward/sums/rater/numeric": 0.2,
+    "reward/sums/rater/a/b": 0.3,
+    "reward/sums/reliability_alpha": 0.9,
+    "reward_norm/sums/score/mean": 7.0,
+}
+
+
+def test_of_one_environment_the_raters_are_told_and_of_several_each_one() -> None:
+    one = rewards_of(FIGURES)
+    assert one == {"sums": EnvRewards(mean=0.25, raters={"a/b": 0.3, "numeric": 0.2})}
+    assert describe_rewards(0.5, one) == "0.5 (a/b 0.3, numeric 0.2)"
+    several = rewards_of({**FIGURES, "reward/words/rater/form": 1.0})
+    assert describe_rewards(0.5, several) == "0.5; sums 0.25 (a/b 0.3, numeric 0.2); words - (form 1)"
+    assert describe_rewards(None, {}) == ""
+
+
+def test_an_evaluation_is_read_back_from_the_figures() -> None:
+    figures = {"eval/sums/avg@4": 0.4, "eval/sums/error": 0.03, "eval/sums/step": 10.0, "eval/words/pass@4": 1.0}
+    (row,) = evaluation_rows_of_figures(figures)
+    assert (row.env, row.step, row.rate, row.samples, row.items, row.greedy) == ("sums", 10, 0.4, 4, None, None)
+    assert evaluation_summary(row, named=False) == "0.40 +- 0.03 (step 10)"

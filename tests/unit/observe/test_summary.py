@@ -1,0 +1,60 @@
+"""What a run came to, out of the figures in its folder."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lachesis.pipeline.config.run import RunConfig, TrainingConfig
+from lachesis.schemas.annotations import EvalEvent
+from lachesis.services.observe.plots import draw_run
+from lachesis.services.observe.summary import read_steps, summarize_run
+
+STEPS = [
+    {
+        "train/step": float(step), "train/sequences": 8.0, "train/tokens": 100.0, "reward/mean": step / 10,
+        "reward/sums/mean": step / 10, "reward/words/mean": 0.5, "reward/sums/rater/numeric": 0.25,
+        "staleness/mean": 1.0, "staleness/max": float(step % 3), "latency/e2e/rolling_p50": 2.0,
+        "latency/scorer/wait/rolling_p50": 0.25, "latency/scorer/wait/rolling_p99": 0.5,
+        "latency/scorer/proc/rolling_p50": 0.0, "health/sums/entropy": 1.0,
+    }
+    for step in range(1, 21)
+]  # fmt: skip
+EVENT = EvalEvent(
+    run="r", env="sums", revision="live", policy_version="20-a-b", policy_step=20, items=8, k=4, temperature=1.0,
+    avg=0.5, pass_at_k=0.6, started_ns=1, ended_ns=2, greedy=0.7,
+)  # fmt: skip
+
+
+def summary(steps: int | None, rows: list[dict[str, float]], reason: str | None = None):
+    config = RunConfig(run="r", training=TrainingConfig(steps=steps))
+    return summarize_run(
+        config, rows, first_step=5, wall_s=1.0, reason=reason, outcomes={"batched": 3}, evaluations=[],
+        restarts={"scorer": 0, "trainer": 2}, places={"here": Path(), "gone": Path("no such folder")},
+    )  # fmt: skip
+
+
+def test_it_is_of_the_whole_run_with_what_is_of_the_last_start_named() -> None:
+    found = summary(20, STEPS)
+    assert (found.state, found.first_step, found.step, found.sequences, found.tokens) == ("finished", 5, 20, 160, 2000)
+    assert (found.reward_first, found.reward_last) == (pytest.approx(0.15), pytest.approx(1.95))
+    assert (found.staleness_mean, found.staleness_max, found.end_to_end.p50) == (1.0, 2.0, 2.0)
+    assert found.rewards["sums"].raters == {"numeric": 0.25}
+    assert (found.restarts, list(found.places)) == ({"trainer": 2}, ["here"])
+    assert summary(21, STEPS).state == summary(None, STEPS).state == "stopped"
+    assert (summary(20, STEPS, "out of luck").state, summary(20, []).reward_first) == ("failed", None)
+
+
+def test_figures_that_are_not_needed_and_a_line_that_was_cut_off_are_left_out(tmp_path: Path) -> None:
+    lines = b"".join(msgspec.json.encode(row) + b"\n" for row in STEPS)
+    (tmp_path / "metrics.jsonl").write_bytes(lines + b'{"train/step":2')
+    rows = read_steps(tmp_path)
+    assert len(rows) == 20
+    assert rows[3] == {name: value for name, value in STEPS[3].items() if not name.startswith("health/")}
+    assert read_steps(tmp_path / "none") == []
+
+
+def test_what_there_is_data_of_is_drawn(tmp_path: Path) -> None:
+    assert [path.name for path in draw_run(tmp_path, STEPS, [EVENT])] == ["reward.png", "held_out.png", "latency.png"]
+    assert draw_run(tmp_path / "none", [], []) == []
+    assert not (tmp_path / "none").exists()

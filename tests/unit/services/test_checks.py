@@ -1,0 +1,205 @@
+import importlib.metadata
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
+from lachesis.pipeline.disk import Room
+from lachesis.pipeline.telemetry.config import TelemetryConfig
+from lachesis.schemas.errors import StartupError
+from lachesis.services.preflight import cluster, machine, server
+from lachesis.services.preflight.finding import Finding
+from lachesis.services.preflight.server import check_consumers
+
+
+def levels(findings: list[Finding]) -> dict[str, str]:
+    return {finding.check: finding.level for finding in findings}
+
+
+def test_every_finding_that_is_not_ok_says_how_to_mend_it(tmp_path: Path) -> None:
+    for finding in machine.check_machine(RunConfig(folder=str(tmp_path / "run")), running=False):
+        assert (finding.mend is None) == (finding.level == "OK"), finding
+
+
+def test_packages_that_are_missing_or_old_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    required = [
+        "numpy>=2.0", "surely-not-installed>=1", "msgspec>=99", "anyio[x]>=4.0",
+        'torch>=2.6; extra == "train"', 'torch>=99; extra == "vllm"', "lachesis-rl[train]; extra == 'demo'",
+        'surely-not-there>=1; extra == "wandb"', 'surely-not-there>=1; extra == "gateway"',
+        'surely-not-there>=1; extra == "dev"',
+    ]  # fmt: skip
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: required)
+    found = list(machine.packages({"wandb", "train"}))
+    expected = {"packages": "FAIL", "extra vllm": "WARN", "extra wandb": "FAIL", "extras": "OK"}
+    assert levels(found) == expected
+    assert found[-1].text == "train; not installed: gateway"
+    assert "surely-not-installed is not installed" in found[0].text
+    assert "older than 99" in found[0].text
+    assert "numpy" not in found[0].text
+
+
+def test_extras_are_needed_by_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert machine.needed_extras(RunConfig()) == set()
+    config = RunConfig(
+        environments={"words": EnvironmentConfig(kind="gateway")},
+        telemetry=TelemetryConfig(endpoint="http://127.0.0.1:4318"),
+        training=TrainingConfig(wandb=WandbConfig(project="p")),
+        nats=ConnectionConfig(nkey_file="key"),
+    )
+    assert machine.needed_extras(config) == {"gateway", "otel", "wandb", "auth", "train"}
+    served = {role: InferenceConfig(url="http://h:1") for role in ("policy", "eval")}
+    elsewhere = RunConfig(environments={"words": EnvironmentConfig(kind="m:E")}, mode="observe", inference=served)
+    assert machine.needed_extras(elsewhere) == set()
+
+
+@pytest.mark.parametrize(
+    ("version", "minimum", "old"),
+    [("2.13.0+cpu", "2.6", False), ("2.0", "2.0.0", False), ("1.9.9", "1.10", True), ("3rc1", "3", False)],
+)
+def test_versions_compare_by_number(monkeypatch: pytest.MonkeyPatch, version: str, minimum: str, old: bool) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: version)
+    assert (machine._problem("x", f">={minimum},<9") is not None) is old
+
+
+def test_secrets_that_others_can_read_fail(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("s3cret")
+    config = RunConfig(folder=str(tmp_path / "run"), nats=ConnectionConfig(token_file=str(token)))
+    for mode, level in ((0o644, "FAIL"), (0o600, "OK")):
+        token.chmod(mode)
+        found = list(machine.files(config))
+        assert levels(found)["secrets"] == level
+        assert "s3cret" not in str(found)
+    token.unlink()
+    assert levels(list(machine.files(config)))["secrets"] == "FAIL"
+
+
+def test_a_folder_in_a_file_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert levels(list(machine.files(RunConfig(folder=str(tmp_path / "file" / "run")))))["folder"] == "FAIL"
+
+
+def test_a_taken_port_fails_and_a_free_one_does_not(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = RunConfig(server=ServerConfig(port=port), inference={"policy": InferenceConfig(port=port)})
+        assert [finding.level for finding in machine.ports(config)] == ["FAIL", "FAIL"]
+    assert [finding.level for finding in machine.ports(config)] == ["OK", "OK"]
+    assert [finding.level for finding in machine.ports(RunConfig())] == ["OK"]
+
+
+def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RunConfig(folder=str(tmp_path))
+    budget = config.streams.total_bytes()
+    for free, level in ((budget + 1, "OK"), (budget - 1, "WARN"), (1000, "FAIL")):
+        monkeypatch.setattr(machine, "room_at", lambda path, free=free: Room(free * (path == config.store), 1 << 50))
+        assert machine.disk(config).level == level
+
+
+def test_a_missing_server_binary_fails_only_where_one_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Path:
+        raise StartupError("nats-server is not installed")
+
+    monkeypatch.setattr(machine, "find_binary", none)
+    assert machine.binary(RunConfig()).level == "FAIL"
+    assert machine.binary(RunConfig(nats=ConnectionConfig())).level == "OK"
+
+
+def test_an_old_or_broken_server_binary_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = tmp_path / "nats-server"
+    monkeypatch.setattr(machine, "find_binary", lambda: fake)
+    for script, level in (
+        ("echo nats-server: v2.9.1", "FAIL"),
+        ("exit 3", "FAIL"),
+        ("echo nats-server: v2.15.1", "OK"),
+    ):
+        fake.write_text(f"#!/bin/sh\n{script}\n")
+        fake.chmod(0o755)
+        assert machine.binary(RunConfig()).level == level
+
+
+def test_a_key_is_found_but_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert machine.wandb_key().level == "WARN"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password s3cret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert machine.wandb_key().level == "OK"
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret")
+    assert "s3cret" not in str(machine.wandb_key())
+
+
+@pytest.mark.parametrize(("offset", "level"), [(0.0, "OK"), (-0.05, "OK"), (0.5, "WARN"), (-60.0, "FAIL")])
+def test_the_clock(offset: float, level: str) -> None:
+    assert server._clock(offset).level == level
+
+
+async def test_a_server_that_is_not_there_fails_only_where_one_was_named(tmp_path: Path) -> None:
+    nats = ConnectionConfig(url="nats://127.0.0.1:1", connect_timeout_s=0.1)
+    assert levels(await server.check_server(RunConfig(nats=nats))) == {"server": "FAIL"}
+    assert levels(await server.check_server(RunConfig(folder=str(tmp_path)))) == {"server": "OK"}
+
+
+def _copies(*, leader: str = "n1", behind: bool = False, replicas: int = 3, **group: object) -> dict[str, Any]:
+    others = [{"name": f"n{n}", "current": not (behind and n == replicas)} for n in range(2, replicas + 1)]
+    return {"config": {"num_replicas": replicas}, "cluster": {"leader": leader, "replicas": others, **group}}
+
+
+@pytest.mark.parametrize(
+    ("second", "level", "text"),
+    [
+        (_copies(), "OK", "on n1, n2, n3"),
+        (_copies(behind=True), "WARN", "server n3 is away or behind with its copy of B"),
+        (_copies(leader=""), "FAIL", "without a leader, so nothing can be stored: B"),
+        ({"error": {"code": 503, "err_code": 10008}}, "FAIL", "nothing can be stored: B"),
+        (_copies(desired={"status": "moving"}), "WARN", "still being made of B"),
+        (_copies(replicas=1), "WARN", "one copy each of B"),
+    ],
+)
+def test_a_degraded_cluster_is_named(second: dict[str, Any], level: str, text: str) -> None:
+    (finding,) = cluster.check_copies({"A": _copies(), "B": second})
+    assert finding.level == level
+    assert text in finding.text
+
+
+def test_one_server_alone_is_no_cluster() -> None:
+    assert list(cluster.check_copies({"A": {"config": {"num_replicas": 1}}})) == []
+
+
+def test_seeds_that_others_can_read(tmp_path: Path) -> None:
+    for name, mode in (("scorer", 0o600), ("trainer", 0o640)):
+        (tmp_path / f"{name}.nk").write_text("SUA")
+        (tmp_path / f"{name}.nk").chmod(mode)
+    config = RunConfig(folder=str(tmp_path), nats=ConnectionConfig(nkey_folder=str(tmp_path)))
+    bad = [finding.text for finding in machine.files(config) if finding.level == "FAIL"]
+    assert len(bad) == 1
+    assert "others can read" in bad[0]
+    assert "trainer.nk" in bad[0]
+
+
+def test_a_secret_that_this_processs_group_is_lent_is_none_of_others(tmp_path: Path, monkeypatch) -> None:
+    """As Kubernetes mounts one with defaultMode 0440 and fsGroup: root's, readable by the pod's group."""
+    secret = tmp_path / "scorer.nk"
+    secret.write_text("x")
+    monkeypatch.setattr(machine.os, "geteuid", lambda: 10001)
+    for mode, level in ((0o440, "OK"), (0o460, "FAIL"), (0o444, "FAIL")):
+        secret.chmod(mode)
+        assert machine._mode(secret).level == level
+    monkeypatch.setattr(machine.os, "geteuid", lambda: secret.stat().st_uid)
+    secret.chmod(0o440)
+    assert machine._mode(secret).level == "FAIL"
+
+
+def test_a_stream_with_very_many_consumers_is_named_and_how_to_be_rid_of_them() -> None:
+    infos = {"EVENTS": {"state": {"consumer_count": 996}}, "LEDGER": {"state": {"consumer_count": 12}}}
+    (finding,) = check_consumers(infos)
+    assert finding.check == "consumers of EVENTS"
+    assert finding.level == "WARN"
+    assert "lachesis gc --consumers" in (finding.mend or "")
