@@ -53,7 +53,7 @@ def install(service: str) -> None:
 
             slow(service, teacher._Teacher, "handle")
         case "normalizer":
-            from lachesis.pipeline.normalization import stage as normalization
+            from lachesis.pipeline.rewards import stage as normalization
 
             slow(service, normalization._EnvWriter, "_commit")
         case "trainer":
