@@ -13,7 +13,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.rewards.logic.generations import Generations
-from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
+from lachesis.pipeline.stage.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError, InfrastructureError
@@ -86,12 +86,8 @@ class LostScores:
         error = DataError(f"no score; it may have been in what cannot be read at {where}")
         letter = dead_letter(self._service, lost.message, "deadline", error)
         for seq, group in self._normalizer.unresolved(lost.last):
-            await self._service.retrying("publish a dead letter")(
-                publish_dead_letter,
-                self._service,
-                letter.replace(stream=subjects.ROLLOUTS, seq=seq, group=group, trace_id=group),
-            )
-            self._service.vitals.dead += 1
+            given_up = letter.replace(stream=subjects.ROLLOUTS, seq=seq, group=group, trace_id=group)
+            await store_dead_letter(self._service, given_up)
 
     async def _last(self, stream: str, subject: str) -> int:
         """Return the sequence of the last message stored on `subject`, 0 without any."""

@@ -6,7 +6,7 @@ import pytest
 from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.stage import _EnvWriter, run_normalizer
+from lachesis.pipeline.rewards.stage import RewardWriter, run_normalizer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, RewardEvent, ScoreEvent
@@ -55,16 +55,18 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
     column = await backlog(lab, groups, samples)
     await publish_scores(lab.bus, "late", [score(0, 1, column)])
     service = Service(lab.bus, "normalizer", "r")
-    writer = await _EnvWriter.open(service, config(window=4), "sums")
+    writer = RewardWriter(service, config(window=4), "sums")
+    await writer.open()
     for stream in (subjects.ROLLOUTS, subjects.EVENTS):  # all at once, as after an outage
         async with lab.bus.read(stream, [], follow=False) as messages:
             async for message in messages:
-                await writer.take(message)
+                await writer.feed(message)
     await writer.commit()
     found = await rewarded(lab)
     assert [group.seq for group in found] == list(range(1, groups + 1))
     assert writer.normalizer.watermark == groups - 3  # all but the last window, which may grow, is folded
-    again = await _EnvWriter.open(service, config(window=4), "sums")
+    again = RewardWriter(service, config(window=4), "sums")
+    await again.open()
     assert again.normalizer.state() == writer.normalizer.state()
     assert again.cursors == writer.cursors
 
