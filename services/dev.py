@@ -9,7 +9,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from lachesis.pipeline.advantage.logic import GroupAdvantage, group_advantage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
@@ -22,6 +21,7 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
+from lachesis.pipeline.rewards.logic.advantage import GroupAdvantage, group_advantage
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack

@@ -1,7 +1,7 @@
 """The normalizer service: turns scores into normalized rewards and advantages."""
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.stage.service import Service
 
 __all__ = ["main"]

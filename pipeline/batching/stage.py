@@ -16,8 +16,6 @@ from typing import get_args
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.evidence import check_evidence
@@ -31,6 +29,8 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.incidents import follow_incidents

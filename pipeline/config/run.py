@@ -6,8 +6,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.shaped import SHAPEABLE
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, StreamsConfig
 from lachesis.pipeline.config.paths import CodePath, FilePath, ModelPath, ProgramPath
@@ -16,9 +14,11 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.config.shaping import RewardConfig
+from lachesis.pipeline.rewards.logic.shaped import SHAPEABLE
 from lachesis.pipeline.scoring.config import ScoringConfig
-from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig
 from lachesis.schemas.errors import ConfigError

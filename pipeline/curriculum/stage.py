@@ -24,20 +24,20 @@ from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.stage.commitlog import CommitLog
-from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
+from lachesis.pipeline.stage.commitlog import Restored
+from lachesis.pipeline.stage.inputs import Source
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError, InfrastructureError, SettingsChangedError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, SettingsChangedError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.values import shaped, unpack
 
-__all__ = ["feedback_of", "items_of", "run_curriculum"]
+__all__ = ["CurriculumWriter", "feedback_of", "items_of", "run_curriculum"]
 
 log = logging.getLogger("lachesis")
 
@@ -86,91 +86,72 @@ def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> It
 async def _run_env(service: Service, config: RunConfig, env: str, settings: EnvironmentConfig) -> None:
     await service.starts_with(f"loading environment {env} ({settings.kind})")
     items = await anyio.to_thread.run_sync(_load_items, config, env, settings)
-    writer = await _EnvWriter.open(service, config, env, items)
-    source = Source(subjects.EVENTS, [subjects.event("reward", service.run, service.revision, env)], writer.next_event)
-    async with open_bursts(service, [source]) as bursts, anyio.create_task_group() as tasks:
-        tasks.start_soon(writer.publish_snapshots)
-        await take_bursts(service, bursts, writer.observe)
-        tasks.cancel_scope.cancel()
+    writer = CurriculumWriter(service, config, env, items)
+    await writer.open()
+    await writer.follow()
 
 
-class _EnvWriter:
-    def __init__(
-        self, service: Service, config: RunConfig, env: str, *, items: Items, log: CommitLog[CurriculumEvent]
-    ) -> None:
-        self.service = service
-        self.env = env
-        self.log = log
-        self.name = code_name(config.curriculum.strategy)
+class CurriculumWriter(StatefulStage[CurriculumEvent]):
+    """The single writer of what one environment's curriculum learned."""
+
+    name = "curriculum"
+    kind = "curriculum"
+
+    def __init__(self, service: Service, config: RunConfig, env: str, items: Items) -> None:
+        super().__init__(service, env, CurriculumEvent, (subjects.EVENTS,))
+        self.strategy_name = code_name(config.curriculum.strategy)
         self.strategy = load_strategy(items, config.curriculum)
-        self.next_event = 1
+        self._learned: list[Feedback] = []
+        """What follows the last commit."""
         self._ledger = subjects.ledger(service.run, config.training.name)
         self._without_task = 0
         """Groups of this process' life that are of no task of the pool."""
         self._batches = 0
         """Batches that the ledger was seen to hold; a policy of step n has been trained on n of them."""
+        self._looked = False
+        """Whether that was since the last commit: the batches behind a policy are stored before anything it made."""
         self._changed = anyio.Event()
 
-    @classmethod
-    async def open(cls, service: Service, config: RunConfig, env: str, items: Items) -> "_EnvWriter":
-        """Return the writer with the state its predecessors committed."""
-        log, restored = await CommitLog.open(
-            service.bus,
-            CurriculumEvent,
-            lambda event: event.commit,
-            subject=subjects.event("curriculum", service.run, service.revision, env),
-            state_subject=subjects.state(service.run, "curriculum", service.revision, env),
-            stage="curriculum",
-            term=service.instance,
-        )
-        writer = cls(service, config, env, items=items, log=log)
+    async def restore(self, restored: Restored) -> None:
+        """Take over what was learned."""
         if restored.state is not None:
             try:
-                writer.strategy.load_state_dict(unpack("curriculum state", restored.state))
+                self.strategy.load_state_dict(unpack("curriculum state", restored.state))
             except SettingsChangedError as error:
-                raise SettingsChangedError(f"environment {env}: {error}") from error
+                raise SettingsChangedError(f"environment {self.env}: {error}") from error
         for delta in restored.deltas:
             for feedback in shaped("curriculum delta", list[Feedback], unpack("curriculum delta", delta)):
-                writer.strategy.observe(feedback)
-        writer.next_event = restored.cursors.get(subjects.EVENTS, 1)
-        writer._changed.set()
-        return writer
+                self.strategy.observe(feedback)
+        self._changed.set()
 
-    async def observe(self, burst: list[Stored]) -> None:
-        """Learn from a burst of rewards and commit what was learned."""
-        learned: list[Feedback] = []
-        looked = False  # the batches behind a policy are stored before anything it made
-        for message in burst:
-            if len(learned) >= _MOST:
-                await self._commit(learned)
-                learned = []
-            self.next_event = message.seq + 1
-            try:
-                rewards = decode(RewardEvent, message.data).groups
-            except VersionError:
-                raise  # the run's own services wrote it: wait for the upgrade, with the message unread
-            except DataError as error:
-                letter = dead_letter(self.service, message, "data", error)
-                await self.service.retrying("publish a dead letter")(publish_dead_letter, self.service, letter)
-                self.service.vitals.dead += 1
+    def sources(self) -> list[Source]:
+        """Return the environment's rewards."""
+        rewards = subjects.event("reward", self.service.run, self.service.revision, self.env)
+        return [Source(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS])]
+
+    def tasks(self) -> list[BackgroundTask]:
+        """Return what publishes the weights."""
+        return [self.publish_snapshots]
+
+    async def feed(self, message: Stored) -> None:
+        """Learn from the rewards of one message."""
+        self.cursors = {subjects.EVENTS: message.seq + 1}
+        for reward in decode(RewardEvent, message.data).groups:
+            self.service.vitals.handled += 1
+            feedback = feedback_of(self.env, reward)
+            if feedback is None:
+                self._count_without_task()
                 continue
-            for reward in rewards:
-                self.service.vitals.handled += 1
-                feedback = feedback_of(self.env, reward)
-                if feedback is None:
-                    self._count_without_task()
-                    continue
-                if feedback.policy_step > self._batches and not looked:
-                    self._batches, looked = await self._formed(), True
-                try:
-                    self._check_step(feedback)
-                    self.strategy.observe(feedback)
-                except DataError as error:  # no item of the pool, no share of successes: an environment's slip
-                    self.service.note("feedback", f"feedback left out: {error}")
-                else:
-                    self.service.note("feedback", None)
-                    learned.append(feedback)
-        await self._commit(learned)
+            if feedback.policy_step > self._batches and not self._looked:
+                self._batches, self._looked = await self._formed(), True
+            try:
+                self._check_step(feedback)
+                self.strategy.observe(feedback)
+            except DataError as error:  # no item of the pool, no share of successes: an environment's slip
+                self.service.note("feedback", f"feedback left out: {error}")
+            else:
+                self.service.note("feedback", None)
+                self._learned.append(feedback)
 
     def _count_without_task(self) -> None:
         self._without_task += 1
@@ -194,24 +175,33 @@ class _EnvWriter:
                 f"{self._batches} batches were ever formed"
             )
 
-    async def _commit(self, learned: list[Feedback]) -> None:
-        cursors = {subjects.EVENTS: self.next_event}
+    async def advance(self) -> None:
+        """Commit as much as fits into a message."""
+        if len(self._learned) >= _MOST:
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Write what was learned since the last commit."""
         event = CurriculumEvent(
             run=self.service.run,
             env=self.env,
             revision=self.service.revision,
-            strategy=self.name,
+            strategy=self.strategy_name,
             snapshot_id=self.strategy.snapshot().id,
-            commit=self.log.next_commit(cursors, msgspec.msgpack.encode(learned)),
-            observed=[feedback.id for feedback in learned],
+            commit=self.next_commit(msgspec.msgpack.encode(self._learned)),
+            observed=[feedback.id for feedback in self._learned],
         )
-        await self.service.retrying("commit what was learned")(self.log.append, event)
-        self.service.recovered()
+        self._learned, self._looked = [], False
+        await self.write(event)
+
+    def state(self) -> bytes:
+        """Return the strategy's state."""
+        return msgspec.msgpack.encode(self.strategy.state_dict())
+
+    def report(self, event: CurriculumEvent, receipt: CommitReceipt) -> None:
+        """Have the weights published."""
         self.service.vitals.emitted += 1
         self._changed.set()
-        if self.log.snapshot_due:
-            state = msgspec.msgpack.encode(self.strategy.state_dict())
-            await self.service.retrying("write a snapshot")(self.log.snapshot, cursors, state)
 
     async def publish_snapshots(self) -> None:
         """Publish the newest weights whenever they changed. Runs until cancelled."""
@@ -226,7 +216,7 @@ class _EnvWriter:
                 revision=self.service.revision,
                 id=snapshot.id,
                 observed=self.strategy.observations,
-                strategy=self.name,
+                strategy=self.strategy_name,
                 weights=as_bytes(snapshot.weights, "float32"),
             )
             try:

@@ -4,13 +4,13 @@ A server whose store is damaged leaves out what it cannot read, without a word. 
 the server counts; and all is read again once the connection was lost, since a damaged store shows after a restart.
 """
 
-from lachesis.pipeline.advantage.whitening import needs_whitening
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.bus.api import Bus, Extent, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import record
 from lachesis.pipeline.health.logic.advantages import ZERO_MEAN
 from lachesis.pipeline.health.logic.ledger import LedgerAudit, LedgerProblem, LedgerRules
+from lachesis.pipeline.rewards.logic.whitening import needs_whitening
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DamagedError, SchemaError, VersionError

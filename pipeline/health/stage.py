@@ -23,18 +23,19 @@ from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
 from lachesis.pipeline.health.logic.news import AlertNews
-from lachesis.pipeline.stage.commitlog import CommitLog
-from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
+from lachesis.pipeline.stage.commitlog import Restored
+from lachesis.pipeline.stage.inputs import Source
 from lachesis.pipeline.stage.service import Service
+from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
-from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
+from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.values import unpack
 
-__all__ = ["run_health"]
+__all__ = ["AlertWriter", "run_health"]
 
 log = logging.getLogger("lachesis")
 
@@ -42,19 +43,23 @@ _LEDGER_S = 5.0
 """Seconds between two looks at the ledger."""
 _PROBLEMS = 64
 """Problems of the ledger that are remembered."""
+_KINDS: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
+"""Events of an environment that are judged."""
 
 
 async def run_health(service: Service, config: RunConfig) -> None:
     """Judge every environment of the run until the service drains."""
-    writers = [await _EnvWriter.open(service, config, env) for env in config.environments]
+    writers = [AlertWriter(service, config, env) for env in config.environments]
+    for writer in writers:
+        await writer.open()
     async with background() as watching, anyio.create_task_group() as tasks:
         if LEDGER_CHECK not in config.health.off:
             watching.start_soon(_watch_ledger, service, config, writers)
         for writer in writers:
-            tasks.start_soon(_run_env, service, writer)
+            tasks.start_soon(writer.follow)
 
 
-async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["_EnvWriter"]) -> None:
+async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["AlertWriter"]) -> None:
     """Verify the ledger, and tell every environment when something is wrong with it. Runs until cancelled."""
     reader = LedgerReader(service.bus, service.run, config.training.name, rules_of(config, service.now_ns()))
     found: list[LedgerProblem] = []
@@ -94,18 +99,6 @@ def _in_words(problems: Sequence[LedgerProblem]) -> str:
     return "; ".join(problem.text for problem in problems[:2]) + more
 
 
-async def _run_env(service: Service, writer: "_EnvWriter") -> None:
-    run, revision, env = service.run, service.revision, writer.env
-    events = [*(subjects.event(kind, run, revision, env) for kind in writer.kinds), *writer.evaluations]
-    sources = [
-        Source(subjects.EVENTS, events, writer.cursors[subjects.EVENTS]),
-        Source(subjects.LEDGER, writer.ledger, writer.cursors[subjects.LEDGER]),
-    ]
-    async with open_bursts(service, sources) as bursts, background() as tasks:
-        tasks.start_soon(writer.watch_requests)
-        await take_bursts(service, bursts, writer.take)
-
-
 def _evaluations_of(config: RunConfig, env: str) -> list[str]:
     """Return the evaluations that are judged with an environment: that of its name, and with the run's first
     environment those of no environment's name."""
@@ -114,52 +107,45 @@ def _evaluations_of(config: RunConfig, env: str) -> list[str]:
     return [name for name in named if name == env or (env == first and name not in config.environments)]
 
 
-class _EnvWriter:
-    """The single writer of one environment's alerts.
+class AlertWriter(StatefulStage[AlertEvent]):
+    """The single writer of one environment's alerts. The cursors follow the last window of a stream that was judged."""
 
-    `cursors`: first sequence to read again, by stream: what follows the last window of it that was judged.
-    """
+    name = "health"
+    kind = "alert"
 
-    kinds: tuple[subjects.Kind, ...] = ("score", "reward", "dead")
-
-    def __init__(self, service: Service, config: RunConfig, env: str, log: CommitLog[AlertEvent]) -> None:
-        self.service = service
-        self.env = env
-        self.log = log
+    def __init__(self, service: Service, config: RunConfig, env: str) -> None:
+        super().__init__(service, env, AlertEvent, (subjects.EVENTS, subjects.LEDGER))
         self.monitor = Monitor(config.health, _settings(config, env))
         self.evaluations = [
             subjects.event("eval", service.run, service.revision, name) for name in _evaluations_of(config, env)
         ]
-        trainer = config.training.name
-        self.ledger = [
-            subjects.ledger(service.run, trainer),
-            subjects.state(service.run, "trainer", subjects.LIVE, trainer),
-        ]
-        self.cursors = {subjects.EVENTS: 1, subjects.LEDGER: 1}
+        self._trainer = config.training.name
         self._next = dict(self.cursors)
-        self._lock = anyio.Lock()
+        self._state = b""
+        self._found: list[Alert] = []
         self._news = AlertNews()
 
-    @classmethod
-    async def open(cls, service: Service, config: RunConfig, env: str) -> "_EnvWriter":
-        """Return the writer with the state its predecessors committed."""
-        log, restored = await CommitLog.open(
-            service.bus,
-            AlertEvent,
-            lambda event: event.commit,
-            subject=subjects.event("alert", service.run, service.revision, env),
-            state_subject=subjects.state(service.run, "health", service.revision, env),
-            stage="health",
-            term=service.instance,
-        )
-        writer = cls(service, config, env, log)
+    async def restore(self, restored: Restored) -> None:
+        """Take over the last commit, which holds the whole state."""
         state = restored.deltas[-1] if restored.deltas else restored.state
         if state is not None:
-            writer.monitor.load_state_dict(unpack("health state", state))
-        writer.cursors.update(restored.cursors)
-        writer._next = dict(writer.cursors)
-        await service.retrying("read evaluations")(writer._remember_evaluations)
-        return writer
+            self.monitor.load_state_dict(unpack("health state", state))
+        self._next = dict(self.cursors)
+        await self.service.retrying("read evaluations")(self._remember_evaluations)
+
+    def sources(self) -> list[Source]:
+        """Return what stages derived of the environment, its evaluations, and the trainer's ledger and reports."""
+        run, revision = self.service.run, self.service.revision
+        derived = [subjects.event(kind, run, revision, self.env) for kind in _KINDS]
+        trainer = [subjects.ledger(run, self._trainer), subjects.state(run, "trainer", subjects.LIVE, self._trainer)]
+        return [
+            Source(subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS]),
+            Source(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER]),
+        ]
+
+    def tasks(self) -> list[BackgroundTask]:
+        """Return what follows the requests to resume."""
+        return [self.watch_requests]
 
     async def _remember_evaluations(self) -> None:
         """Take in the evaluations that were judged before. All are there still, but for those that somebody deleted."""
@@ -174,25 +160,32 @@ class _EnvWriter:
                 except SchemaError as error:
                     self.service.note("input", f"left out: {error}")
 
-    async def take(self, burst: list[Stored]) -> None:
-        """Feed a burst of input, and commit each window that it completes."""
-        async with self._lock:
-            for message in burst:
-                self._next[message.stream] = message.seq + 1
-                try:
-                    found = self._feed(message)
-                    self.service.note("input", None)
-                except VersionError:
-                    raise  # the run's own services wrote it: wait for the upgrade, with the message unread
-                except DataError as error:  # its dead letter is written by the stage that needs it
-                    self.service.note("input", f"left out: {error}")
-                    continue
-                if found:  # the open window stays open: the cursor does not move
-                    await self._commit("groups", found)
-                if self.monitor.window_full:
-                    await self._commit("groups", self.monitor.judge(), subjects.EVENTS)
-                if self.monitor.batches_full:
-                    await self._commit("batches", self.monitor.judge_batches(), subjects.LEDGER)
+    async def feed(self, message: Stored) -> None:
+        """Feed one input message to the monitor."""
+        self._next[message.stream] = message.seq + 1
+        self._found = self._feed(message)
+        self.service.note("input", None)
+
+    async def advance(self) -> None:
+        """Commit what an evaluation brought, and the window that the message completed."""
+        found, self._found = self._found, []
+        if found:  # the open window stays open: the cursor does not move
+            await self._write("groups", found)
+        if self.monitor.window_full:
+            await self._write("groups", self.monitor.judge(), subjects.EVENTS)
+        if self.monitor.batches_full:
+            await self._write("batches", self.monitor.judge_batches(), subjects.LEDGER)
+
+    async def reject(self, message: Stored, error: DataError) -> None:
+        """Leave the message out: its dead letter is written by the stage that needs it."""
+        self.service.note("input", f"left out: {error}")
+
+    async def commit(self) -> None:
+        """Write nothing: windows are committed one by one, as they fill."""
+
+    def state(self) -> bytes:
+        """Return the state that the last commit holds."""
+        return self._state
 
     def _feed(self, message: Stored) -> list[Alert]:
         """Take in a message, and return what it brings at once: the result of an evaluation."""
@@ -230,7 +223,7 @@ class _EnvWriter:
         key = f"{self.service.run}.{self.env}"
         async with self.service.bus.watch(subjects.BUCKETS["resume"], key) as requests:
             async for entry in requests:
-                async with self._lock:
+                async with self.turn:
                     if entry.revision <= self.monitor.resumed:
                         continue
                     try:
@@ -243,7 +236,7 @@ class _EnvWriter:
                     self.cursors = dict(self._next)
                     log.info("%s goes on, with the rollouts after %d", self.env, after)
                     try:
-                        await self._commit("resume", [])
+                        await self._write("resume", [])
                     except InfrastructureError:
                         if not self.service.draining.is_set():
                             raise
@@ -260,37 +253,34 @@ class _EnvWriter:
             reason=_in_words(problems),
             windows=1,
         )
-        async with self._lock:
-            await self._commit("batches", [alert])
+        async with self.turn:
+            await self._write("batches", [alert])
 
-    async def _commit(
+    async def _write(
         self, source: Literal["groups", "batches", "resume"], results: list[Alert], stream: str | None = None
     ) -> None:
         """Write what was found, where that leaves the environment, and the state after the window."""
         if stream is not None:
             self.cursors = {**self.cursors, stream: self._next[stream]}
         monitor = self.monitor
-        state = msgspec.msgpack.encode(monitor.state_dict())
-        event = AlertEvent(
-            run=self.service.run,
-            env=self.env,
-            revision=self.service.revision,
-            commit=self.log.next_commit(self.cursors, state),
-            window=max(0, monitor.windows.get(source, 0) - 1),
-            groups=monitor.groups,
-            source=source,
-            results=results,
-            standing=monitor.standing,
+        self._state = msgspec.msgpack.encode(monitor.state_dict())
+        await self.write(
+            AlertEvent(
+                run=self.service.run,
+                env=self.env,
+                revision=self.service.revision,
+                commit=self.next_commit(self._state),
+                window=max(0, monitor.windows.get(source, 0) - 1),
+                groups=monitor.groups,
+                source=source,
+                results=results,
+                standing=monitor.standing,
+            )
         )
-        await self.service.retrying("commit alerts")(self.log.append, event)
-        self.service.recovered()
-        self.service.vitals.emitted += 1
-        self._tell(event)
-        if self.log.snapshot_due:
-            await self.service.retrying("write a snapshot")(self.log.snapshot, self.cursors, state)
 
-    def _tell(self, event: AlertEvent) -> None:
+    def report(self, event: AlertEvent, receipt: CommitReceipt) -> None:
         """Put the figures into the heartbeat, and what is wrong into the log."""
+        self.service.vitals.emitted += 1
         figures = self.service.vitals.metrics
         for result in event.results:
             if result.value is not None:

@@ -6,14 +6,14 @@ from typing import Any
 import anyio
 import msgspec
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.promotion.logic import given_up, in_force, settings_digest, undecided
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.scoring.config import ScoringConfig
-from lachesis.pipeline.shaping.config import RewardConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionError

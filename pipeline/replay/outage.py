@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import tenacity
 
-from lachesis.schemas.errors import InfrastructureError, StreamFullError
+from lachesis.pipeline.stage.retries import retry_outages
+from lachesis.schemas.errors import StreamFullError
 
 __all__ = ["retrying"]
 
@@ -18,10 +19,4 @@ def retrying(
     stop: Callable[[tenacity.RetryCallState], bool] = tenacity.stop_after_delay(_OUTAGE_S),  # noqa: B008 - it has no state
 ) -> tenacity.AsyncRetrying:
     """Return what tries a call again until `stop`, by default for a minute, and then raises its last error."""
-    return tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception_type(InfrastructureError)
-        & tenacity.retry_if_not_exception_type(StreamFullError),
-        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-        stop=stop,
-        reraise=True,
-    )
+    return retry_outages(stop, never=StreamFullError)

@@ -32,7 +32,6 @@ from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import holding, record
-from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.frames import Start
 from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
@@ -44,6 +43,7 @@ from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
 from lachesis.pipeline.replay.workers import Workers, open_workers
+from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode

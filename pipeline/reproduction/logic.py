@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.join import group_ref
+from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import Batch, Numerics, TrainReport
 from lachesis.schemas.plan import Plan

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import msgspec
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.rewards.config.shaping import RewardConfig
+from lachesis.pipeline.rewards.logic.bonus import Shapeable, shape
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
 from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
-from lachesis.pipeline.shaping.config import RewardConfig
-from lachesis.pipeline.shaping.logic.bonus import Shapeable, shape
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import RolloutGroup

@@ -10,7 +10,7 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
-__all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter"]
+__all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter", "store_dead_letter"]
 
 REQUEUED_HEADER = "Lachesis-Requeued"
 """Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
@@ -55,3 +55,12 @@ async def publish_dead_letter(service: Service, letter: DeadLetter) -> None:
     subject = subjects.event("dead", letter.run, letter.revision, letter.env)
     msg_id = f"dead.{letter.revision}.{letter.stage}.{letter.stream}.{letter.seq}"
     await service.bus.publish(subject, encode(letter), msg_id=msg_id)
+
+
+async def store_dead_letter(service: Service, letter: DeadLetter) -> None:
+    """Store a dead letter as soon as the broker takes it, and count it.
+
+    Raises `InfrastructureError` once the service drains.
+    """
+    await service.retrying("publish a dead letter")(publish_dead_letter, service, letter)
+    service.vitals.dead += 1

@@ -4,7 +4,7 @@ Guarantees bounded memory: the burst in hand and what is read ahead hold `most` 
 one larger message, and one message a source that waits for room.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,9 +15,8 @@ from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.publisher import Window
 from lachesis.pipeline.stage.service import Service
-from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["Source", "open_bursts", "take_bursts"]
+__all__ = ["Source", "open_bursts"]
 
 _OVERHEAD = 256  # what a message weighs besides its data, about: headers alone have none
 
@@ -67,23 +66,6 @@ async def open_bursts(
         async with background() as tasks:
             tasks.start_soon(feed_until_drained)
             yield _bursts(service, receive, ahead)
-
-
-async def take_bursts(
-    service: Service, bursts: AsyncIterator[list[Stored]], take: Callable[[list[Stored]], Awaitable[None]]
-) -> None:
-    """Hand each burst to `take` until the service drains.
-
-    What `take` could not commit by then, since infrastructure failed it, is read again by the next start.
-    """
-    service.recovered()
-    async for burst in bursts:
-        try:
-            await take(burst)
-        except InfrastructureError:
-            if service.draining.is_set():
-                return
-            raise
 
 
 async def _bursts(

@@ -20,6 +20,7 @@ import tenacity
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.disk import SHORTAGES
+from lachesis.pipeline.stage.retries import retry_outages
 from lachesis.pipeline.stage.vitals import Vitals
 from lachesis.pipeline.telemetry.figures import Figures
 from lachesis.pipeline.telemetry.performance import Call
@@ -148,14 +149,11 @@ class Service:
             self.waits("backpressure" if full else "waiting", f"{what}: {error}")
             self.vitals.retried += 1
 
-        return tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception_type(InfrastructureError),
-            wait=tenacity.wait_random_exponential(multiplier=0.1, max=longest_s),
-            stop=lambda _: self.draining.is_set() or anyio.current_time() >= until_s,
+        return retry_outages(
+            lambda _: self.draining.is_set() or anyio.current_time() >= until_s,
+            longest_s=longest_s,
             sleep=self._sleep,
             before_sleep=before_sleep,
-            after=lambda _: None,
-            reraise=True,
         )
 
     async def _sleep(self, seconds: float) -> None:

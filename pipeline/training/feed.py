@@ -15,14 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-import anyio
-import tenacity
-
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.evidence import way_back
 from lachesis.pipeline.batching.read import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.stage.retries import retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
 from lachesis.schemas import subjects
@@ -34,7 +32,6 @@ from lachesis.schemas.errors import (
     DamagedError,
     DataError,
     FencedError,
-    InfrastructureError,
     SchemaError,
 )
 from lachesis.schemas.ids import PolicyVersion
@@ -52,13 +49,6 @@ from lachesis.schemas.ledger import (
 __all__ = ["BatchFeed", "FedBatch"]
 
 log = logging.getLogger("lachesis")
-
-_PATIENTLY = tenacity.AsyncRetrying(
-    retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(BusClosedError),
-    wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
-    sleep=anyio.sleep,
-    reraise=True,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +143,7 @@ class BatchFeed:
                 groups: list[Payload]
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
-                groups, unfetched = await _PATIENTLY(fetch_groups, self._bus, entry.batch)
+                groups, unfetched = await retry_outages(never=BusClosedError)(fetch_groups, self._bus, entry.batch)
                 yield FedBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:

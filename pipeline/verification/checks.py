@@ -7,8 +7,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
 
 __all__ = ["Finding", "Verdict", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
-    from lachesis.pipeline.normalization.welford import RewardNormalizer
+    from lachesis.pipeline.rewards.welford import RewardNormalizer
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.training.batches import batches
     from lachesis.schemas.errors import RaterUnavailable, ToolError
@@ -36,7 +36,7 @@ _HOMES = {
     "Message": "lachesis.schemas.rollout",
     "RaterUnavailable": "lachesis.schemas.errors",
     "Reply": "lachesis.pipeline.environments.session",
-    "RewardNormalizer": "lachesis.pipeline.normalization.welford",
+    "RewardNormalizer": "lachesis.pipeline.rewards.welford",
     "Session": "lachesis.pipeline.environments.session",
     "Task": "lachesis.pipeline.environments.task",
     "Sample": "lachesis.pipeline.scoring.rater",

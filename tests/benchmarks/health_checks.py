@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import Check, Finding, Window
 from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 
 RECORDING = Path(__file__).parents[1] / "unit" / "health" / "recording.npz"

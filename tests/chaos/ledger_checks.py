@@ -10,10 +10,10 @@ import msgspec
 from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
-from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     DeadLetter,

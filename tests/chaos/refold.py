@@ -17,11 +17,11 @@ from lachesis.pipeline.curriculum.logic.registry import load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Strategy
 from lachesis.pipeline.curriculum.stage import feedback_of, items_of
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.normalization.logic.generations import Generations, Terms
-from lachesis.pipeline.normalization.logic.normalizer import Ready
-from lachesis.pipeline.normalization.logic.reward import RewardRule
-from lachesis.pipeline.normalization.rules import reward_rule
 from lachesis.pipeline.promotion.record import read, under
+from lachesis.pipeline.rewards.logic.generations import Generations, Terms
+from lachesis.pipeline.rewards.logic.normalizer import Ready
+from lachesis.pipeline.rewards.logic.reward import RewardRule
+from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog, Restored
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (

@@ -19,7 +19,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow.stage import run_governor
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects

@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.stage import run_governor
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter

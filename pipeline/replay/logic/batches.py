@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner, Past
 from lachesis.pipeline.batching.select import select
+from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan

@@ -14,8 +14,8 @@ from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, DataError, LedgerError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry

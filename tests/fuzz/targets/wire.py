@@ -11,9 +11,9 @@ from fuzz.examples import EXAMPLES, floats, group
 from fuzz.mutate import mutate_msgpack, mutate_text
 from fuzz.oracle import Target
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.judge import samples_of
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.pipeline.trainability import TrainerLimits

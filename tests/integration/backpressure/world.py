@@ -33,7 +33,7 @@ from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.inference.client import Capabilities, Generation
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service, open_service

@@ -10,7 +10,6 @@ from typing import Any
 import anyio
 import pytest
 
-from lachesis.pipeline.advantage.whitening import whiten
 from lachesis.pipeline.batching import stage as stage_module
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
@@ -19,6 +18,7 @@ from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
+from lachesis.pipeline.rewards.logic.whitening import whiten
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (

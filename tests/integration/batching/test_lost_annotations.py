@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas import codec, subjects

@@ -15,8 +15,8 @@ from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.feed import BatchFeed

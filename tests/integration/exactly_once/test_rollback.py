@@ -21,8 +21,8 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
 from lachesis.pipeline.flow.stage import run_governor
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.checkpoint import load_checkpoint

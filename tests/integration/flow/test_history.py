@@ -30,8 +30,8 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.retention import change, holding, record
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import open_service
 from lachesis.pipeline.training.feed import BatchFeed

@@ -53,9 +53,9 @@ def install(service: str) -> None:
 
             slow(service, teacher._Teacher, "handle")
         case "normalizer":
-            from lachesis.pipeline.normalization import stage as normalization
+            from lachesis.pipeline.rewards.stage import RewardWriter
 
-            slow(service, normalization._EnvWriter, "_commit")
+            slow(service, RewardWriter, "_write")
         case "trainer":
             from lachesis.pipeline.training.learner import Learner
 

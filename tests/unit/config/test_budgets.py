@@ -5,7 +5,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.budgets import check_budgets, least_bytes
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 from lachesis.services.preflight.machine import budgets

@@ -15,8 +15,8 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.flow import floor
 from lachesis.pipeline.flow.floor import Claim, Committed, Facts, Untrained
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.logic.normalizer import EnvNormalizer
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, TeacherPointer
 from lachesis.schemas.ledger import LedgerEntry, TrainReport

@@ -5,10 +5,10 @@ import random
 import msgspec
 import pytest
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.advantage.logic import group_advantage
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
 
 SAMPLES = 8

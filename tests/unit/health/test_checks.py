@@ -7,8 +7,8 @@ import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import RunSettings, Window
-from lachesis.pipeline.health.logic.groups import fault_of
 from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor, _checks
+from lachesis.pipeline.rewards.logic.group_faults import fault_of
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.ledger import GroupRef, Mismatch
 

@@ -6,7 +6,6 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import JoinState
@@ -17,6 +16,7 @@ from lachesis.pipeline.health import stage as stage_module
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.ledger import LedgerAudit, LedgerRules
 from lachesis.pipeline.health.stage import run_health
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent

@@ -13,7 +13,7 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.stage import run_health
-from lachesis.pipeline.normalization.stage import run_normalizer
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
 from lachesis.schemas.annotations import Commit, GroupSignals, RewardEvent, ScoreEvent

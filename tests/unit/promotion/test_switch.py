@@ -8,16 +8,16 @@ import pytest
 from chaos import ledger_checks, refold
 from chaos.history import read_history
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.promotion.logic import ask
 from lachesis.pipeline.promotion.record import promotion, read, write
 from lachesis.pipeline.replay.stage import Request, run_replay
 from lachesis.pipeline.reproduction.batches import verify_batches
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer

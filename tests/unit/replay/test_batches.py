@@ -6,11 +6,11 @@ import random
 import msgspec
 import pytest
 
-from lachesis.pipeline.advantage.whitening import whiten
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Past
 from lachesis.pipeline.replay.logic.batches import Former, PastGroup, batch_digest, manifest_digest, without_logprobs
+from lachesis.pipeline.rewards.logic.whitening import whiten
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.ledger import GENESIS

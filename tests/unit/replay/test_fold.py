@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.logic.reward import RewardRule
 from lachesis.pipeline.replay.logic.fold import Fold
-from lachesis.pipeline.shaping.config import RewardConfig
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.config.shaping import RewardConfig
+from lachesis.pipeline.rewards.logic.reward import RewardRule
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import SchemaError
 

@@ -12,15 +12,15 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
 from lachesis.pipeline.flow.retention import change, record
-from lachesis.pipeline.normalization.config import NormalizationConfig
 from lachesis.pipeline.replay.judged import read_judged
 from lachesis.pipeline.replay.logic.batches import content_digest
 from lachesis.pipeline.replay.past import PastRequest, needs_behind, past_record, past_trainer, reform
 from lachesis.pipeline.replay.revisions import definition
 from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
+from lachesis.pipeline.rewards.logic import fade
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.pipeline.shaping.config import FormatMarker, RewardConfig
-from lachesis.pipeline.shaping.logic import fade
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode, encode

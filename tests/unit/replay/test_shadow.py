@@ -7,10 +7,10 @@ import pytest
 from unit.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
 from lachesis.pipeline.flow.retention import change, record
-from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.revisions import following
 from lachesis.pipeline.replay.stage import Request
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects

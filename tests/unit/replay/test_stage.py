@@ -9,11 +9,11 @@ import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow.retention import change, holding, record
-from lachesis.pipeline.normalization.config import NormalizationConfig
-from lachesis.pipeline.normalization.stage import run_normalizer
 from lachesis.pipeline.replay.config import Pace
 from lachesis.pipeline.replay.logic.selection import groups_digest
 from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer

@@ -5,10 +5,10 @@ import math
 import msgspec
 import pytest
 
-from lachesis.pipeline.advantage.whitening import whiten_batch
 from lachesis.pipeline.batching.chain import make_batch
 from lachesis.pipeline.batching.join import group_ref
 from lachesis.pipeline.reproduction.logic import Ingredient, difference, numerics_after, rebuilt, unlike
+from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import GENESIS, Numerics, TrainReport
 from lachesis.schemas.plan import Plan

@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lachesis.pipeline.advantage.config import AdvantageConfig
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.training.agreement import losses
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig

@@ -1,1 +1,0 @@
-"""Online reward normalization: exact, and the same bits whatever the order of delivery."""

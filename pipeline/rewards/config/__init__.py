@@ -1,0 +1,1 @@
+"""Configuration of rewards, for a run or for one environment: `normalization`, `reward_config`, `advantage`."""

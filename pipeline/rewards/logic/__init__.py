@@ -1,0 +1,1 @@
+"""Pure logic of rewards: no I/O, no bus, no clock."""

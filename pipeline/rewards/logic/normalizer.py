@@ -1,0 +1,499 @@
+"""The normalizer of one environment: a state machine without clock, tasks or I/O.
+
+In: memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in increasing s, and outcomes (a group's
+scores, or None for a group that will never have any), in any order and any number of times. Out: groups ready to be
+normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
+
+Sequence s lies in window (s-1)//width. A window closes when a later membership is known and every member has an
+outcome; windows close in order. Groups of window k use the snapshot after window k-2. Which snapshot a group gets and
+what is in it are functions of the recorded sequence alone, whatever the order of arrival, redelivery, batching of
+`step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones as sums.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
+from lachesis.pipeline.rewards.logic.accumulator import FRACTION_BITS, LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.rewards.logic.fade import SuccessPeaks
+from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
+from lachesis.pipeline.rewards.logic.saved import saved_delta, saved_state
+from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
+
+__all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
+
+LAG = 2
+"""Windows between a group and the newest one its snapshot may contain."""
+SUCCESS = ".success"
+"""Key of a column of 1 for samples that succeeded and 0 for others: snapshots hold the highest rate there was."""
+DUPLICATE_WINDOWS = 16
+"""A group stored twice within so many windows is one member, at its first sequence."""
+STATE_VERSION = 1
+_NUMBER = (int, float)
+_T = TypeVar("_T")
+_MOST = 1 << 16
+"""Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
+
+Columns = Mapping[str, Sequence[float | None]]
+"""Values of one group: per key (reward component or rater) one value a sample, None where it is missing. What is under
+a key that begins with a dot is there for its statistics alone; nobody normalizes it."""
+
+
+Finish = Callable[[Columns, Snapshot], Columns]
+"""A pure function; what it returns is what is handed out, and what statistics are folded of."""
+
+
+class Ready(NamedTuple):
+    """A group that can be normalized now: `snapshot.normalize(key, values[key])`.
+
+    `source` is that of the outcome that counts.
+    """
+
+    group: str
+    seq: int
+    values: Columns
+    snapshot: Snapshot
+    source: int
+
+
+class Moved(NamedTuple):
+    """A group that another normalizer takes over; `dead` is the source of the outcome by which it has no scores.
+
+    Where it is no `member`, that outcome came first.
+    """
+
+    group: str
+    seq: int
+    member: bool
+    dead: int | None
+
+
+class Step(NamedTuple):
+    """Newly ready groups in sequence order, and the state change to commit with their outputs (None: no change)."""
+
+    ready: list[Ready]
+    delta: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Member:
+    group: str
+    resolved: bool = False
+    values: Columns | None = None
+    source: int = 0
+
+
+@dataclass(slots=True)
+class _Window:
+    members: dict[int, _Member] = field(default_factory=dict)
+    unresolved: int = 0
+    waiting: set[int] = field(default_factory=set)  # has values, not handed out yet
+
+
+class EnvNormalizer:
+    """Statistics and readiness of one environment, of what is stored from sequence `first` on."""
+
+    def __init__(self, env: str, config: NormalizationConfig, finish: Finish | None = None, *, first: int = 1) -> None:
+        """`finish` turns a group's columns into those that count, by its snapshot. Default: as they are."""
+        self.env = env
+        self.config = config
+        self._finish = finish
+        self.duplicates = 0
+        """Outcomes and memberships that were repeats of known ones, since this object was made."""
+        self.unknown = 0
+        """Outcomes dropped because no such member exists, since this object was made."""
+        self._weights = decay_weights(config.decay, config.history)
+        self._base = self._window(first)  # oldest window not folded
+        self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
+        self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
+        self._successes = SuccessPeaks(config.history)
+        self._emitted: set[int] = set()  # sequences handed out, in windows not folded
+        self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
+        self._open: dict[int, _Window] = {}
+        self._known: dict[str, int] = {}  # group -> sequence, of open windows
+        # outcomes ahead of their membership, by group: the first with values and the first without of each sequence
+        self._early: dict[str, dict[tuple[int, bool], tuple[Columns | None, int]]] = {}
+        self._last = 0
+        self._snapshots: dict[int, Snapshot] = {}
+
+    # -- inputs
+
+    def member(self, seq: int, group: str) -> None:
+        """Record that ROLLOUTS sequence `seq` (from 1) holds `group` of this environment.
+
+        A repeat is ignored. Raises DataError if `seq` is new but below one already given: order carries meaning here.
+        """
+        window = self._window(seq)
+        if window < self._base:
+            return
+        known = self._first(group, window)
+        if seq <= self._last:
+            if known is None:
+                raise DataError(f"env {self.env}: {group} at sequence {seq} came after {self._last}; feed in order.")
+            self.duplicates += 1
+            return
+        self._last = seq
+        if known is not None:
+            self.duplicates += 1
+            return
+        opened = self._open.setdefault(window, _Window())
+        opened.members[seq] = _Member(group)
+        opened.unresolved += 1
+        self._known[group] = seq
+        # Scores may name a later copy of the group; the first to arrive counts, as it does for a known member.
+        for (at, _), (values, source) in self._early.get(group, {}).items():
+            if at == seq or (values is not None and at > seq and self._window(at) - window <= DUPLICATE_WINDOWS):
+                self._resolve(seq, values, source)
+                break
+
+    def outcome(self, group: str, seq: int, values: Columns | None, source: int = 0) -> None:
+        """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
+
+        Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. What
+        names no sequence of the group counts for nothing.
+        `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
+        `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
+        different lengths.
+        """
+        if values is not None:
+            values = self._checked(group, values)
+        window = self._window(seq)
+        opened = self._open.get(window)
+        if opened is not None and seq in opened.members and opened.members[seq].group == group:
+            member: int | None = seq
+        else:
+            member = self._first(group, window)
+            if member is not None and (seq < member or values is None):  # of no copy, or of a copy alone
+                self.unknown += 1
+                return
+        if member is not None and self._window(member) >= self._base:
+            self._resolve(member, values, source)
+        elif member is not None or window < self._base:
+            self.duplicates += 1  # folded already
+        elif seq > self._last:
+            self._early.setdefault(group, {}).setdefault((seq, values is not None), (values, source))
+        else:
+            self.unknown += 1
+
+    def end(self, first: int) -> list["Moved"]:
+        """Leave what is stored from sequence `first` on to another one, and return what is known of that.
+
+        Every membership below `first` must have been given. After that all windows close, the last one included.
+        """
+        moved = []
+        for window, opened in list(self._open.items()):
+            for seq in [seq for seq in opened.members if seq >= first]:
+                member = opened.members.pop(seq)
+                opened.unresolved -= not member.resolved
+                opened.waiting.discard(seq)
+                if self._known.get(member.group) == seq:
+                    del self._known[member.group]
+                moved.append(Moved(member.group, seq, True, member.source if member.resolved else None))
+            if not opened.members:
+                del self._open[window]
+        for group, copies in self._early.items():
+            moved += [Moved(group, at, False, source) for (at, scored), (_, source) in copies.items() if not scored]
+        self._early.clear()
+        self._last = (self._window(first - 1) + 1) * self.config.window + 1
+        return sorted(moved, key=lambda one: one.seq)
+
+    def has_folded(self, seq: int, group: str, *, first: int) -> bool:
+        """Whether `group`, stored at `seq`, was folded here, although what is stored from `first` on is another's."""
+        if self._base > self._window(first - 1) + 1:  # further than `end` lets it go: from before that
+            return self._window(seq) < self._base
+        return self._folded.get(group) == seq
+
+    def awaits(self, seq: int, group: str) -> bool:
+        """Whether `group`, stored at `seq`, has no outcome yet, as far as is known here."""
+        window = self._window(seq)
+        member = self._open[window].members.get(seq) if window in self._open else None
+        if member is not None:
+            return member.group == group and not member.resolved
+        return window >= self._base and seq > self._last and not self._early.get(group)
+
+    # -- output
+
+    def step(self) -> Step:
+        """Hand out what became ready and close what can be closed. Commit the delta with the outputs.
+
+        A backlog is handed out in several steps: call again until there is no change.
+        """
+        ready: list[Ready] = []
+        weight = 0
+        closed: list[dict[str, Any]] = []
+        before = self._base
+        while True:
+            for window in range(self._base, self._base + LAG):
+                handed_out = self._hand_out(window)
+                ready.extend(handed_out)
+                weight += sum(16 + sum(map(len, item.values.values())) for item in handed_out)
+            if self._window(self._last) <= self._base or weight >= _MOST:
+                break
+            opened = self._open.get(self._base)
+            if opened is None:  # no member here: go on to the next window that has one
+                self._base = min(self._open, default=self._window(self._last))
+            elif opened.unresolved:
+                break
+            else:
+                closed.append(self._fold(self._base, opened))
+                self._base += 1
+        self._drop_passed()
+        if self._base != before:
+            self._forget()
+        handed = [item.seq for item in ready if self._window(item.seq) >= self._base]
+        if not ready and self._base == before:
+            return Step([], None)
+        delta = {
+            "version": STATE_VERSION,
+            "width": self.config.window,
+            "base": self._base,
+            "closed": closed,
+            "emitted": sorted(handed),
+        }
+        return Step(sorted(ready, key=lambda item: item.seq), delta)
+
+    @property
+    def watermark(self) -> int:
+        """Lowest ROLLOUTS sequence that is not folded: after a restart feed memberships from here on."""
+        return self._base * self.config.window + 1
+
+    def unresolved(self, last: int) -> list[tuple[int, str]]:
+        """Return sequence and group of every member up to sequence `last` that has no outcome yet."""
+        waiting = (window.members.items() for window in self._open.values() if window.unresolved)
+        return sorted((seq, m.group) for members in waiting for seq, m in members if not m.resolved and seq <= last)
+
+    def oldest_source(self) -> int | None:
+        """Return the lowest `source` of an outcome that is not folded; None if there is none.
+
+        After a restart feed outcomes from here on, or from after the last one read if this is None.
+        """
+        held = [m.source for window in self._open.values() for m in window.members.values() if m.resolved]
+        held.extend(source for copies in self._early.values() for _, source in copies.values())
+        return min(held, default=None)
+
+    def snapshot(self, through: int | None = None) -> Snapshot:
+        """Return the snapshot after window `through`; by default that of the newest closed window.
+
+        Raises ValueError if that window is not closed yet, or too old to be rebuilt.
+        """
+        if through is None:
+            through = self._base - 1
+        if through >= self._base or (self._base > LAG and through < self._base - 1 - LAG):
+            raise ValueError(f"window {through}: snapshots from {self._base - 1 - LAG} to {self._base - 1} exist.")
+        through = max(through, -1)
+        if through not in self._snapshots:
+            self._snapshots[through] = self._build(through)
+        return self._snapshots[through]
+
+    def metrics(self) -> dict[str, float]:
+        """Return `reward_norm/{env}/*` for monitoring: what is known of each key, and how much is waiting."""
+        prefix = f"reward_norm/{self.env}"
+        figures: dict[str, float] = {
+            f"{prefix}/open_windows": len(self._open),
+            f"{prefix}/unresolved": sum(window.unresolved for window in self._open.values()),
+            f"{prefix}/duplicates": self.duplicates,
+            f"{prefix}/unknown": self.unknown,
+        }
+        for key, stats in self.snapshot().keys.items():
+            for name, value in zip(
+                ("count", "mean", "std", "min", "max"),
+                (stats.count, stats.mean, stats.std, stats.low, stats.high),
+                strict=True,
+            ):
+                figures[f"{prefix}/{key.lstrip('.')}/{name}"] = value
+        return figures
+
+    # -- durable state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the folded state (msgpack-able). Inputs from `watermark` on are not in it; they are fed again."""
+        return {
+            "version": STATE_VERSION,
+            "env": self.env,
+            "window": self.config.window,
+            "base": self._base,
+            "ring": {str(w): {k: acc.to_list() for k, acc in keys.items()} for w, keys in self._ring.items()},
+            "recent": sorted([seq, group] for group, seq in self._folded.items()),
+            "emitted": sorted(self._emitted),
+            "ranks": {str(w): {k: counts.to_list() for k, counts in keys.items()} for w, keys in self._ranks.items()},
+            "peaks": {str(w): peak for w, peak in self._successes.peaks.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start from a saved state, before any input is fed.
+
+        Raises SettingsChangedError if the state is of another window width or build, ConfigError of another
+        environment, SchemaError if it is malformed, RuntimeError if inputs were fed already.
+        """
+        self._require_unfed()
+        saved = saved_state(state)
+        if saved.env != self.env:
+            raise ConfigError(f"the state is of the normalizer of environment {saved.env!r}, this is {self.env!r}.")
+        self._require_same(saved.version, saved.window)
+        self._base = saved.base
+        for window, keys in saved.ring.items():
+            self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
+        for window, ranks in saved.ranks.items():
+            self._ranks[int(window)] = {key: RankCounts.from_list(counts) for key, counts in ranks.items()}
+        self._successes.peaks = {int(window): peak for window, peak in saved.peaks.items()}
+        self._folded = {group: seq for seq, group in saved.recent}
+        self._emitted = set(saved.emitted)
+
+    def apply(self, delta: Mapping[str, Any]) -> None:
+        """Redo one committed delta, in the order of commits and before any input is fed.
+
+        Raises SettingsChangedError if it is of another window width or build, SchemaError if it is malformed,
+        RuntimeError if inputs were fed already.
+        """
+        saved = saved_delta(delta)
+        self._require_same(saved.version, saved.width)
+        self._require_unfed()
+        for part in saved.closed:
+            self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
+            if part.ranks:
+                self._ranks[part.window] = {key: RankCounts.from_list(c) for key, c in part.ranks.items()}
+            self._note_success(part.window)
+            self._folded.update({group: seq for seq, group in part.members})
+        self._base = saved.base
+        self._emitted.update(saved.emitted)
+        self._forget()
+
+    # -- inside
+
+    def _require_same(self, version: int, width: int | None) -> None:
+        """Raise `SettingsChangedError` unless this build and window continue what was stored; None: it does not say."""
+        if version != STATE_VERSION:
+            raise SettingsChangedError(
+                f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
+                "build, or start a new run, whose `model` may be a checkpoint of this one"
+            )
+        if width not in {None, self.config.window}:
+            raise SettingsChangedError(
+                f"environment {self.env}: normalization.window is {self.config.window} now, but the run's statistics "
+                f"were made with {width}. Set it back to {width}; then `lachesis replay --revision NAME --set "
+                f"normalization.window={self.config.window}` and `lachesis promote NAME` change it while the run goes "
+                "on; or start a new run, whose `model` may be a checkpoint of this one"
+            )
+
+    def _window(self, seq: int) -> int:
+        return (seq - 1) // self.config.window
+
+    def _first(self, group: str, window: int) -> int | None:
+        """Return where `group`, seen in `window`, is a member: there or up to DUPLICATE_WINDOWS before."""
+        for known in (self._known.get(group), self._folded.get(group)):
+            if known is not None and 0 <= window - self._window(known) <= DUPLICATE_WINDOWS:
+                return known
+        return None
+
+    def _require_unfed(self) -> None:
+        if self._last or self._early:
+            raise RuntimeError("a state is rebuilt before inputs are fed; make a new EnvNormalizer.")
+
+    def _checked(self, group: str, values: Columns) -> Columns:
+        checked = {key: tuple(column) for key, column in values.items()}
+        lengths = {len(column) for column in checked.values()}
+        if len(lengths) != 1 or lengths == {0}:
+            raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")
+        for key, column in checked.items():
+            for i, value in enumerate(column):
+                if value is not None and not (isinstance(value, _NUMBER) and abs(value) <= LIMIT):
+                    raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
+        return checked
+
+    def _resolve(self, seq: int, values: Columns | None, source: int) -> None:
+        window = self._open[self._window(seq)]
+        member = window.members[seq]
+        if member.resolved:
+            self.duplicates += 1
+            return
+        member.resolved, member.values, member.source = True, values, source
+        window.unresolved -= 1
+        if values is not None and seq not in self._emitted:
+            window.waiting.add(seq)
+
+    def _hand_out(self, window: int) -> list[Ready]:
+        opened = self._open.get(window)
+        if opened is None or not opened.waiting:
+            return []
+        snapshot = self.snapshot(max(window - LAG, -1))
+        ready = []
+        for seq in opened.waiting:
+            member = opened.members[seq]
+            if member.values is not None:
+                values = self._finish(member.values, snapshot) if self._finish else member.values
+                ready.append(Ready(member.group, seq, values, snapshot, member.source))
+        self._emitted |= opened.waiting
+        opened.waiting = set()
+        return ready
+
+    def _fold(self, window: int, opened: _Window) -> dict[str, Any]:
+        keys: dict[str, Accumulator] = {}
+        ranks: dict[str, RankCounts] = {}
+        for member in opened.members.values():
+            values = member.values or {}
+            if self._finish and values:
+                values = self._finish(values, self.snapshot(max(window - LAG, -1)))
+            for key, column in values.items():
+                keys.setdefault(key, Accumulator()).add_group(column)
+                if self.config.ranks(key):
+                    ranks.setdefault(key, RankCounts()).add_group(column)
+        del self._open[window]
+        self._ring[window] = keys
+        if ranks:
+            self._ranks[window] = ranks
+        self._note_success(window)
+        members = [[seq, member.group] for seq, member in opened.members.items()]
+        for seq, member in opened.members.items():
+            self._folded[member.group] = seq
+            if self._known[member.group] == seq:
+                del self._known[member.group]
+        fields = {key: acc.to_list() for key, acc in keys.items()}
+        folded: dict[str, Any] = {"window": window, "keys": fields, "members": members}
+        if ranks:
+            folded["ranks"] = {key: counts.to_list() for key, counts in ranks.items()}
+        return folded
+
+    def _note_success(self, window: int) -> None:
+        """Take the success rate as of a window just folded; each success is 1, its sum in units of `quantize`."""
+        if SUCCESS in self._ring[window]:
+            held = {w: keys[SUCCESS] for w, keys in self._ring.items() if SUCCESS in keys}
+            counts = {w: (acc.total >> FRACTION_BITS, acc.count, acc.groups) for w, acc in held.items()}
+            self._successes.fold(window, counts)
+
+    def _drop_passed(self) -> None:
+        """Drop early outcomes whose membership can no longer come."""
+        for group, copies in list(self._early.items()):
+            kept = {at: held for at, held in copies.items() if at[0] > self._last}
+            if len(kept) < len(copies):
+                self._early[group] = kept
+            if not kept:
+                del self._early[group]
+
+    def _forget(self) -> None:
+        """Drop what no future snapshot, duplicate or repeat can refer to."""
+        oldest = self._base - LAG - self.config.history
+        self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
+        self._ranks = {w: ranks for w, ranks in self._ranks.items() if w >= oldest}
+        self._successes.forget(self._base - 1 - LAG)
+        self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
+        since = self._base - DUPLICATE_WINDOWS
+        self._folded = {group: seq for group, seq in self._folded.items() if self._window(seq) >= since}
+        self._snapshots = {w: s for w, s in self._snapshots.items() if w >= self._base - 1 - LAG}
+
+    def _build(self, through: int) -> Snapshot:
+        folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}
+        stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
+        ranks = {key: RankTable.of(parts) for key, parts in self._reached(self._ranks, through).items()}
+        return Snapshot.build(self.env, through, self.config, stats, ranks, success=self._successes.after(through))
+
+    def _reached(self, windows: Mapping[int, Mapping[str, _T]], through: int) -> dict[str, list[tuple[int, _T]]]:
+        """Return by key what the windows hold that a snapshot after `through` reaches back to, with their weights."""
+        parts: dict[str, list[tuple[int, _T]]] = {}
+        for window, keys in windows.items():
+            age = through - window
+            if 0 <= age < self.config.history:
+                for key, part in keys.items():
+                    parts.setdefault(key, []).append((self._weights[age], part))
+        return dict(sorted(parts.items()))

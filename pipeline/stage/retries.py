@@ -1,0 +1,35 @@
+"""The retry policy: what infrastructure fails is tried again, with random exponential backoff, and nothing else is."""
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import tenacity
+
+from lachesis.schemas.errors import InfrastructureError
+
+__all__ = ["retry_outages"]
+
+_FIRST_S = 0.1
+_LONGEST_S = 5.0
+
+
+def retry_outages(
+    stop: Callable[[tenacity.RetryCallState], bool] = tenacity.stop_never,
+    *,
+    never: type[InfrastructureError] | tuple[type[InfrastructureError], ...] = (),
+    longest_s: float = _LONGEST_S,
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    before_sleep: Callable[[tenacity.RetryCallState], None] | None = None,
+) -> tenacity.AsyncRetrying:
+    """Return an iterator of attempts that retries `InfrastructureError`, except for `never`, until `stop`.
+
+    The last error is raised then. Pauses grow from about 0.1 s to `longest_s` seconds.
+    """
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(never),
+        wait=tenacity.wait_random_exponential(multiplier=_FIRST_S, max=longest_s),
+        stop=stop,
+        sleep=sleep,
+        before_sleep=before_sleep,
+        reraise=True,
+    )
