@@ -32,13 +32,13 @@ from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
@@ -127,7 +127,7 @@ class _Batcher:
         self._next_event = max(1, entry.events_cursor if entry else 1)
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
-        self._blocked: tuple[float, float] | None = None
+        self._admission: AdmissionStatus | None = None
         self.ends_batched = False  # whether rollouts end, for their traces, once they are batched
 
     @classmethod
@@ -286,17 +286,15 @@ class _Batcher:
 
     async def watch_governor(self) -> None:
         """Learn when nothing more can be admitted before a batch is formed."""
-        async with self.service.bus.listen(subjects.heartbeat(self.service.run, "governor")) as beats:
-            async for message in beats:
+        async with self.service.bus.listen(subjects.admission(self.service.run)) as messages:
+            async for message in messages:
                 try:
-                    figures = read_heartbeat(message).metrics
+                    status = decode(AdmissionStatus, message.data)
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
-                blocked = figures.get("flow/blocked") == 1.0
-                seen = figures.get("flow/last_rollout", -1.0), figures.get("flow/last_entry", -1.0)
                 async with self._lock:
-                    self._blocked = seen if blocked else None
-                    if blocked:
+                    self._admission = status
+                    if status.blocked:
                         await self._write(drained=True)
 
     async def watch_promotions(self) -> None:
@@ -356,9 +354,11 @@ class _Batcher:
 
     def _is_stuck(self) -> bool:
         """Whether no batch can ever fill: the governor knows all we know, can admit nothing, and nothing runs."""
-        joiner = self.joiner
-        known = (float(joiner.frontier), float(self.chain.position.entries - 1))
-        return self._blocked == known and not joiner.undecided and not joiner.unrecorded_outcomes
+        joiner, status = self.joiner, self._admission
+        if status is None or not status.blocked:
+            return False
+        knows_all = (status.last_rollout, status.last_entry) == (joiner.frontier, self.chain.position.entries - 1)
+        return knows_all and not joiner.undecided and not joiner.unrecorded_outcomes
 
     async def _append(self, groups: Sequence[GroupRef]) -> None:
         """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
