@@ -110,6 +110,7 @@ def _row(
     *,
     writes: tuple[str, ...] = (),
     hears: tuple[str, ...] = (),
+    tells: tuple[str, ...] = (),
     serves: tuple[str, ...] = (),
     asks: tuple[tuple[str, str], ...] = (),
     reads: tuple[str, ...] = (),
@@ -135,7 +136,7 @@ def _row(
     alone = (identity,) if identity in SINGLE_WRITERS else ()
     return Access(
         writes=writes,
-        tells=(*(subjects.heartbeat(run, name) for name in names), *((subjects.incident(run),) if own else ())),
+        tells=(*(subjects.heartbeat(run, name) for name in names), *((subjects.incident(run),) if own else ()), *tells),
         hears=hears,
         serves=_merged(serves, *(subjects.micro(run, name) for name in names)),
         asks=(*asks, *((name, subjects.health(run, name)) for name in alone)),
@@ -175,6 +176,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             "governor",
             # a chunk of its own ends a large message that nobody finished, before it is deleted
             writes=(state("governor", "0"), subjects.blob("rollout", run), subjects.blob("logprobs", run)),
+            tells=(subjects.admission(run),),
             serves=(subjects.lease(run),),
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             watches=(policy,),
@@ -186,7 +188,7 @@ def _services(scope: Scope) -> dict[str, Access]:
         "batcher": row(
             "batcher",
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
-            hears=(subjects.heartbeat(run, "governor"), *incidents),
+            hears=(subjects.admission(run), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
             gets=(BUCKETS["policy"],),
         ),

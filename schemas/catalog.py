@@ -22,6 +22,7 @@ from lachesis.schemas.annotations import (
 )
 from lachesis.schemas.codec import Event
 from lachesis.schemas.control import (
+    AdmissionStatus,
     CurriculumSnapshot,
     Heartbeat,
     LeaseReply,
@@ -168,6 +169,14 @@ CHANNELS: tuple[Channel, ...] = (
         "Requests for the right to generate groups.",
         "environment",
         reply=LeaseReply,
+    ),
+    Channel(
+        "admission",
+        subjects.admission("{run}"),
+        None,
+        (AdmissionStatus,),
+        "Whether the governor can admit anything more; not stored.",
+        "governor",
     ),
     Channel(
         "heartbeat",

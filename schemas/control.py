@@ -16,6 +16,7 @@ from lachesis.schemas.rollout import is_word
 from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
 __all__ = [
+    "AdmissionStatus",
     "CurriculumSnapshot",
     "Heartbeat",
     "LeaseReply",
@@ -28,12 +29,16 @@ __all__ = [
     "StageVitals",
     "StatePart",
     "StateSnapshot",
+    "StopKind",
     "SupervisorLease",
 ]
 
 
 Bucket = Annotated[int, msgspec.Meta(ge=-40_000, le=40_000)]
 """Index of a histogram's bucket; every float of a second lies between these."""
+
+StopKind = Literal["halted", "quarantined"]
+"""halted: nothing is generated any more; quarantined: what is generated is not trained on."""
 
 StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
 """waiting: a dependency is down and being retried; backpressure: no lease, or a stream is full."""
@@ -42,7 +47,8 @@ StageState = Literal["starting", "ok", "waiting", "backpressure", "draining"]
 class LeaseRequest(Event, frozen=True, kw_only=True):
     """Asks the governor for the right to generate one group, or renews or releases that right.
 
-    `sequences` and `bytes` are the most the group will weigh. `lease` names an existing lease (renew, release).
+    `sequences` and `bytes` are the most the group will weigh: to renew, what was granted is named again, so that a
+    governor that has started again can take the lease over. `lease` names an existing lease (renew, release).
     """
 
     op: Literal["acquire", "renew", "release"]
@@ -70,6 +76,20 @@ class LeaseReply(Event, frozen=True, kw_only=True):
     expires_s: Finite | None = None
     retry_s: Finite | None = None
     reason: str | None = None
+
+
+class AdmissionStatus(Event, frozen=True, kw_only=True):
+    """Says on core NATS, once a second and when it becomes true, whether the governor can admit nothing more.
+
+    `blocked`: a request was refused, and nothing that runs or is to be trained can change that, so only a batch smaller
+    than it should be can free capacity. `last_rollout` (of ROLLOUTS, 0: none) and `last_entry` (index in the ledger,
+    -1: none) are the newest that the governor knows.
+    """
+
+    run: str
+    blocked: bool
+    last_rollout: Count = 0
+    last_entry: Annotated[int, Meta(ge=-1)] = -1
 
 
 class PolicyRecord(Event, frozen=True, kw_only=True):
@@ -214,6 +234,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     """Sent once a second on core NATS by every service. `metrics` are the service's own figures by metric name.
 
     `slow` names rollouts that lately ended here and were long under way: group id and seconds from task to end.
+    `stopped` names the environments that a health check keeps from training, and how.
     """
 
     run: str
@@ -224,6 +245,7 @@ class Heartbeat(Event, frozen=True, kw_only=True):
     stage: StageVitals
     metrics: dict[str, Finite] = {}
     slow: dict[str, Finite] = {}
+    stopped: dict[str, list[StopKind]] = {}
 
     def check(self) -> None:
         for packed in (self.stage.wait, self.stage.process):

@@ -34,6 +34,7 @@ __all__ = [
     "TEACHER",
     "Kind",
     "ReplayKind",
+    "admission",
     "blob",
     "bucket_change",
     "check_name",
@@ -177,6 +178,11 @@ def past(run: str, trainer: str) -> str:
 def lease(run: str, env: str = "*") -> str:
     """Request/reply subject of the governor; each environment has its own, so that none takes another's leases."""
     return f"rl.lease.{run}.{env}"
+
+
+def admission(run: str) -> str:
+    """Where the governor publishes whether it can admit anything more."""
+    return f"rl.admission.{run}"
 
 
 def heartbeat(run: str, service: str = "*", instance: str = "*") -> str:

@@ -16,13 +16,13 @@ from typing import get_args
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, make_batch
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.evidence import check_evidence
+from lachesis.pipeline.batching.former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batching.join import Joiner, Member, Wanted
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
-from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
@@ -30,15 +30,14 @@ from lachesis.pipeline.health.standing import Standings
 from lachesis.pipeline.promotion import record as promotion
 from lachesis.pipeline.promotion.logic import decide, tell
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.pipeline.stage.incidents import follow_incidents
 from lachesis.pipeline.stage.inputs import Source, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
 from lachesis.schemas.codec import decode, encode
+from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, SchemaError, VersionError
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
@@ -47,10 +46,6 @@ __all__ = ["run_batcher"]
 
 log = logging.getLogger("lachesis")
 
-_BURST = 256
-"""Messages taken in between two looks for a batch."""
-_OUTCOMES = 512
-"""Outcomes besides a batch in one entry."""
 _LARGEST = 4 << 20
 """Bytes of an entry beyond which it leaves its stamps out, which serve traces alone."""
 _LETTERS = 1024
@@ -72,7 +67,7 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
     async with letters_out, anyio.create_task_group() as tasks:
         batcher.letters = letters_out
         tasks.start_soon(_publish_letters, service, letters)
-        async with open_bursts(service, batcher.sources(), most=_BURST) as bursts:
+        async with open_bursts(service, batcher.sources(), most=GROUPS_PER_SELECTION) as bursts:
             tasks.start_soon(batcher.watch_deadlines)
             tasks.start_soon(batcher.watch_governor)
             tasks.start_soon(batcher.watch_promotions)
@@ -118,7 +113,7 @@ class _Batcher:
         self.subject = subjects.ledger(service.run, trainer)
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
-        self.joiner.judge(self.chain.next_batch)
+        self.former = BatchFormer(config, self.joiner, self.chain)
         self.standings = Standings()
         self.lengths = RecentLengths()
         self.entry_seq = entry_seq
@@ -127,7 +122,7 @@ class _Batcher:
         self._next_event = max(1, entry.events_cursor if entry else 1)
         self._lock = anyio.Lock()
         self._earlier_deadline = anyio.Event()
-        self._blocked: tuple[float, float] | None = None
+        self._admission: AdmissionStatus | None = None
         self.ends_batched = False  # whether rollouts end, for their traces, once they are batched
 
     @classmethod
@@ -171,7 +166,7 @@ class _Batcher:
             before = self.joiner.next_deadline_ns()
             for message in burst:
                 await self._take(message)
-            drained = len(burst) < _BURST
+            drained = len(burst) < GROUPS_PER_SELECTION
             if drained and self.joiner.waiting_for_members:
                 await self._see_all_members()
             await self._write(drained=drained)
@@ -286,17 +281,15 @@ class _Batcher:
 
     async def watch_governor(self) -> None:
         """Learn when nothing more can be admitted before a batch is formed."""
-        async with self.service.bus.listen(subjects.heartbeat(self.service.run, "governor")) as beats:
-            async for message in beats:
+        async with self.service.bus.listen(subjects.admission(self.service.run)) as messages:
+            async for message in messages:
                 try:
-                    figures = read_heartbeat(message).metrics
+                    status = decode(AdmissionStatus, message.data)
                 except SchemaError:
                     continue  # it says nothing; the next one follows in a second
-                blocked = figures.get("flow/blocked") == 1.0
-                seen = figures.get("flow/last_rollout", -1.0), figures.get("flow/last_entry", -1.0)
                 async with self._lock:
-                    self._blocked = seen if blocked else None
-                    if blocked:
+                    self._admission = status
+                    if status.blocked:
                         await self._write(drained=True)
 
     async def watch_promotions(self) -> None:
@@ -336,60 +329,40 @@ class _Batcher:
 
     async def _write(self, *, drained: bool) -> None:
         while True:
-            groups = self._choose(incomplete=False) or (self._choose(incomplete=True) if self._is_stuck() else None)
+            groups = self.former.choose() or (self.former.choose(incomplete=True) if self._is_stuck() else None)
             if groups is None:
                 break
             await self._append(groups)
-        while self.joiner.unrecorded_outcomes and (drained or self.joiner.unrecorded_outcomes >= _OUTCOMES):
+        while self.joiner.unrecorded_outcomes and (
+            drained or self.joiner.unrecorded_outcomes >= MAX_OUTCOMES_PER_ENTRY
+        ):
             await self._append([])
         self._measure()
 
-    def _choose(self, *, incomplete: bool) -> list[GroupRef] | None:
-        config = self.config
-        return select(
-            list(self.joiner.ready.values()),
-            config.batch_size,
-            token_budget=config.token_budget,
-            mix=config.mix,
-            incomplete=incomplete,
-        )
-
     def _is_stuck(self) -> bool:
         """Whether no batch can ever fill: the governor knows all we know, can admit nothing, and nothing runs."""
-        joiner = self.joiner
-        known = (float(joiner.frontier), float(self.chain.position.entries - 1))
-        return self._blocked == known and not joiner.undecided and not joiner.unrecorded_outcomes
+        joiner, status = self.joiner, self._admission
+        if status is None or not status.blocked:
+            return False
+        knows_all = (status.last_rollout, status.last_entry) == (joiner.frontier, self.chain.position.entries - 1)
+        return knows_all and not joiner.undecided and not joiner.unrecorded_outcomes
 
     async def _append(self, groups: Sequence[GroupRef]) -> None:
         """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
         start_ns = self.service.now_ns()
-        batch = None
-        if groups:
-            std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
-            groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
-            batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
-        settled = self.joiner.take_outcomes(_OUTCOMES)
-        batched = self.joiner.record(ref.seq for ref in groups)
+        std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
+        content = self.former.take(groups, std_floor)
+        batch, members = content.batch, [*content.batched, *content.settled]
         stamps = {
-            member.plan.group: [*member.stamps, self._stamp(member, start_ns)]
-            for member in (*batched, *settled)
-            if member.plan
+            member.plan.group: [*member.stamps, self._stamp(member, start_ns)] for member in members if member.plan
         }
-        stale = stale_lengths(settled)
+        stale = stale_lengths(content.settled)
         self.lengths.add(batch.groups if batch else [], stale)
-        entry = self.chain.extend(
-            self.joiner.state(),
-            batch=batch,
-            stale=stale,
-            outcomes=[member.outcome for member in settled if member.outcome],
-            stamps=stamps,
-            written_ns=self.service.now_ns(),
-        )
+        entry = self.former.write(content, stamps=stamps, stale=stale, written_ns=self.service.now_ns())
         stored = await self._store(entry)
-        self.service.vitals.emitted += len(batched) + len(settled)
-        trace_entry(self.service, stored, [*batched, *settled], start_ns, ends_batched=self.ends_batched)
+        self.service.vitals.emitted += len(members)
+        trace_entry(self.service, stored, members, start_ns, ends_batched=self.ends_batched)
         if batch is not None:
-            self.joiner.judge(self.chain.next_batch)
             self._measure_batch(batch.number, batch.groups)
 
     async def _store(self, entry: LedgerEntry) -> StoredEntry:

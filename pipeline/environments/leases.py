@@ -27,7 +27,7 @@ class Leases:
         self._service = service
         self._producer = producer
         self._env = env
-        self._held: set[str] = set()
+        self._held: dict[str, LeaseRequest] = {}  # by lease, what renews it
         self._renew_s = _FIRST_PAUSE_S  # until a lease has told how long it lives
 
     async def acquire(self, sequences: int, size: int) -> str | None:
@@ -45,7 +45,7 @@ class Leases:
                     await self.release(reply.lease)
                     break
                 self._service.recovered()
-                self._held.add(reply.lease)
+                self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
                 if reply.expires_s is not None:
                     self._renew_s = min(reply.expires_s / 4, _LONGEST_PAUSE_S)
                 return reply.lease
@@ -55,11 +55,11 @@ class Leases:
 
     def settled(self, lease: str) -> None:
         """Renew a lease no more whose group is stored, or may be: it ends when the governor reads that, or runs out."""
-        self._held.discard(lease)
+        self._held.pop(lease, None)
 
     async def release(self, lease: str) -> None:
         """Give a lease back unused. If the governor does not hear of it, it expires."""
-        self._held.discard(lease)
+        self._held.pop(lease, None)
         try:
             await self._ask(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
         except InfrastructureError:
@@ -69,8 +69,7 @@ class Leases:
         """Renew every lease held, a few times in its life. Runs until cancelled."""
         while True:
             await anyio.sleep(self._renew_s)
-            for lease in list(self._held):
-                request = LeaseRequest(op="renew", producer=self._producer, env=self._env, lease=lease)
+            for request in list(self._held.values()):
                 try:
                     await self._ask(request, min(self._renew_s, _ASK_TIMEOUT_S))
                 except InfrastructureError:

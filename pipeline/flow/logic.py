@@ -20,7 +20,7 @@ from lachesis.pipeline.flow.budget import Budget, Room
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.shares import Shares
 from lachesis.pipeline.flow.sharing import Share
-from lachesis.schemas.control import LeaseReply, LeaseRequest
+from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
 
@@ -49,8 +49,8 @@ class _Stored:
 
 
 class Governor:
-    """`term` names this life of the governor in lease ids; `grants_from_s`: see `wait_until`. `steps`: of the run, each
-    of which trains on one batch; None: it goes on."""
+    """`term` names this life of the governor and keeps its lease ids apart from others'; `grants_from_s`: see
+    `wait_until`. `steps`: of the run, each of which trains on one batch; None: it goes on."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Governor:
         self._halted: dict[str, str] = {}
         self._next_batch = 0
         self._trained = 0
-        self._leases: dict[str, Lease] = {}
+        self._leases: dict[tuple[str, str], Lease] = {}  # by environment and id, which others can guess
         self._shares = Shares(config, self.capacity, self.capacity - self._batch_size)
         self.budget = Budget(config)
         self._wanting = False
@@ -199,22 +199,17 @@ class Governor:
             self._counts["refused"] += 1
             return LeaseReply(granted=False, retry_s=max(self.config.retry_s, self._wait_s(now_s)), reason=reason)
         self._counts["granted"] += 1
-        # the id tells what was granted, so that the next life of the governor can take the lease over
-        name = f"{self._term}.{self._counts['granted']}.{request.env}.{request.sequences}.{request.bytes}"
-        return self._begin(name, request.env, request.sequences, request.bytes, now_s)
+        return self._begin(f"{self._term}.{self._counts['granted']}", request, now_s)
 
     def _renew(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         name = request.lease or ""
-        lease = self._leases.get(name)
-        if lease is not None and lease.env == request.env:
-            self._leases[name] = replace(lease, expires_s=now_s + self.config.lease_s)
+        lease = self._leases.get((request.env, name))
+        if lease is not None:
+            self._leases[request.env, name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
-        parts = name.rsplit(".", 3)
-        own = lease is None and len(parts) == 4 and parts[1] == request.env
-        if own and self.waits and all(_is_count(part) for part in parts[2:]):
-            sequences, size = int(parts[2]), int(parts[3])
-            if self._may_be_granted(sequences, size):
-                return self._begin(name, request.env, sequences, size, now_s)
+        # an earlier life may have granted it: the producer says what that was
+        if self.waits and self._may_be_granted(request.sequences, request.bytes):
+            return self._begin(name, request, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
 
@@ -225,21 +220,21 @@ class Governor:
         """
         room = Room.of(self.config, sequences=sequences, bytes_=size)
         fits = 1 <= sequences <= self._batch_size and self.leased + sequences <= self.capacity
-        return fits and self.budget.never(room) is None
+        return fits and size >= 1 and self.budget.never(room) is None
 
-    def _begin(self, name: str, env: str, sequences: int, size: int, now_s: float) -> LeaseReply:
+    def _begin(self, name: str, request: LeaseRequest, now_s: float) -> LeaseReply:
+        lease = Lease(name, request.env, request.sequences, request.bytes, now_s + self.config.lease_s)
         self._wanting = False
-        self._leases[name] = Lease(name, env, sequences, size, now_s + self.config.lease_s)
-        self._shares.hold(env, sequences)
-        self.budget.promise(Room.of(self.config, sequences=sequences, bytes_=size))
+        self._leases[lease.env, name] = lease
+        self._shares.hold(lease.env, lease.sequences)
+        self.budget.promise(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
     def _end(self, name: str | None, env: str) -> Lease | None:
-        """End a lease, if it is one of `env`: names can be guessed, and nobody ends another's."""
-        lease = self._leases.get(name or "")
-        if lease is None or lease.env != env:
+        """End a lease of `env`, if it has one of that id."""
+        lease = self._leases.pop((env, name or ""), None)
+        if lease is None:
             return None
-        del self._leases[lease.id]
         self._wanting = False
         self._shares.let_go(lease.env, lease.sequences)
         self.budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
@@ -306,10 +301,15 @@ class Governor:
     def blocked(self) -> bool:
         """Whether somebody was refused, and nothing is under way that could change that.
 
-        Then only a batch smaller than it should be can free capacity. The batcher, who writes it, first makes sure
-        that this was said knowing all it knows: `flow/last_rollout` and `flow/last_entry`.
+        Then only a batch smaller than it should be can free capacity.
         """
         return self._wanting and not self._leases and self.untrained == 0
+
+    def status(self, run: str) -> AdmissionStatus:
+        """Return what the batcher is told: whether nothing more can be admitted, and what that is known from."""
+        return AdmissionStatus(
+            run=run, blocked=self.blocked, last_rollout=self._last_rollout, last_entry=self._last_entry
+        )
 
     def metrics(self) -> dict[str, float]:
         """Return figures for monitoring under `flow/`. Once the last step is taken nothing is outstanding any more."""
@@ -320,13 +320,7 @@ class Governor:
             "flow/accepted": self.accepted,
             "flow/untrained": self.untrained,
             "flow/blocked": float(self.blocked),
-            "flow/last_rollout": self._last_rollout,
-            "flow/last_entry": self._last_entry,
             **{f"flow/{name}": count for name, count in self._counts.items()},
             **({} if self.budget.disk_bytes is None else {"flow/disk_bytes": self.budget.disk_bytes}),
             **{f"flow/fill/{stream}": share for stream, share in self.budget.fill().items()},
         }
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and 0 < len(text) <= 15

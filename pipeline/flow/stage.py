@@ -7,7 +7,7 @@ One governor a run: its term is written to the log, and a later one ends it.
 
 import math
 import time
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 
 import anyio
@@ -57,8 +57,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         if governor.budget.lacks:
             follower.wanted.set()
         if governor.blocked and not was_blocked:  # the batcher waits for that
-            follower.show()
-            await service.heartbeat()
+            await follower.publish_status()
         return encode(reply)
 
     async with anyio.create_task_group() as tasks:
@@ -249,6 +248,7 @@ class _Follower:
             except SchemaError as error:  # nothing is granted for as long
                 self.service.note("sizes", f"what other runs on the server were promised cannot be read: {error}")
             self.show()
+            await self.publish_status()
             await anyio.sleep(_SHORTEST_S)
             with anyio.move_on_after(_USAGE_S - _SHORTEST_S):
                 await self.wanted.wait()
@@ -260,6 +260,12 @@ class _Follower:
         if self.governor.is_due(now_s):
             await self._read_members()
             self.governor.seen(now_s)
+
+    async def publish_status(self) -> None:
+        """Say whether anything more can be admitted. One that is lost is followed by the next."""
+        status = self.governor.status(self.service.run)
+        with suppress(InfrastructureError):
+            await self.service.bus.broadcast(subjects.admission(self.service.run), encode(status))
 
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""

@@ -23,6 +23,7 @@ from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
 from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
 from lachesis.pipeline.health.logic.news import AlertNews
+from lachesis.pipeline.health.standing import stops_of
 from lachesis.pipeline.stage.commitlog import Restored
 from lachesis.pipeline.stage.inputs import Source
 from lachesis.pipeline.stage.service import Service
@@ -289,6 +290,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         figures[f"health/{self.env}/groups"] = event.groups
         figures[f"health/{self.env}/quarantined"] = float(standing.quarantined_from is not None)
         figures[f"health/{self.env}/halted"] = float(standing.halted)
+        self.service.vitals.stopped[self.env] = stops_of(standing)
         if event.alerts:
             counted = f"health/{self.env}/alerts"
             figures[counted] = figures.get(counted, 0.0) + len(event.alerts)

@@ -9,9 +9,10 @@ from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, Standing
 from lachesis.schemas.codec import decode
+from lachesis.schemas.control import StopKind
 from lachesis.schemas.errors import DataError, VersionError
 
-__all__ = ["Standings", "halted_reason"]
+__all__ = ["Standings", "halted_reason", "stops_of"]
 
 
 class Standings:
@@ -64,3 +65,9 @@ def halted_reason(env: str, standing: Standing) -> str | None:
     if not standing.halted:
         return None
     return f"{env} is halted by the health check {standing.cause}; see `lachesis health`, then `lachesis resume {env}`"
+
+
+def stops_of(standing: Standing) -> list[StopKind]:
+    """Return how the environment is kept from training; [] if it is not."""
+    found: list[StopKind] = ["halted"] if standing.halted else []
+    return [*found, "quarantined"] if standing.quarantined_from is not None else found

@@ -26,7 +26,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.floor import lowest_seqs
 from lachesis.pipeline.flow.retention import holding
 from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
-from lachesis.pipeline.replay.logic.batches import Former, content_digest
+from lachesis.pipeline.replay.logic.batches import OfflineBatchFormer, content_digest
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import definition
@@ -257,12 +257,12 @@ async def _form(
     return record
 
 
-def _former(record: PastRecord, term: str = "") -> Former:
+def _former(record: PastRecord, term: str = "") -> OfflineBatchFormer:
     config = BatchingConfig(
         batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix, teacher=record.teacher
     )
     past = Past(record.start, record.max_staleness)
-    return Former(
+    return OfflineBatchFormer(
         record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
     )
 

@@ -108,6 +108,7 @@ class Service:
             stage=stage,
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             slow=dict(vitals.slow),
+            stopped=dict(vitals.stopped),
         )
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()

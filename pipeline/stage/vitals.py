@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from lachesis.pipeline.telemetry.figures import Exemplar, Exemplars
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.control import StageState, StageVitals
+from lachesis.schemas.control import StageState, StageVitals, StopKind
 
 __all__ = ["Vitals"]
 
@@ -37,6 +37,8 @@ class Vitals:
         self.process_exemplars = Exemplars()
         self.metrics: dict[str, float] = {}
         self.slow: dict[str, float] = {}
+        self.stopped: dict[str, list[StopKind]] = {}
+        """The environments that a health check keeps from training, and how."""
         self._busy_s = 0.0
         self._working = 0
         self._since_s = time.perf_counter()

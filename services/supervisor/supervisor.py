@@ -37,7 +37,7 @@ from lachesis.pipeline.promotion.record import read
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import Heartbeat, StageVitals, StopKind
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.services.observe.watch import Watch
 from lachesis.services.plan import Planned, plan
@@ -120,7 +120,7 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._pids = LateFile(config.path / _PIDS_FILE)
-        self._stopped: set[str] = set()
+        self._stopped: set[tuple[str, StopKind]] = set()
         self._verifying = anyio.CancelScope()
         self._ledger_broken = ""  # how, as the health service found it
         self._evaluator_note: str | None = None
@@ -355,9 +355,8 @@ class Supervisor:
         if beat.metrics.get("ledger/broken") and not self._ledger_broken:
             self._ledger_broken = beat.stage.note or "its log says how"
             log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
-        stopped = {name for name, on in beat.metrics.items() if on and name.endswith(("/halted", "/quarantined"))}
-        for name in sorted(stopped - self._stopped):
-            env, _, how = name.partition("/")[2].rpartition("/")
+        stopped = {(env, how) for env, kinds in beat.stopped.items() for how in kinds}
+        for env, how in sorted(stopped - self._stopped):
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
                         env, how, env)  # fmt: skip
         self._stopped = stopped

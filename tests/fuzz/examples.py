@@ -23,6 +23,7 @@ from lachesis.schemas.annotations import (
 from lachesis.schemas.codec import Event
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.control import (
+    AdmissionStatus,
     CurriculumSnapshot,
     Heartbeat,
     LeaseReply,
@@ -206,7 +207,7 @@ EXAMPLES: list[Event] = [
         topk_logprobs=as_bytes([-1.0, -math.inf] * 8, "float16"), topk_mass=as_bytes([0.5] * 8, "float16"),
     ),
     LeaseRequest(op="acquire", producer="p", env="sums", sequences=2, bytes=4096),
-    LeaseRequest(op="renew", producer="p", env="sums", lease="1-ab.1.2.4096"),
+    LeaseRequest(op="renew", producer="p", env="sums", sequences=2, bytes=4096, lease="1-ab.1"),
     LeaseRequest(op="release", producer="p", env="sums", lease="1-ab.1.2.4096"),
     LeaseReply(granted=True, lease="1-ab.1.2.4096", expires_s=30.0, retry_s=0.1, reason="why"),
     PolicyRecord(run="r", version=POLICY, weights="/w/3.safetensors", tokenizer_hash="tok", written_ns=1),
@@ -223,6 +224,7 @@ EXAMPLES: list[Event] = [
         run="r", service="scorer", instance="1-ab", pid=1, time_ns=1, metrics={"flow/blocked": 1.0},
         stage=StageVitals(handled=2, lag=1, wait=_HISTOGRAM, process=_HISTOGRAM, note="n"),
     ),
+    AdmissionStatus(run="r", blocked=True, last_rollout=3, last_entry=1),
     StageIncident(run="r", group=GROUP, stamp=_STAMP),
     StageIncident(run="r", group=GROUP, stamp=_STAMP, error_type="DataError", error="no such answer"),
     LedgerEntry(

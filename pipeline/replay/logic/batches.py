@@ -10,22 +10,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from lachesis.pipeline.batching.chain import Chain, make_batch
+from lachesis.pipeline.batching.chain import Chain
 from lachesis.pipeline.batching.config import BatchingConfig
+from lachesis.pipeline.batching.former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
 from lachesis.pipeline.batching.join import Joiner, Past
-from lachesis.pipeline.batching.select import select
-from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Former", "PastGroup", "batch_digest", "content_digest", "manifest_digest", "without_logprobs"]
-
-_LOOK_EVERY = 256
-"""Groups taken in between two looks for a batch, as many as the live batcher takes: what a mix can choose from."""
-_OUTCOMES = 512
-"""Outcomes besides a batch in one entry."""
+__all__ = ["OfflineBatchFormer", "PastGroup", "batch_digest", "content_digest", "manifest_digest", "without_logprobs"]
 
 
 class PastGroup(NamedTuple):
@@ -38,7 +32,7 @@ class PastGroup(NamedTuple):
     teacher: int | None = None
 
 
-class Former:
+class OfflineBatchFormer:
     """Feed it with `add` in rising sequence, then `finish`; each hands out the entries that follow."""
 
     def __init__(
@@ -53,9 +47,10 @@ class Former:
         written_ns: int = 0,
     ) -> None:
         # nothing can still come, so nothing is waited for
-        self._config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
-        self._joiner = Joiner(self._config, past=past)
+        config = msgspec.structs.replace(config, teacher_deadline_s=None, score_deadline_s=None)
+        self._joiner = Joiner(config, past=past)
         self._chain = Chain(run, trainer, term)
+        self._former = BatchFormer(config, self._joiner, self._chain)
         self._std_floor = std_floor
         self._written_ns = written_ns
         self._fed = 0
@@ -79,49 +74,29 @@ class Former:
         self._joiner.teacher(0, 0, TeacherPointer(group=group.plan.group, seq=group.seq, stored=group.teacher))
         self._joiner.reward(0, 0, msgspec.structs.replace(group.reward, stamps=[]))
         self._fed += 1
-        if self._fed % _LOOK_EVERY == 0:
+        if self._fed % GROUPS_PER_SELECTION == 0:
             yield from self._form()
 
     def finish(self) -> Iterator[LedgerEntry]:
         """Form what is left, the last batch smaller than the others if need be, and record every outcome."""
         yield from self._form()
-        while (groups := self._choose(incomplete=True)) is not None:
+        while (groups := self._former.choose(incomplete=True)) is not None:
             yield self._entry(groups)
         while self._joiner.unrecorded_outcomes:
             yield self._entry([])
 
     def _form(self) -> Iterator[LedgerEntry]:
-        while (groups := self._choose(incomplete=False)) is not None:
+        while (groups := self._former.choose()) is not None:
             yield self._entry(groups)
-        while self._joiner.unrecorded_outcomes >= _OUTCOMES:
+        while self._joiner.unrecorded_outcomes >= MAX_OUTCOMES_PER_ENTRY:
             yield self._entry([])
 
-    def _choose(self, *, incomplete: bool) -> list[GroupRef] | None:
-        config = self._config
-        ready = list(self._joiner.ready.values())
-        return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
-
     def _entry(self, groups: list[GroupRef]) -> LedgerEntry:
-        batch = None
-        if groups:
-            lengths = self._joiner.to_whiten(ref.seq for ref in groups)
-            batch = make_batch(
-                self._chain.next_batch, whiten_batch(groups, lengths, self._std_floor), self._config.batch_size
-            )
-            self.manifest = manifest_digest(self.manifest, batch)
+        content = self._former.take(groups, self._std_floor)
+        if content.batch is not None:
+            self.manifest = manifest_digest(self.manifest, content.batch)
             self.groups += len(groups)
-        settled = self._joiner.take_outcomes(_OUTCOMES)
-        self._joiner.record(ref.seq for ref in groups)
-        entry = self._chain.extend(
-            self._joiner.state(),
-            batch=batch,
-            outcomes=[member.outcome for member in settled if member.outcome],
-            stamps={},
-            written_ns=self._written_ns,
-        )
-        if batch is not None:
-            self._joiner.judge(self._chain.next_batch)
-        return entry
+        return self._former.write(content, written_ns=self._written_ns)
 
 
 def content_digest(entry: LedgerEntry) -> str:

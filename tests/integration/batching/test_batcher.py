@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from lachesis.pipeline.batching import stage as stage_module
@@ -32,7 +33,7 @@ from lachesis.schemas.annotations import (
 )
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes, pack_mask
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import AdmissionStatus
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, LedgerError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import LedgerEntry
@@ -338,17 +339,14 @@ async def test_an_unscored_rollout_is_given_up_at_its_deadline(bus: Bus) -> None
 async def test_a_smaller_batch_leaves_only_when_the_governor_knows_that_nothing_else_can_come(bus: Bus) -> None:
     world = World(bus)
 
-    async def beat(last_rollout: int, last_entry: int) -> None:
-        metrics = {"flow/blocked": 1.0, "flow/last_rollout": last_rollout, "flow/last_entry": last_entry}
-        event = Heartbeat(
-            run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageVitals(), metrics=metrics
-        )
-        await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(event))
+    async def say_blocked(last_rollout: int, last_entry: int) -> None:
+        status = AdmissionStatus(run=RUN, blocked=True, last_rollout=last_rollout, last_entry=last_entry)
+        await bus.broadcast(subjects.admission(RUN), encode(status))
 
     async def until_ready(service: Service, groups: int, last_rollout: int) -> None:
         with anyio.fail_after(60):
             while service.vitals.metrics.get("batching/ready_groups") != groups:
-                await beat(last_rollout, -1)
+                await say_blocked(last_rollout, -1)
                 await anyio.sleep(0.01)
 
     async with batcher(bus, make_config()) as service:
@@ -359,10 +357,10 @@ async def test_a_smaller_batch_leaves_only_when_the_governor_knows_that_nothing_
         await world.reward(groups[2])
         await until_ready(service, 3, groups[0][0])
         assert await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main")) is None
-        await beat(groups[2][0], 0)  # it knows more: an entry that we have not written
+        await say_blocked(groups[2][0], 0)  # it knows more: an entry that we have not written
         await anyio.sleep(0.1)
         assert await bus.last(subjects.LEDGER, subjects.ledger(RUN, "main")) is None
-        await beat(groups[2][0], -1)
+        await say_blocked(groups[2][0], -1)
         batch = (await read_until(bus, batches=1))[0].batch
     assert batch
     assert (batch.sequences, batch.complete, len(batch.groups)) == (6, False, 2)
@@ -419,13 +417,12 @@ async def test_a_header_that_lies_does_not_stop_the_ledger(bus: Bus, header: str
     assert found == dict.fromkeys(lies, "dead") | {seq: "batched" for seq, _ in good}
 
 
-async def test_a_heartbeat_without_sense_does_not_stop_the_batcher(bus: Bus) -> None:
+@pytest.mark.parametrize("data", [b"\xc1", msgspec.msgpack.encode({"run": RUN, "blocked": True, "last_rollout": -1})])
+async def test_a_status_without_sense_does_not_stop_the_batcher(bus: Bus, data: bytes) -> None:
     world = World(bus)
-    metrics = {"flow/blocked": 1.0, "flow/last_rollout": float("nan"), "flow/last_entry": float("inf")}
-    beat = Heartbeat(run=RUN, service="governor", instance="g", pid=1, time_ns=0, stage=StageVitals(), metrics=metrics)
     async with batcher(bus, make_config()):
         for n in range(3):  # it listens from the first batch on, at the latest
-            await bus.broadcast(subjects.heartbeat(RUN, "governor", "g"), encode(beat))
+            await bus.broadcast(subjects.admission(RUN), data)
             await world.reward(*[await world.rollout() for _ in range(2)])
             assert len(await read_until(bus, batches=n + 1)) == n + 1
 

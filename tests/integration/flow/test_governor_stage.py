@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.flow.stage import _Follower, run_governor
@@ -36,6 +36,7 @@ RUN = "r"
 def make_config(*, lease_s: float = 20.0, max_staleness: int = 0, retry_s: float = 0.02) -> RunConfig:
     return RunConfig(
         run=RUN,
+        environments={"words": EnvironmentConfig(kind="gateway")},
         batching=BatchingConfig(batch_size=8, max_staleness=max_staleness),
         flow=FlowConfig(lease_s=lease_s, retry_s=retry_s),
     )
@@ -62,6 +63,10 @@ async def ask(bus: Bus, request: LeaseRequest) -> LeaseReply:
 
 def acquire(sequences: int = 4, env: str = "words") -> LeaseRequest:
     return LeaseRequest(op="acquire", producer="p", env=env, sequences=sequences, bytes=1000)
+
+
+def renewal(lease: str) -> LeaseRequest:
+    return acquire().replace(op="renew", lease=lease)
 
 
 async def granted(bus: Bus, request: LeaseRequest) -> str:
@@ -221,11 +226,11 @@ async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_
         assert "started again" in str(reply.reason)
         assert reply.retry_s is not None
         assert 0 < reply.retry_s <= 4.0
-        renewed = await ask(bus, LeaseRequest(op="renew", producer="p", env="words", lease=held))
+        renewed = await ask(bus, renewal(held))
         assert renewed.granted
         with anyio.fail_after(60):
             while service.vitals.metrics.get("flow/outstanding") != 8:
-                assert (await ask(bus, LeaseRequest(op="renew", producer="p", env="words", lease=held))).granted
+                assert (await ask(bus, renewal(held))).granted
                 await anyio.sleep(0.1)
         await granted(bus, acquire())  # once the one that nobody renews any more has run out
 
@@ -329,7 +334,7 @@ async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts
         for _ in range(10):
             reply = await ask(nats_bus, acquire())
             assert "8 of 8 sequences are outstanding" in str(reply.reason) or "unknown" in str(reply.reason)
-        renewed = await ask(nats_bus, LeaseRequest(op="renew", producer="p", env="words", lease=running))
+        renewed = await ask(nats_bus, renewal(running))
         assert renewed.granted
         await granted(nats_bus, acquire())  # once the one that nobody renews any more has run out
         assert service.vitals.metrics["flow/late"] == 0

@@ -82,7 +82,8 @@ class Run:
             await anyio.sleep(FLOW.lease_s / 4)
             async with anyio.create_task_group() as tasks:
                 for lease in self.held:
-                    tasks.start_soon(self._ask, LeaseRequest(op="renew", producer="p", env="a", lease=lease))
+                    renewal = LeaseRequest(op="renew", producer="p", env="a", lease=lease, sequences=1, bytes=SIZE)
+                    tasks.start_soon(self._ask, renewal)
 
 
 async def reservations(bus: Bus) -> Reservations:

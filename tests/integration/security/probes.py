@@ -35,7 +35,7 @@ _OTHERS = (
     "rl.promotion.one.live", "rl.logprobs.one.live.words", "rl.blob.logprobs.one.abc", "rl.ledger.one.main",
     "rl.ledger.one.again", "rl.lease.one.words", "rl.lease.one.far", "rl.lease.one", "rl.incident.one",
     "rl.replay.rescore.one.again.words", "rl.replay.revision.one.again.all", "rl.state.one.replay.again.words",
-    "rl.shadow.one.again", "rl.health.one.supervisor",
+    "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor",
 )  # fmt: skip
 _KEYS = tuple(
     f"$KV.lachesis_{key}"
@@ -85,7 +85,13 @@ def subscriptions() -> Iterator[str]:
     """Everything worth trying to subscribe to."""
     yield from (">", "*.>", "rl.>", "_INBOX.>", "_R_.>", "$KV.>", "$JS.>", "$JS.API.>", "$JS.EVENT.>", "$SYS.>")
     yield from ("$SRV.>", "rl.heartbeat.one.*.*", "rl.heartbeat.one.governor.*", "rl.score.one.live.words")
-    yield from ("rl.rollout.one.words", "rl.rollout.two.words", "rl.incident.one", "rl.shadow.one.again")
+    yield from (
+        "rl.rollout.one.words",
+        "rl.rollout.two.words",
+        "rl.incident.one",
+        "rl.admission.one",
+        "rl.shadow.one.again",
+    )
     yield from ("rl.lease.one.words", "rl.lease.one.far", "rl.health.one.supervisor", "rl.kv.>")
     yield from (f"rl.kv.{bucket}.>" for bucket in BUCKETS.values())
     yield from (f"rl.kv.{key.removeprefix('$KV.')}" for key in _KEYS)

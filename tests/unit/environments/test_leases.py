@@ -3,7 +3,7 @@
 import anyio
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.leases import Leases
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.stage import run_governor
@@ -12,7 +12,10 @@ from lachesis.pipeline.flow.stage import run_governor
 async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):
     lease_s = 1.0
     config = RunConfig(
-        run="r", batching=BatchingConfig(batch_size=8, max_staleness=0), flow=FlowConfig(lease_s=lease_s)
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="gateway")},
+        batching=BatchingConfig(batch_size=8, max_staleness=0),
+        flow=FlowConfig(lease_s=lease_s),
     )
     async with (
         lab.running(lambda service: run_governor(service, config), "governor") as governor,

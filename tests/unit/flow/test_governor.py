@@ -12,7 +12,7 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.flow.sharing import Share
-from lachesis.schemas.control import LeaseReply, LeaseRequest
+from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan
@@ -106,9 +106,11 @@ def test_an_environment_neither_renews_nor_ends_the_lease_of_another() -> None:
     it.seen(11.0)
     assert it.leased == 0, "it was not renewed by the other one"
     later = governor(grants_from_s=math.inf)
-    for env, granted in (("b", False), ("a", True)):
-        renew = LeaseRequest(op="renew", producer="p", env=env, lease=lease)
-        assert later.ask(renew, 12.0).granted is granted, "nor taken over after a restart"
+    assert later.ask(renewal(lease, 8, env="b"), 12.0).granted, "what it says that it was granted"
+    assert later.ask(renewal(lease), 12.0).granted, "and after a restart each has its own"
+    assert later.leased == 12
+    later.ask(LeaseRequest(op="release", producer="p", env="b", lease=lease), 13.0)
+    assert later.leased == 4
 
 
 def test_a_rollout_whose_lease_ran_out_still_counts() -> None:
@@ -159,16 +161,16 @@ def test_grants_nothing_before_earlier_leases_have_run_out() -> None:
 def test_a_renewed_lease_lives_on_and_an_ended_one_cannot_be_renewed() -> None:
     it = governor()
     lease = it.ask(acquire(), 0.0).lease
-    renew = LeaseRequest(op="renew", producer="p", env="a", lease=lease)
-    assert it.ask(renew, 9.0).granted
+    assert it.ask(renewal(lease), 9.0).granted
     it.seen(15.0)
     assert it.leased == 4
     it.seen(19.0)
-    assert not it.ask(renew, 19.5).granted
+    assert not it.ask(renewal(lease), 19.5).granted
 
 
-def renewal(lease: str | None) -> LeaseRequest:
-    return LeaseRequest(op="renew", producer="p", env="a", lease=lease)
+def renewal(lease: str | None, sequences: int = 4, size: int = 1000, *, env: str = "a") -> LeaseRequest:
+    """Return the request of a producer that was granted as much."""
+    return LeaseRequest(op="renew", producer="p", env=env, lease=lease, sequences=sequences, bytes=size)
 
 
 def filled(it: Governor, now_s: float = 0.0) -> list[str]:
@@ -220,11 +222,11 @@ def test_a_governor_that_was_cut_off_while_it_waited_waits_anew() -> None:
 def test_the_next_life_takes_over_leases_even_if_what_came_late_passed_the_bound() -> None:
     before, it = governor(), governor(grants_from_s=10.0, term="u")
     for seq in (1, 2):
-        it.member(seq, "a", plan(lease="t.9.a.4.1000"), 0.0)
+        it.member(seq, "a", plan(lease="t.9"), 0.0)
     assert all(it.ask(renewal(lease), 1.0).granted for lease in filled(before))
     assert it.outstanding == it.capacity + 8
-    assert not it.ask(renewal("t.7.a.1.1000"), 1.0).granted, "no earlier life can have leased more than there is"
-    assert not it.ask(renewal("t.8.a.0.1000"), 1.0).granted
+    assert not it.ask(renewal("t.7", sequences=1), 1.0).granted, "no earlier life can have leased more than there is"
+    assert not it.ask(renewal("t.8", sequences=0), 1.0).granted
 
 
 def test_a_released_lease_frees_its_share() -> None:
@@ -298,16 +300,27 @@ def test_nothing_is_granted_blindly() -> None:
 def test_the_next_life_takes_over_leases_that_are_renewed_while_it_waits() -> None:
     before, after = governor(), governor(grants_from_s=10.0, term="u")
     name = before.ask(acquire(sequences=5), 0.0).lease
-    renew = LeaseRequest(op="renew", producer="p", env="a", lease=name)
-    assert after.ask(renew, 3.0).granted
+    assert after.ask(renewal(name, 5), 3.0).granted
     assert after.leased == 5
+    assert after.ask(renewal(name, 8), 3.0).granted
+    assert after.leased == 5, "what it was taken over with holds"
     after.member(1, "a", plan(5, name), 4.0)
     assert (after.leased, after.accepted) == (0, 5)
     late = before.ask(acquire(sequences=5), 0.0).lease
     in_touch(after, 3.0, 10.0)
-    assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=late), 10.0).granted
-    for hostile in ("x", "t.1.a.-3.5", "t.1.a.4.x", "t.1.a.\u0663.5", "...", "t.1.a.999999999999999.1", "t.1.4.1000"):
-        assert not after.ask(LeaseRequest(op="renew", producer="p", env="a", lease=hostile), 3.0).granted
+    assert not after.ask(renewal(late, 5), 10.0).granted
+
+
+@pytest.mark.parametrize(
+    ("sequences", "size"),
+    [(0, 0), (4, 0), (0, 1000), (9, 1000), (4, 1 << 62)],  # not said, or more than can ever have been granted
+)
+def test_a_lease_is_not_taken_over_unless_its_producer_says_what_may_have_been_granted(
+    sequences: int, size: int
+) -> None:
+    after = governor(grants_from_s=10.0)
+    assert not after.ask(renewal("t.1.a.4.1000", sequences, size), 3.0).granted
+    assert after.leased == 0
 
 
 def test_what_is_being_reserved_blocks_nobody() -> None:
@@ -331,7 +344,7 @@ def test_blocked_means_that_nothing_under_way_can_help() -> None:
     assert not it.blocked  # nobody asked since
     assert not it.ask(acquire(sequences=3), 0.0).granted
     assert it.blocked
-    assert (it.metrics()["flow/last_rollout"], it.metrics()["flow/last_entry"]) == (2, -1)
+    assert it.status("r") == AdmissionStatus(run="r", blocked=True, last_rollout=2, last_entry=-1)
     it.entry(entry(Resolved(2), 1, batch(0, 6)))
     assert not it.ask(acquire(sequences=3), 0.0).granted
     assert not it.blocked  # the trainer has a batch
@@ -466,8 +479,8 @@ class Bound(RuleBasedStateMachine):
             if self.cut_off:
                 continue
             for lease in self.leases:
-                renew = LeaseRequest(op="renew", producer="p", env=self.env_of[lease], lease=lease)
-                assert self.it.ask(renew, self.now).granted
+                again = renewal(lease, self.leases[lease], env=self.env_of[lease])
+                assert self.it.ask(again, self.now).granted
             self.renewed = True
 
     # the governor

@@ -97,6 +97,7 @@ async def test_every_window_is_judged_and_a_fault_stops_the_environment(lab, gro
     assert found[3].standing.quarantined_from == 49
     assert not (await alerts(lab, "other"))[0].standing.halted
     assert (figures["health/sums/halted"], figures["health/other/halted"]) == (1.0, 0.0)
+    assert service.vitals.stopped == {"sums": ["halted", "quarantined"], "other": []}
     assert figures["health/sums/zero_variance"] == 15 / 16
 
 

@@ -9,7 +9,13 @@ import pytest
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Past
-from lachesis.pipeline.replay.logic.batches import Former, PastGroup, batch_digest, manifest_digest, without_logprobs
+from lachesis.pipeline.replay.logic.batches import (
+    OfflineBatchFormer,
+    PastGroup,
+    batch_digest,
+    manifest_digest,
+    without_logprobs,
+)
 from lachesis.pipeline.rewards.logic.whitening import whiten
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.columns import as_bytes, pack_mask
@@ -35,7 +41,7 @@ def past_group(n, *, samples=2, step=0, verdict="trainable", env="sums", lengths
 
 
 def form(groups, *, config=CONFIG, past=BEGIN, trainer="again"):
-    former = Former("r", trainer, config, past, std_floor=1e-3)
+    former = OfflineBatchFormer("r", trainer, config, past, std_floor=1e-3)
     entries = [entry for group in groups for entry in former.add(group)]
     return former, [*entries, *former.finish()]
 
