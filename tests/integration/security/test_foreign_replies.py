@@ -8,15 +8,18 @@ import msgspec
 import pytest
 from integration.security.secured import Secured
 
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.reply_subjects import is_inbox
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
-from lachesis.schemas.access import OBSERVER
+from lachesis.schemas.access import OBSERVER, OPERATOR
 from lachesis.schemas.errors import AccessError
 from lachesis.services.micro import join_micro
 
 RUN = "one"
-LEASE = subjects.lease(RUN)
+LEASE = subjects.lease(RUN, "words")
 HEALTH = subjects.health(RUN, "governor")
 FOREIGN = [
     "rl.any.thing",
@@ -40,29 +43,54 @@ async def governor(bus: NatsBus) -> AsyncIterator[Service]:
     async def answer(data: bytes) -> bytes:
         return data
 
-    async with open_service(bus, "governor", RUN) as service, bus.serve(LEASE, answer):
+    async with open_service(bus, "governor", RUN) as service, bus.serve(subjects.lease(RUN), answer):
         await join_micro(bus, service, "grants leases")
         await bus._link.ask("$JS.API.INFO", b"", timeout_s=60)  # by then the server knows the subscriptions
         yield service
 
 
+async def send_all(lease: NatsBus, health: NatsBus, reply: str) -> None:
+    """Send five requests whose answers are to go to `reply`."""
+    await lease.client._send_publish(LEASE, reply, b"x", 1, None)
+    for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", HEALTH):
+        await health.client._send_publish(subject, reply, b"x", 1, None)
+
+
 @pytest.mark.parametrize("reply", FOREIGN, ids=lambda reply: ascii(reply[:40]))
-async def test_a_service_outlives_a_request_whose_answer_is_to_go_elsewhere(secured: Secured, reply: str) -> None:
+async def test_no_answer_leaves_the_account_of_who_asked_for_it(secured: Secured, reply: str) -> None:
     async with (
         await secured.bus("governor") as bus,
-        await secured.bus("environment") as environment,
+        await secured.bus("environment-words") as environment,
         await secured.bus(OBSERVER) as observer,
+        await secured.bus(OPERATOR) as operator,
         governor(bus) as service,
     ):
-        await environment.client._send_publish(LEASE, reply, b"x", 1, None)
-        for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", HEALTH):
-            await observer.client._send_publish(subject, reply, b"x", 1, None)
-        with anyio.fail_after(60):
-            while bus.unanswered.count < 5:  # noqa: ASYNC110 - told by the server
-                await anyio.sleep(0.05)
-        assert await environment.request(LEASE, b"mine", timeout_s=60) == b"mine"
+        before = [(await observer.usage(stream)).last for stream in subjects.STREAMS]
+        await send_all(environment, observer, reply)
+        assert await operator.request(LEASE, b"mine", timeout_s=60) == b"mine"
         answer = await observer.client.request(HEALTH, timeout=60)
         assert msgspec.json.decode(answer.data)["metrics"] is not None
+        await service.heartbeat()
+        assert bus.reconnects == 0
+        assert [(await observer.usage(stream)).last for stream in subjects.STREAMS] == before
+
+
+@pytest.mark.parametrize(
+    "reply", [reply for reply in FOREIGN if not is_inbox(reply)], ids=lambda reply: ascii(reply[:40])
+)
+async def test_a_server_without_accounts_gets_no_answer_for_a_foreign_subject(
+    nats_server: EmbeddedServer, reply: str
+) -> None:
+    async with (
+        await connect(nats_server.url, name="governor", token=nats_server.token) as bus,
+        await connect(nats_server.url, name="environment", token=nats_server.token) as environment,
+        governor(bus) as service,
+    ):
+        await send_all(environment, environment, reply)
+        with anyio.fail_after(60):
+            while bus.unanswered.count < 5:  # noqa: ASYNC110 - told by the server
+                await anyio.sleep(0.01)
+        assert await environment.request(LEASE, b"mine", timeout_s=60) == b"mine"
         await service.heartbeat()
         assert "requests were not answered" in (service.vitals.note or "")
 
