@@ -1,18 +1,13 @@
 """No key makes the server itself write where that key may not: by replies, consumers or traces."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
-import nats
 import pytest
 from integration.security.probes import IDENTITIES, STORES, publications
 from integration.security.secured import Secured
-from nats.aio.client import Client
 
 from lachesis.pipeline.bus.accounts import accounts_of
-from lachesis.pipeline.bus.connection import _tls
 from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas import subjects
@@ -32,22 +27,6 @@ CALLS = (
 )
 CHOSEN = b"{}"
 """What is stored to be sent elsewhere: bytes that a request to delete a stream may consist of."""
-
-
-@asynccontextmanager
-async def a_client(server: Secured, identity: str) -> AsyncIterator[Client]:
-    async def passes_over(_: Exception) -> None:
-        """Refusals are expected."""
-
-    config = server.connection(identity)
-    client = await nats.connect(
-        server.address, tls=_tls(config), nkeys_seed=config.nkey_file, inbox_prefix=config.inbox_prefix,
-        error_cb=passes_over, allow_reconnect=False, connect_timeout=30,
-    )  # fmt: skip
-    try:
-        yield client
-    finally:
-        await client.close()
 
 
 async def stored(bus: object, pattern: str) -> int:
@@ -79,7 +58,7 @@ async def test_no_answer_is_stored_or_obeyed_where_its_asker_names_it(secured: S
         await operator.publish(subjects.ledger("one", "kept"), b"1", msg_id=f"kept {identity} 1")
         before = (await operator.usage(LEDGER)).first
         forged = await stored(operator, "forged")
-        async with a_client(secured, identity) as client:
+        async with secured.client(identity) as client:
             for subject in own_writes(identity):
                 await client.publish(subject, CHOSEN)
             gets = [subject for subject in may if ".GET." in subject or ".INFO" in subject]
@@ -106,7 +85,7 @@ async def test_no_consumer_pushes_what_is_stored_to_a_subject_of_its_makers_choi
     async with await secured.bus("environment-words") as environment:
         await environment.publish(subjects.rollout("one", "words"), CHOSEN, msg_id=f"pushed {identity}")
     stream = TABLE[identity].reads[0]
-    async with await secured.bus(OPERATOR) as operator, a_client(secured, identity) as client:
+    async with await secured.bus(OPERATOR) as operator, secured.client(identity) as client:
         forged = await stored(operator, "forged")
         for name, reply in zip(reader_names(identity), (*FORGED, *CALLS), strict=False):
             config = {"name": name, "deliver_subject": reply, "ack_policy": "none", "deliver_policy": "all"}
@@ -126,7 +105,7 @@ async def test_no_consumer_pushes_what_is_stored_to_a_subject_of_its_makers_choi
 
 
 async def test_an_environment_makes_no_consumer_and_others_still_can(secured: Secured) -> None:
-    async with await secured.bus(OPERATOR) as operator, a_client(secured, "environment-words") as client:
+    async with await secured.bus(OPERATOR) as operator, secured.client("environment-words") as client:
         before = [(await operator.client.request(f"$JS.API.STREAM.INFO.{s}", timeout=30)).data for s in STORES]
         for store in STORES:
             for number in range(100):
@@ -146,7 +125,7 @@ async def test_who_uses_up_its_names_stops_nobody_else_and_the_operator_frees_th
         await secured.bus(OPERATOR) as operator,
         await secured.bus("health", give_up_s=5.0) as health,
         await secured.bus("batcher") as batcher,
-        a_client(secured, "health") as client,
+        secured.client("health") as client,
     ):
         for name in [*reader_names("health"), *(f"health={n}" for n in range(32, 64))]:
             config = {"name": name, "durable_name": name, "ack_policy": "none"}
