@@ -10,8 +10,9 @@ __all__ = ["MAX_REPLY_CHARS", "Unanswered", "is_inbox", "refused_publication"]
 
 MAX_REPLY_CHARS = 256
 """Longest reply subject that is answered; an honest one has less than 100."""
-# The second form is the server's own: it stands for the inbox of an asker in another account, who never sees it.
-_INBOX = re.compile(r"_INBOX(?:_[\w-]+)?|_R_", re.ASCII | re.IGNORECASE)  # the client reports refusals in lower case
+# Requests from another account arrive with a reply subject below _R_, made by the server. The client tells of refusals
+# in lower case.
+_INBOX = re.compile(r"_INBOX(?:_[\w-]+)?|_R_", re.ASCII | re.IGNORECASE)
 _TOKENS = re.compile(r"(?:\.[^\s.*>]+)+", re.ASCII)
 _REFUSED = re.compile(r'permissions violation for publish to "(.*)"', re.IGNORECASE | re.DOTALL)
 _SHOWN_CHARS = 80
@@ -19,7 +20,7 @@ _NOTE_S = 60.0
 
 
 def is_inbox(subject: str, own_prefix: str = "_INBOX") -> bool:
-    """Return whether `subject` is an inbox: one under `own_prefix`, or under that of any identity."""
+    """Return whether `subject` is an inbox: one under `own_prefix` or that of any identity, or another account's."""
     if len(subject) > MAX_REPLY_CHARS or not subject.isascii() or not subject.isprintable():
         return False
     if subject.lower().startswith(f"{own_prefix.lower()}."):

@@ -7,11 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import nats
 import trustme
 from integration.proxy import Proxy
+from nats.aio.client import Client
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
-from lachesis.pipeline.bus.connection import connect, for_identity
+from lachesis.pipeline.bus.connection import _tls, connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas.access import OPERATOR
@@ -90,6 +92,23 @@ class Secured(EmbeddedServer):
 
     async def bus(self, identity: str, **more: Any) -> NatsBus:
         return await connect(name=f"test.{identity}", config=self.connection(identity, **more))
+
+    @asynccontextmanager
+    async def client(self, identity: str) -> AsyncIterator[Client]:
+        """Yield a bare connection with the key of `identity`, which outlives what the server refuses it."""
+
+        async def pass_over(_: Exception) -> None:
+            """Refusals are expected."""
+
+        config = self.connection(identity)
+        client = await nats.connect(
+            self.address, tls=_tls(config) if self.tls else None, nkeys_seed=config.nkey_file,
+            inbox_prefix=config.inbox_prefix, error_cb=pass_over, allow_reconnect=False, connect_timeout=30,
+        )  # fmt: skip
+        try:
+            yield client
+        finally:
+            await client.close()
 
     @asynccontextmanager
     async def during(self, name: str) -> AsyncIterator[NatsBus]:

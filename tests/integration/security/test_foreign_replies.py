@@ -8,7 +8,10 @@ import msgspec
 import pytest
 from integration.security.secured import Secured
 
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.bus.reply_subjects import is_inbox
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER, OPERATOR
@@ -23,6 +26,7 @@ FOREIGN = [
     "rl.ledger.one.main",
     "$JS.API.STREAM.PURGE.LEDGER",
     "_INBOX",
+    "_INBOX_scorer.of.another",
     "_INBOX_observer.>",
     "_INBOX_observer.*",
     "_INBOX_observer." + "x" * 3900,
@@ -39,55 +43,56 @@ async def governor(bus: NatsBus) -> AsyncIterator[Service]:
     async def answer(data: bytes) -> bytes:
         return data
 
-    async with open_service(bus, "governor", RUN) as service, bus.serve(LEASE, answer):
+    async with open_service(bus, "governor", RUN) as service, bus.serve(subjects.lease(RUN), answer):
         await join_micro(bus, service, "grants leases")
         await bus._link.ask("$JS.API.INFO", b"", timeout_s=60)  # by then the server knows the subscriptions
         yield service
 
 
-async def ask_with_foreign_replies(asker: NatsBus, observer: NatsBus, reply: str) -> None:
-    await asker.client._send_publish(LEASE, reply, b"x", 1, None)
+async def send_all(lease: NatsBus, health: NatsBus, reply: str) -> None:
+    """Send five requests whose answers are to go to `reply`."""
+    await lease.client._send_publish(LEASE, reply, b"x", 1, None)
     for subject in ("$SRV.PING", "$SRV.INFO", "$SRV.STATS", HEALTH):
-        await observer.client._send_publish(subject, reply, b"x", 1, None)
-
-
-async def check_honest_answers(asker: NatsBus, observer: NatsBus) -> None:
-    assert await asker.request(LEASE, b"mine", timeout_s=60) == b"mine"
-    answer = await observer.client.request(HEALTH, timeout=60)
-    assert msgspec.json.decode(answer.data)["metrics"] is not None
+        await health.client._send_publish(subject, reply, b"x", 1, None)
 
 
 @pytest.mark.parametrize("reply", FOREIGN, ids=lambda reply: ascii(reply[:40]))
-async def test_a_service_outlives_a_request_whose_answer_is_to_go_elsewhere(nats_bus: NatsBus, reply: str) -> None:
-    """With one token for all: the service itself decides where an answer may go."""
-    async with governor(nats_bus) as service:
-        await ask_with_foreign_replies(nats_bus, nats_bus, reply)
-        with anyio.fail_after(60):
-            while nats_bus.unanswered.count < 5:  # noqa: ASYNC110 - told by the server
-                await anyio.sleep(0.05)
-        await check_honest_answers(nats_bus, nats_bus)
-        await service.heartbeat()
-        assert "requests were not answered" in (service.vitals.note or "")
-
-
-async def test_the_server_sends_answers_to_nobody_but_the_account_that_asked(secured: Secured) -> None:
-    """With a key for each identity, a service never sees the reply subject that its asker chose.
-
-    One that asks for answers on `>` may lose answers to other requests of its own account; nobody else does.
-    """
+async def test_no_answer_leaves_the_account_of_who_asked_for_it(secured: Secured, reply: str) -> None:
     async with (
         await secured.bus("governor") as bus,
         await secured.bus("environment-words") as environment,
         await secured.bus(OBSERVER) as observer,
         await secured.bus(OPERATOR) as operator,
-        governor(bus),
+        governor(bus) as service,
     ):
-        for reply in [*FOREIGN, "_INBOX_scorer.of.another"]:
-            await ask_with_foreign_replies(environment, observer, reply)
-            answer = await operator.client.request("$SRV.PING", timeout=60)
-            assert msgspec.json.decode(answer.data)["name"] == "lachesis-governor"
-        assert bus.unanswered.count == 0
+        before = [(await observer.usage(stream)).last for stream in subjects.STREAMS]
+        await send_all(environment, observer, reply)
+        assert await operator.request(LEASE, b"mine", timeout_s=60) == b"mine"
+        answer = await observer.client.request(HEALTH, timeout=60)
+        assert msgspec.json.decode(answer.data)["metrics"] is not None
+        await service.heartbeat()
         assert bus.reconnects == 0
+        assert [(await observer.usage(stream)).last for stream in subjects.STREAMS] == before
+
+
+@pytest.mark.parametrize(
+    "reply", [reply for reply in FOREIGN if not is_inbox(reply)], ids=lambda reply: ascii(reply[:40])
+)
+async def test_a_server_without_accounts_gets_no_answer_for_a_foreign_subject(
+    nats_server: EmbeddedServer, reply: str
+) -> None:
+    async with (
+        await connect(nats_server.url, name="governor", token=nats_server.token) as bus,
+        await connect(nats_server.url, name="environment", token=nats_server.token) as environment,
+        governor(bus) as service,
+    ):
+        await send_all(environment, environment, reply)
+        with anyio.fail_after(60):
+            while bus.unanswered.count < 5:  # noqa: ASYNC110 - told by the server
+                await anyio.sleep(0.01)
+        assert await environment.request(LEASE, b"mine", timeout_s=60) == b"mine"
+        await service.heartbeat()
+        assert "requests were not answered" in (service.vitals.note or "")
 
 
 async def test_a_service_does_not_send_back_headers_as_large_as_the_server_takes(secured: Secured) -> None:
