@@ -10,16 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 
-__all__ = ["needs_whitening", "whiten", "whiten_batch"]
-
-
-def needs_whitening(config: AdvantageConfig) -> bool:
-    """Say whether the batcher has to whiten these advantages over its batch."""
-    return config.estimator in {"reinforce++-baseline", "gdpo"}
+__all__ = ["whiten", "whiten_batch"]
 
 
 def whiten(advantages: Sequence[float], tokens: Sequence[int], std_floor: float = 1e-3) -> list[float]:
