@@ -107,7 +107,7 @@ class RewardRule:
             std=result.std,
             range=result.range,
             n_valid=result.n_valid,
-            lengths=score.lengths if self.estimator.whitens else [],
+            lengths=_trained_lengths(score) if self.estimator.whitens else [],
         )
 
     def _advantage(
@@ -142,6 +142,12 @@ class RewardRule:
             for move, a, b in zip(moves, rewards, moved.values, strict=True)
         ]
         return added, share
+
+
+def _trained_lengths(score: GroupScore) -> list[int]:
+    """Return the tokens of each sample that are trained on: none of one that its environment excludes."""
+    excluded = set(score.excluded)
+    return [0 if sample in excluded else length for sample, length in enumerate(score.lengths)]
 
 
 def _why_unscorable(score: GroupScore, n_valid: int) -> str | None:
