@@ -366,6 +366,7 @@ class _Batcher:
         batch = None
         if groups:
             std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
+            # here and not with the rewards: only the batch tells its mean and deviation; see rewards/logic/whitening
             groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
             batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(_OUTCOMES)
