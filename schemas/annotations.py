@@ -135,8 +135,9 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
 
     `scores` is the ensemble's verdict, `ratings` the calibrated ones by rater, `lengths` generated tokens,
     `disagreement` the (mean, maximum) over samples of the standard deviation between raters, `success` their mean
-    success. `signals` and `failures` (by rater why the first of its missing ratings is missing) are for the health
-    checks and for people, who look at the live revision alone: elsewhere there are none.
+    success. `excluded` are the samples that the environment keeps from being trained on. `signals` and `failures` (by
+    rater why the first of its missing ratings is missing) are for the health checks and for people, who look at the
+    live revision alone: elsewhere there are none.
     """
 
     scores: list[Finite | None]
@@ -148,6 +149,7 @@ class GroupScore(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     signals: GroupSignals | None = None
     failures: dict[str, str] = {}
     shaping: GroupShaping | None = None
+    excluded: list[Count] = []
     stamps: list[Stamp] = []
 
 
@@ -155,7 +157,8 @@ class GroupReward(_TaskItem, frozen=True, kw_only=True, omit_defaults=True):
     """Rewards and advantages of one group; lists have one entry per sample.
 
     `rewards` are normalized with the immutable snapshot `snapshot`; `mean`, `std`, `range` describe them. `lengths`,
-    the generated tokens, are there where the batcher is to whiten the advantages over its batch ([]: it is not).
+    the tokens that are trained on, are there where the batcher is to whiten the advantages over its batch ([]: it is
+    not).
     `shaping` is what was added to each reward for form and length, with the share `shaping_scale` in force ([], None:
     no shaping); `rewards`, what describes them and the verdict are without it.
     """
@@ -233,6 +236,8 @@ def check_scores(groups: list[GroupScore]) -> None:
         n = len(item.scores)
         if n == 0 or len(item.lengths) != n or any(len(values) != n for values in item.ratings.values()):
             raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
+        if any(sample >= n for sample in item.excluded):
+            raise SchemaError(f"group {item.group}: it excludes samples {item.excluded[:8]}, and has {n}")
         told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
         if not all(value is None or math.isfinite(value) for values in told for value in values):
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")

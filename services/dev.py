@@ -21,7 +21,8 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
-from lachesis.pipeline.rewards.logic.advantage import GroupAdvantage, group_advantage
+from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack

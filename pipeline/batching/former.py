@@ -51,6 +51,7 @@ class BatchFormer:
         """Record a batch of `groups` (none: no batch), whitened with `std_floor`, and outcomes that wait for it."""
         batch = None
         if groups:
+            # here and not with the rewards: only the batch tells its mean and deviation; see rewards/logic/whitening
             groups = whiten_batch(groups, self.joiner.to_whiten(ref.seq for ref in groups), std_floor)
             batch = make_batch(self.chain.next_batch, groups, self.config.batch_size)
         settled = self.joiner.take_outcomes(MAX_OUTCOMES_PER_ENTRY)

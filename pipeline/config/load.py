@@ -260,7 +260,12 @@ def _explain(text: str, kind: type[msgspec.Struct], origins: Mapping[str, str]) 
     pattern = re.escape(re.sub(r"\[[0-9]+\]", "", where)).replace(r"\[\.\.\.\]", r"\.[^.]+")
     named = [place for place in origins if re.fullmatch(pattern, place)]
     path = where.replace("[...]", ".*")
-    if len(named) == 1 and "[...]" in where:
+    if not named:  # of a table as a whole: the setting of it that was given last
+        inner = [place for place in origins if re.match(rf"{pattern}\.", place)]
+        tables = {"".join(re.findall(rf"\A{pattern}(?=\.)", place)) for place in inner}
+        path = tables.pop() if len(tables) == 1 else path
+        named = inner[-1:]
+    elif len(named) == 1 and "[...]" in where:
         path = named[0]
     sources = dict.fromkeys(origins[place] for place in named) or [_origin(re.sub(r"\[[^]]*\]", "", where), origins)]
     return f"{path}: {message[:1].lower()}{message[1:]} (from {' or '.join(sources)})"

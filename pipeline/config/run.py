@@ -14,10 +14,9 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.inference.config import EngineConfig
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.shaped import SHAPEABLE
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.training.config import LearnerConfig, LoraConfig

@@ -33,7 +33,14 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEve
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import DataError, InfrastructureError, SettingsChangedError
+from lachesis.schemas.errors import (
+    DataError,
+    InfrastructureError,
+    LedgerError,
+    SchemaError,
+    SettingsChangedError,
+    VersionError,
+)
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.values import shaped, unpack
 
@@ -163,10 +170,15 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         )
 
     async def _formed(self) -> int:
-        """Return how many batches were formed so far."""
+        """Return how many batches were formed so far. Raises `LedgerError` where the newest message is no entry."""
         read = self.service.retrying("read the ledger")
         last: Stored | None = await read(self.service.bus.last, subjects.LEDGER, self._ledger)
-        return 0 if last is None else decode(LedgerEntry, last.data).next_batch
+        try:
+            return 0 if last is None else decode(LedgerEntry, last.data).next_batch
+        except VersionError:
+            raise
+        except SchemaError as error:  # no fault of the rewards at hand
+            raise LedgerError(f"{self._ledger}: its newest message is no entry: {error}") from error
 
     def _check_step(self, feedback: Feedback) -> None:
         if feedback.policy_step > self._batches:

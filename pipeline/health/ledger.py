@@ -8,9 +8,8 @@ from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.bus.api import Bus, Extent, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.retention import record
-from lachesis.pipeline.health.logic.advantages import ZERO_MEAN
 from lachesis.pipeline.health.logic.ledger import LedgerAudit, LedgerProblem, LedgerRules
-from lachesis.pipeline.rewards.logic.whitening import needs_whitening
+from lachesis.pipeline.rewards.estimators.registry import BUILTIN
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import DamagedError, SchemaError, VersionError
@@ -28,8 +27,8 @@ LEDGER_MEND = (
 
 def rules_of(config: RunConfig, since_ns: int) -> LedgerRules:
     """Return what the run's settings promise of entries written from `since_ns` (Unix time) on."""
-    estimators = {env: config.advantage_of(env) for env in config.environments}
-    zero_mean = {env for env, one in estimators.items() if one.estimator in ZERO_MEAN and not needs_whitening(one)}
+    estimators = {env: BUILTIN.get(config.advantage_of(env).estimator) for env in config.environments}
+    zero_mean = {env for env, one in estimators.items() if one is not None and one.zero_mean and not one.whitens}
     return LedgerRules(config.batching.max_staleness, zero_mean, since_ns)
 
 

@@ -43,6 +43,7 @@ from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
 from lachesis.pipeline.replay.workers import Workers, open_workers
+from lachesis.pipeline.rewards.estimators.registry import describe_estimator, load_estimator
 from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.schemas import subjects
@@ -230,7 +231,7 @@ class _Replay:
             judges=judges_of(self._config, envs),
             normalization=msgspec.to_builtins(self._config.normalization),
             normalizations=own_normalizations(self._config, envs),
-            advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in envs},
+            advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),
         )
 
@@ -461,7 +462,7 @@ class _Replay:
             revision=self._revision,
             ensemble=scorer.digest,
             raters=scorer.versions,
-            advantage=self._config.advantage_of(name).estimator,
+            advantage=load_estimator(self._config.advantage_of(name)).name,
             commit=env.log.next_commit(cursors, folded.delta),
             digest=env.fold.digest,
             scores=folded.scores,

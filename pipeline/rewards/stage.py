@@ -178,7 +178,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
                 run=self.service.run,
                 env=self.env,
                 revision=self.service.revision,
-                advantage=rule.advantage.estimator,
+                advantage=rule.estimator.name,
                 commit=self.next_commit(step.delta),
                 groups=[self._reward(ready, rule, start_ns) for ready in step.ready],
                 promoted=step.generation.promoted,

@@ -110,6 +110,7 @@ class EnvironmentScorer:
             success=self._success(scores),
             failures={name: text for name, text in failures.items() if text},
             shaping=self._shape(group, scores, samples),
+            excluded=list(group.sequences.excluded_samples),
         )
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
+from lachesis.schemas.errors import DataError
 
 __all__ = ["Finding", "Verdict", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]
 
@@ -113,16 +114,20 @@ def advantage_stability(
 ) -> Finding:
     """Disturb rewards by a billionth of their size and see whether advantages stay: rounding must not decide them.
 
-    Estimator gdpo is judged as grpo, which is what it applies to each component.
+    Estimator gdpo is judged as grpo, which is what it applies to each component. One that needs what only a run has, or
+    refuses these rewards, is not checked.
     """
     judged = AdvantageConfig(estimator="grpo", std_floor=config.std_floor) if config.estimator == "gdpo" else config
     rng = np.random.default_rng(seed)
     worst, flipped, n = 0.0, 0, 0
     for rewards, length in zip(groups, lengths, strict=True):
-        before = group_advantage(rewards, judged, length)
         noise = 1.0 + _NOISE * rng.standard_normal(len(rewards))
         disturbed = [None if r is None else r * f for r, f in zip(rewards, noise.tolist(), strict=True)]
-        after = group_advantage(disturbed, judged, length)
+        try:
+            before, after = (group_advantage(column, judged, length) for column in (rewards, disturbed))
+        except DataError as error:
+            text = f"not checked: {error}"
+            return Finding(check="advantage stability", subject=config.estimator, verdict="warn", text=text)
         flipped += before.verdict != after.verdict
         n += 1
         for one, other in zip(before.advantages, after.advantages, strict=True):

@@ -15,6 +15,7 @@ from lachesis.pipeline.promotion.logic import ask
 from lachesis.pipeline.promotion.record import promotion, read, write
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
+from lachesis.pipeline.rewards.estimators.registry import describe_estimator
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, FencedError, NotFoundError
@@ -95,7 +96,7 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
         judges=judges_of(config, list(config.environments)),
         normalization=msgspec.to_builtins(config.normalization),
         normalizations=own_normalizations(config, config.environments),
-        advantage={env: msgspec.to_builtins(config.advantage_of(env)) for env in config.environments},
+        advantage={env: describe_estimator(config.advantage_of(env)) for env in config.environments},
     )
     stored = defined.replace(judges=tried, advantage={env: defined.advantage[env] for env in tried})
     if changed := differences(stored, asked):

@@ -24,6 +24,8 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import find_strategy
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
+from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
+from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
 from lachesis.schemas.errors import LachesisError
 
@@ -77,6 +79,10 @@ def _loads(config: RunConfig) -> Iterator[tuple[str, Callable[[], str]]]:
         if env.scoring is not None or env.success_rater is not None:
             scoring, settings = env.scoring or config.scoring, env
             yield f"evaluation.{name}.scoring", _ensemble(partial(EnvironmentScorer, scoring, settings))
+    for name in config.environments:
+        advantage = config.advantage_of(name)
+        if advantage.estimator not in ESTIMATORS:
+            yield f"environments.{name}.advantage", partial(_estimator, advantage)
     yield "curriculum.strategy", lambda: find_strategy(config.curriculum).__name__
 
 
@@ -88,6 +94,10 @@ def _environment(config: RunConfig, name: str, settings: EnvironmentConfig) -> C
         return f"{len(env)} tasks" + (f", {held_out} of them held out" if held_out else "")
 
     return load
+
+
+def _estimator(advantage: AdvantageConfig) -> str:
+    return load_estimator(advantage).name
 
 
 def _ensemble(load: Callable[[], EnvironmentScorer]) -> Callable[[], str]:

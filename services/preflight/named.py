@@ -1,4 +1,4 @@
-"""Looks for what a configuration names - models, environments, raters, a curriculum - before anything starts.
+"""Looks for what a configuration names - models, environments, raters, estimators, a curriculum - before a run starts.
 
 None of the user's code runs here and nothing heavy is imported: a module is found as an import would find it, and its
 source is read for the name. `load_check` then loads what was found.
@@ -15,6 +15,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES
 from lachesis.pipeline.environments import load as environments
 from lachesis.pipeline.environments.binding import nearest
+from lachesis.pipeline.rewards.config.advantage import ESTIMATORS
 from lachesis.pipeline.scoring import raters
 from lachesis.pipeline.training.model_source import find_model
 from lachesis.schemas.errors import ConfigError
@@ -44,7 +45,7 @@ def check_named(config: RunConfig) -> None:
 
 def named_problems(config: RunConfig) -> list[Problem]:
     """Return everything that the configuration names and that is not there."""
-    return [*_models(config), *_environments(config), *_raters(config), *_curriculum(config)]
+    return [*_models(config), *_environments(config), *_raters(config), *_estimators(config), *_curriculum(config)]
 
 
 def _models(config: RunConfig) -> Iterator[Problem]:
@@ -79,6 +80,14 @@ def _raters(config: RunConfig) -> Iterator[Problem]:
     for table, settings in scoring.items():
         for number, rater in enumerate(settings.raters):
             yield from _reference(f"{table}.raters[{number}].rater", rater.rater, raters.BUILTIN)
+
+
+def _estimators(config: RunConfig) -> Iterator[Problem]:
+    yield from _reference("advantage.estimator", config.advantage.estimator, ESTIMATORS)
+    for name, settings in config.environments.items():
+        if settings.advantage is not None:
+            path = f"environments.{name}.advantage.estimator"
+            yield from _reference(path, settings.advantage.estimator, ESTIMATORS)
 
 
 def _curriculum(config: RunConfig) -> Iterator[Problem]:

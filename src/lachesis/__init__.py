@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from lachesis.pipeline.environments.session import Reply, Session
     from lachesis.pipeline.environments.task import Task
     from lachesis.pipeline.environments.tools import tool
+    from lachesis.pipeline.rewards.estimators.estimator import RewardGroup
+    from lachesis.pipeline.rewards.estimators.own import estimator
     from lachesis.pipeline.rewards.welford import RewardNormalizer
     from lachesis.pipeline.scoring.rater import Sample, rater
     from lachesis.pipeline.training.batches import batches
@@ -21,12 +23,14 @@ __all__ = [
     "Message",
     "RaterUnavailable",
     "Reply",
+    "RewardGroup",
     "RewardNormalizer",
     "Sample",
     "Session",
     "Task",
     "ToolError",
     "batches",
+    "estimator",
     "rater",
     "tool",
 ]
@@ -36,12 +40,14 @@ _HOMES = {
     "Message": "lachesis.schemas.rollout",
     "RaterUnavailable": "lachesis.schemas.errors",
     "Reply": "lachesis.pipeline.environments.session",
+    "RewardGroup": "lachesis.pipeline.rewards.estimators.estimator",
     "RewardNormalizer": "lachesis.pipeline.rewards.welford",
     "Session": "lachesis.pipeline.environments.session",
     "Task": "lachesis.pipeline.environments.task",
     "Sample": "lachesis.pipeline.scoring.rater",
     "ToolError": "lachesis.schemas.errors",
     "batches": "lachesis.pipeline.training.batches",
+    "estimator": "lachesis.pipeline.rewards.estimators.own",
     "rater": "lachesis.pipeline.scoring.rater",
     "tool": "lachesis.pipeline.environments.tools",
 }

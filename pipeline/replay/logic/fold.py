@@ -133,8 +133,11 @@ class Fold:
 
 
 def extended_digest(digest: str, seq: int, group: str, score: GroupScore | None, reward: GroupReward | None) -> str:
-    """Return what names everything up to this group, where `digest` names everything before it; stamps do not count."""
-    plain = msgspec.structs.replace(score, stamps=[]) if score is not None else None
+    """Return what names everything up to this group, where `digest` names everything before it.
+
+    Stamps do not count, nor does what the rollout itself says.
+    """
+    plain = msgspec.structs.replace(score, stamps=[], excluded=[]) if score is not None else None
     content = msgspec.msgpack.encode((digest, seq, group, plain, reward), order="deterministic")
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 

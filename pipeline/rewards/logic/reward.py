@@ -10,14 +10,14 @@ import msgspec
 
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.advantage import GroupAdvantage, group_advantage
+from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
+from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.rewards.logic.fade import scale
 from lachesis.pipeline.rewards.logic.group_faults import fault_of
 from lachesis.pipeline.rewards.logic.normalizer import SUCCESS, Columns, Ready
 from lachesis.pipeline.rewards.logic.reliability import residuals, shares, weighted
 from lachesis.pipeline.rewards.logic.shaped import shaped_advantage
 from lachesis.pipeline.rewards.logic.snapshot import Snapshot
-from lachesis.pipeline.rewards.logic.whitening import needs_whitening
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupShaping, Stamp
 from lachesis.schemas.errors import DataError
 
@@ -36,7 +36,9 @@ class RewardRule:
     """How one environment's scores become rewards. `reliability`: scores weigh raters by their residual variance."""
 
     def __init__(self, advantage: AdvantageConfig, shaping: RewardConfig, *, reliability: bool = False) -> None:
+        """Raises `ConfigError` where an estimator of a user's own cannot be loaded."""
         self.advantage = advantage
+        self.estimator = load_estimator(advantage)
         self.shaping = shaping
         self.reliability = reliability
 
@@ -105,7 +107,7 @@ class RewardRule:
             std=result.std,
             range=result.range,
             n_valid=result.n_valid,
-            lengths=score.lengths if needs_whitening(self.advantage) else [],
+            lengths=_trained_lengths(score) if self.estimator.whitens else [],
         )
 
     def _advantage(
@@ -113,7 +115,7 @@ class RewardRule:
     ) -> GroupAdvantage:
         if any(added):
             return shaped_advantage(rewards, added, self.advantage, score.lengths)
-        return group_advantage(rewards, self.advantage, score.lengths, score.ratings)
+        return self.estimator.advantages(rewards, score.lengths, score.ratings)
 
     def _added(
         self, ready: Ready, rewards: Sequence[float | None], shaping: GroupShaping | None
@@ -140,6 +142,12 @@ class RewardRule:
             for move, a, b in zip(moves, rewards, moved.values, strict=True)
         ]
         return added, share
+
+
+def _trained_lengths(score: GroupScore) -> list[int]:
+    """Return the tokens of each sample that are trained on: none of one that its environment excludes."""
+    excluded = set(score.excluded)
+    return [0 if sample in excluded else length for sample, length in enumerate(score.lengths)]
 
 
 def _why_unscorable(score: GroupScore, n_valid: int) -> str | None:

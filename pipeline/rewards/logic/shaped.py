@@ -9,14 +9,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.logic.advantage import GroupAdvantage, group_advantage
+from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
+from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
+from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.errors import DataError
 
-__all__ = ["SHAPEABLE", "shaped_advantage"]
-
-SHAPEABLE = ("centred", "dr_grpo", "rloo", "opo", "grpo")
-"""Estimators that shaping goes with; the others divide by what bonuses are part of, or whiten over the batch."""
+__all__ = ["shaped_advantage"]
 
 
 def shaped_advantage(

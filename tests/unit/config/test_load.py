@@ -122,11 +122,14 @@ def test_a_path_without_end_is_refused() -> None:
         load(RunConfig, environ={"LACHESIS_ENVIRONMENTS__A__PARAMS" + "__B" * 5000: "1"})
 
 
+_LOST = "environments.a.lost_samples"
 _ESTIMATOR = "environments.a.advantage.estimator"
 _TYPOS = {
     "mode=trian": "mode: invalid enum value 'trian'; did you mean 'train'? (from --set mode=trian)",
     "telemetry.protocol=udp": "telemetry.protocol: invalid enum value 'udp'; known here: grpc, http/protobuf",
-    f"{_ESTIMATOR}=rlo": f"{_ESTIMATOR}: invalid enum value 'rlo'; did you mean 'rloo'? (from --set {_ESTIMATOR}=rlo)",
+    f"{_LOST}=dorp": f"{_LOST}: invalid enum value 'dorp'; did you mean 'drop'? (from --set {_LOST}=dorp)",
+    f"{_ESTIMATOR}=rlo": "environments.a.advantage: advantage.estimator is 'rlo'; did you mean 'rloo'? Your own is "
+    f"module:name or path/to/file.py:name. (from --set {_ESTIMATOR}=rlo)",
     "environments.b.kind=3": "environments.*.kind: expected `str`, got `int` (from --set environments.a.kind=x:Y or ",
     'scoring.raters=[{ waight = 2, rater = "a" }]': "object contains unknown field `waight`; did you mean 'weight'?",
 }

@@ -12,7 +12,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
-from lachesis.schemas.errors import InfrastructureError, StreamFullError
+from lachesis.schemas.errors import InfrastructureError, LedgerError, StreamFullError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry
 
 SUMS = f"{Path(__file__).parents[2] / 'examples' / 'sums.py'}:Sums"
@@ -197,3 +197,12 @@ async def test_an_outage_is_waited_for_and_a_drain_during_it_is_no_crash(lab, mo
     down = False
     async with lab.running(curriculum, "curriculum"):
         await lab.until(published(lab, 1))
+
+
+async def test_a_ledger_that_cannot_be_read_is_no_fault_of_the_rewards(lab):
+    await lab.bus.publish(subjects.ledger("r", "main"), b"garbage", msg_id="g")
+    await publish(lab, [a_reward(1, policy_step=3)], "1")
+    with pytest.RaisesGroup(pytest.RaisesExc(LedgerError, match="is no entry"), flatten_subgroups=True):
+        async with lab.running(curriculum, "curriculum"):
+            await lab.until(published(lab, 1))
+    assert await lab.events("dead", DeadLetter) == []

@@ -36,6 +36,7 @@ def digest(*scores: GroupScore | None, steps: int = 1) -> str:
 def test_the_digest_names_scores_ratings_and_rewards_and_neither_stamps_nor_commits() -> None:
     plain = digest(score(1), score(2), None)
     assert digest(score(1, stamps=[Stamp("replay", 1, 2, 3)]), score(2), None) == plain
+    assert digest(score(1, excluded=[1]), score(2), None) == plain
     assert digest(score(1), score(2), None, steps=3) == plain
     assert digest(score(1, ratings={"a": [0.0, 0.5]}), score(2), None) != plain
     assert digest(score(1, scores=[0.0, 1.5]), score(2), None) != plain

@@ -13,7 +13,9 @@ from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer, Ready
 from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.rewards.logic.reward import KEY, RewardRule
 from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.rewards.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.annotations import GroupScore, GroupShaping
+from lachesis.schemas.ledger import GroupRef
 
 SHAPING = RewardConfig(length_bounty_max=0.05)
 RULE = RewardRule(AdvantageConfig(), SHAPING)
@@ -114,3 +116,26 @@ def test_statistics_are_of_the_scores_that_reliability_weights_made():
         assert (final[-1] == scores) == (seq <= 2)
     closed = [value for column in final[:-1] for value in column]
     assert norm.snapshot().keys[KEY].mean == pytest.approx(sum(closed) / len(closed), abs=1e-9)
+
+
+def test_an_excluded_sample_has_no_weight_in_whitening():
+    """It counts in its group's statistics, and neither in the batch's mean nor in its deviation."""
+    rule = RewardRule(AdvantageConfig(estimator="reinforce++-baseline"), RewardConfig())
+    snapshot = Snapshot.build("e", -1, NormalizationConfig(mode="none"), {})
+
+    def rewarded(n, scores, lengths, excluded=()):
+        score = GroupScore(
+            group=f"{n:032x}", seq=n, item="i", policy_step=0, scores=scores, ratings={}, lengths=lengths,
+            excluded=list(excluded),
+        )  # fmt: skip
+        return rule.reward(Ready(score.group, n, {KEY: scores}, snapshot, 1), score)
+
+    first, second = rewarded(1, [0.0, 1.0, 8.0], [2, 3, 50], [2]), rewarded(2, [0.0, 1.0], [4, 5])
+    assert (first.lengths, first.mean) == ([2, 3, 0], 3.0)
+    refs = [
+        GroupRef(group=one.group, seq=one.seq, env="e", sequences=1, tokens=1, policy_step=0, advantages=one.advantages)
+        for one in (first, second)
+    ]
+    done = whiten_batch(refs, {1: first.lengths, 2: second.lengths}, 1e-3)
+    expected = whiten([-3.0, -2.0, -0.5, 0.5], [2, 3, 4, 5])
+    assert [*done[0].advantages[:2], *done[1].advantages] == expected

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.config.advantage import SHAPEABLE, AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
-from lachesis.pipeline.rewards.logic.shaped import SHAPEABLE, shaped_advantage
+from lachesis.pipeline.rewards.logic.shaped import shaped_advantage
 from lachesis.schemas.errors import DataError
 
 GRPO = AdvantageConfig(estimator="grpo")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
-from lachesis.pipeline.rewards.logic.whitening import needs_whitening, whiten, whiten_batch
+from lachesis.pipeline.rewards.estimators.registry import BUILTIN
+from lachesis.pipeline.rewards.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupRef
 
@@ -45,9 +45,7 @@ def test_a_sample_without_tokens_is_moved_but_moves_nobody():
 
 
 def test_whitening_refuses_what_has_no_tokens():
-    assert needs_whitening(AdvantageConfig(estimator="reinforce++-baseline"))
-    assert needs_whitening(AdvantageConfig(estimator="gdpo"))
-    assert not needs_whitening(AdvantageConfig(estimator="grpo"))
+    assert {name for name, kind in BUILTIN.items() if kind.whitens} == {"reinforce++-baseline", "gdpo"}
     for tokens in ([0], [-1], [1, 2], []):
         with pytest.raises(DataError, match="whitening"):
             whiten([1.0], tokens)

@@ -73,6 +73,11 @@ def test_what_is_there_is_found_and_not_imported(good: RunConfig) -> None:
         (config(model="org/name-1.6B"), "model: there is no folder 'org/name-1.6B', and https://huggingface.co has no"),
         (config(curriculum={"strategy": "unifrom"}), "curriculum.strategy: 'unifrom' is no built-in one; did you mean"),
         (config(curriculum={"strategy": "sums.py:Easy"}), "curriculum.strategy: sums.py has no 'Easy'"),
+        (config(advantage={"estimator": "sums.py:lead"}), "advantage.estimator: sums.py has no 'lead'"),
+        (
+            config(environments={"a": {"kind": "sums.py:Sums", "advantage": {"estimator": "sum.py:lead"}}}),
+            "environments.a.advantage.estimator: there is no file 'sum.py'",
+        ),
         (config(model="mine"), "model: the folder 'mine' holds no model: it has no config.json"),
         (config(model="sums.py"), "model: there is no folder 'sums.py'"),
         (config(model=None), "model: not set"),

@@ -1,5 +1,7 @@
 """Verification finds what is planted, and nothing in what is sound."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -105,3 +107,10 @@ def test_a_rater_that_contradicts_the_others_is_seen_without_labels() -> None:
     }  # fmt: skip
     assert "300 verdicts" in found["a"].text
     assert accuracy({"a": [1.0], "b": [None]}, 0.5) == []
+
+
+def test_an_estimator_that_refuses_the_rewards_is_not_checked(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def by_style(group): return group.ratings['style']\n")
+    config = AdvantageConfig(estimator=f"{tmp_path}/mine.py:by_style")
+    found = advantage_stability([[0.0, 1.0]], config, [[1, 1]])
+    assert (found.verdict, "not checked" in found.text, "KeyError" in found.text) == ("warn", True, True)

@@ -1,0 +1,146 @@
+"""The estimator interface: the rewards of one complete group in, one advantage a sample out. Pure float64.
+
+A sample without a reward is None; it gets no advantage and enters no statistic. All sums are exactly rounded
+(math.fsum), so the bits do not depend on the order of the samples. Inside a complete group every built-in estimator has
+a bound, which is checked on every call: anything beyond it is a fault of the program.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import msgspec
+
+from lachesis.schemas.errors import DataError
+
+__all__ = ["Estimator", "GroupAdvantage", "RewardGroup", "Trainability"]
+
+Trainability = Literal["trainable", "zero_variance", "unscorable"]
+Column = Sequence[float | None]
+
+NOISE = 1e-6
+"""Rewards that differ by less than this, relative to the largest (or to 1), do not differ: dividing such a difference
+by its own standard deviation would turn float noise into full-strength advantages."""
+LIMIT = 1e100
+"""Largest reward whose square is still a number."""
+
+
+class GroupAdvantage(msgspec.Struct, frozen=True):
+    """`advantages`: one a sample, None where its reward is missing, all 0 unless the verdict is trainable.
+
+    `mean`, `std` (n-1 in the divisor; 0 for one sample), `range` are of the `n_valid` rewards, None without any.
+    Verdict unscorable: fewer than two rewards, so nothing to compare. zero_variance: the rewards, or under pass@k the
+    two best of them, do not differ.
+    """
+
+    advantages: tuple[float | None, ...]
+    mean: float | None
+    std: float | None
+    range: float | None
+    n_valid: int
+    verdict: Trainability
+
+
+class RewardGroup:
+    """The samples of one group that have a reward, in the group's order, and their statistics.
+
+    `rewards`: normalized rewards, at least two that differ. `lengths`: generated tokens of each sample, None if they
+    are unknown. `ratings`: by rater one rating a sample, None where it is missing. `mean` and
+    `std` (n-1 in the divisor) are of the rewards, `centred` is rewards - mean, `range` the largest reward less the
+    smallest. `divisor` is `std`, or `advantage.std_floor` where that is larger: divide by it, and rewards that hardly
+    differ do not blow up.
+    """
+
+    def __init__(
+        self,
+        rewards: list[float],
+        std_floor: float,
+        lengths: list[int] | None = None,
+        ratings: Mapping[str, list[float | None]] | None = None,
+    ) -> None:
+        self.rewards = rewards
+        self.lengths = lengths
+        self.ratings = dict(ratings or {})
+        self.n = len(rewards)
+        self.range = max(rewards) - min(rewards)
+        self.mean = math.fsum(rewards) / self.n
+        self.centred = [x - self.mean for x in rewards]
+        # A product is correctly rounded on every machine, a power is as good as its C library
+        squares = math.fsum(c * c for c in self.centred)
+        self.std = math.sqrt(squares / (self.n - 1)) if self.n > 1 else 0.0
+        self.divisor = max(self.std, std_floor)
+
+
+class Estimator(ABC):
+    """One way from rewards to advantages. `name` is what events and snapshots call it."""
+
+    name: str
+    version: str | None = None
+    """Of an estimator of one's own; None of a built-in one."""
+    zero_mean: ClassVar[bool] = False
+    """Whether the advantages of a group add up to 0, before they are whitened."""
+    within_range: ClassVar[bool] = False
+    """Whether no advantage is larger than the range of the rewards."""
+    whitens: bool = False
+    """Whether the batcher whitens the advantages over its batch; see `logic.whitening`."""
+
+    def __init__(self, std_floor: float = 1e-3) -> None:
+        self.std_floor = std_floor
+
+    @abstractmethod
+    def estimate(self, group: RewardGroup) -> list[float]:
+        """Return one advantage for each of the group's rewards. Raises `DataError` where it cannot."""
+
+    @abstractmethod
+    def bound(self, group: RewardGroup) -> float:
+        """Return the largest magnitude that `estimate` may return for the group."""
+
+    def spread(self, group: RewardGroup) -> float:
+        """Return the difference that there must be for something to be learned."""
+        return group.range
+
+    def check(self, group: RewardGroup) -> None:  # noqa: B027 - most need nothing
+        """Raise `DataError` where the estimator lacks something that it needs of the group."""
+
+    def advantages(
+        self, rewards: Column, lengths: Sequence[int] | None = None, ratings: Mapping[str, Column] | None = None
+    ) -> GroupAdvantage:
+        """Return the advantages of one group. `lengths` are generated tokens a sample, `ratings` by rater one a sample.
+
+        Raises `DataError` on NaN or infinity, and where the estimator needs what is not there.
+        """
+        valid = [i for i, reward in enumerate(rewards) if reward is not None]
+        r = [float(reward) for reward in rewards if reward is not None]
+        for i, reward in zip(valid, r, strict=True):
+            if not abs(reward) <= LIMIT:
+                raise DataError(f"reward {i} is {reward}; rewards are finite and at most 1e100, a missing one is None.")
+        if not r:
+            return GroupAdvantage((None,) * len(rewards), None, None, None, 0, "unscorable")
+        fits = lengths is not None and len(lengths) == len(rewards)
+        group = RewardGroup(
+            r,
+            self.std_floor,
+            [lengths[i] for i in valid] if lengths is not None and fits else None,
+            {
+                name: [column[i] for i in valid]
+                for name, column in (ratings or {}).items()
+                if len(column) == len(rewards)
+            },
+        )
+        self.check(group)
+        verdict: Trainability = "trainable"
+        if group.n < 2:
+            verdict = "unscorable"
+        elif self.spread(group) <= NOISE * max(1.0, *map(abs, r)):
+            verdict = "zero_variance"
+        values = [0.0] * group.n
+        if verdict == "trainable":
+            values = self.estimate(group)
+            limit = self.bound(group)
+            if not max(map(abs, values)) <= limit * (1 + 1e-9):
+                raise AssertionError(f"{self.name} advantages {values} of rewards {r} exceed their bound {limit}")
+        found: list[float | None] = [None] * len(rewards)
+        for i, value in zip(valid, values, strict=True):
+            found[i] = value
+        return GroupAdvantage(tuple(found), group.mean, group.std, group.range, group.n, verdict)

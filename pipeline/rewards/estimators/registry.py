@@ -1,0 +1,75 @@
+"""From configuration to an estimator: a built-in name, `module:name` or `path/to/file.py:name`."""
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from lachesis.pipeline.config.paths import code_name
+from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
+from lachesis.pipeline.rewards.estimators.centred import Centred
+from lachesis.pipeline.rewards.estimators.dr_grpo import DrGrpo
+from lachesis.pipeline.rewards.estimators.estimator import Estimator
+from lachesis.pipeline.rewards.estimators.gdpo import Gdpo
+from lachesis.pipeline.rewards.estimators.grpo import Grpo
+from lachesis.pipeline.rewards.estimators.maxrl import MaxRl
+from lachesis.pipeline.rewards.estimators.opo import Opo
+from lachesis.pipeline.rewards.estimators.own import EstimatorFunction, OwnEstimator
+from lachesis.pipeline.rewards.estimators.pass_at_k import PassAtK
+from lachesis.pipeline.rewards.estimators.reinforce_plus_plus import ReinforcePlusPlus
+from lachesis.pipeline.rewards.estimators.rloo import Rloo
+from lachesis.pipeline.user_code import argument_problem, load_module
+from lachesis.schemas.errors import ConfigError
+
+__all__ = ["BUILTIN", "describe_estimator", "load_estimator"]
+
+BUILTIN: dict[str, type[Estimator]] = {
+    kind.name: kind for kind in (Centred, Grpo, DrGrpo, Rloo, MaxRl, Opo, ReinforcePlusPlus, Gdpo, PassAtK)
+}
+
+
+def load_estimator(config: AdvantageConfig) -> Estimator:
+    """Return the estimator that the configuration names.
+
+    Raises `ConfigError` where a user's own cannot be loaded, is no function of a group, or refuses its parameters.
+    """
+    return _loaded(msgspec.json.encode(config))
+
+
+def describe_estimator(config: AdvantageConfig) -> dict[str, Any]:
+    """Return what identifies an estimator in the record of a revision: the settings, and the version of a user's own.
+
+    A user's file is named without its folders, so that the record is the same wherever the run's folder lies.
+    """
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    version = load_estimator(config).version
+    return settings if version is None else settings | {"estimator": code_name(config.estimator), "version": version}
+
+
+@lru_cache(maxsize=64)
+def _loaded(encoded: bytes) -> Estimator:
+    config = msgspec.json.decode(encoded, type=AdvantageConfig)
+    if config.estimator == Gdpo.name:
+        return Gdpo(config.std_floor, config.weights)
+    if config.estimator in BUILTIN:
+        return BUILTIN[config.estimator](config.std_floor)
+    reference = config.estimator
+    place, _, name = reference.rpartition(":")
+    try:
+        module = load_module(place, "estimator")
+    except ImportError as error:
+        raise ConfigError(f"advantage.estimator {reference!r}: cannot import {place!r}: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"advantage.estimator {reference!r}: {place!r} has no {name!r}.")
+    found: object = getattr(module, name)
+    if not isinstance(found, EstimatorFunction):
+        if not callable(found) or isinstance(found, type):
+            raise ConfigError(
+                f"advantage.estimator {reference!r} is a {type(found).__name__}; give a function of a RewardGroup."
+            )
+        found = EstimatorFunction(found)
+    params = config.own_params
+    problem = argument_problem(found.function, params, positional=1)
+    if problem is not None:
+        raise ConfigError(f"advantage.estimator {reference!r}, params: {problem}")
+    return OwnEstimator(code_name(reference), found, params, config.std_floor)
