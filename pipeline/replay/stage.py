@@ -228,7 +228,7 @@ class _Replay:
             last=last,
             groups={},
             judges=judges_of(self._config, envs),
-            normalization=msgspec.to_builtins(self._config.normalization),
+            normalization=self._config.normalization.recorded(),
             normalizations=own_normalizations(self._config, envs),
             advantage={env: msgspec.to_builtins(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),
