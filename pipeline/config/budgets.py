@@ -3,17 +3,16 @@
 A stream whose history all is still needed admits nothing more, so a run that needs more than a budget stops for ever.
 What it needs at least, where sequences are as long as they may be and weigh as little as they can:
 
-    ROLLOUTS  a window of normalization (its groups go once all of it is folded), the groups of a batch that waits to be
-              complete, and room for one more group; batches that are trained go, since a trainer that is kept waiting
-              makes a checkpoint
+    ROLLOUTS  a window of normalization for each environment (its groups go once all of it is folded), the groups of a
+              batch that waits to be complete, and room for one more group; batches that are trained go, since a trainer
+              that is kept waiting makes a checkpoint
     EVENTS    the annotations of those groups
     TEACHER   the logprobs of a batch that waits to be complete, and of one more group
 """
 
 import math
 
-from lachesis.pipeline.bus.blobs import CHUNK_BYTES, INLINE_BYTES
-from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow.budget import LEAST_BYTES_PER_TOKEN, Room
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
@@ -27,19 +26,21 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
     Of the environments that generate here: clients of the gateway say how long theirs are.
     """
     found = {ROLLOUTS: (0, ""), EVENTS: (0, ""), TEACHER: (0, "")}
-    window, batch = config.normalization.window, config.batching.batch_size
-    for name, env in config.environments.items():
-        if env.is_foreign:
-            continue
+    batch = config.batching.batch_size
+    own = {name: env for name, env in config.environments.items() if not env.is_foreign}
+    # an environment may fall silent within a window, which then stays
+    windows = sum(config.normalization_of(name).window * _group_bytes(env) for name, env in own.items())
+    for name, env in own.items():
         groups = math.ceil(batch / env.samples)
         tokens = env.samples * env.longest_tokens
-        group = LEAST_BYTES_PER_TOKEN * tokens
-        counted = group if group <= INLINE_BYTES else min(group, CHUNK_BYTES)  # a window counts chunks, too
         lease = Room.of(config.flow, sequences=env.samples, bytes_=env.largest_bytes, tokens=tokens)
         sizes = f"of environments.{name}: {env.samples} samples of {env.longest_tokens} tokens"
-        kept = f"normalization.window = {window} rollouts, a batch of {batch} sequences, and one more group {sizes}"
+        kept = (
+            f"normalization.window = {config.normalization_of(name).window} groups of each environment, a batch of "
+            f"{batch} sequences, and one more group {sizes}"
+        )
         needs = {
-            ROLLOUTS: (window * counted + groups * group + lease.rollouts, kept),
+            ROLLOUTS: (windows + groups * _group_bytes(env) + lease.rollouts, kept),
             EVENTS: (lease.events, f"the annotations of one group {sizes}"),
         }
         if config.teacher.enabled:
@@ -52,6 +53,10 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
             if least > found[stream][0]:
                 found[stream] = least, what
     return found
+
+
+def _group_bytes(env: EnvironmentConfig) -> int:
+    return LEAST_BYTES_PER_TOKEN * env.samples * env.longest_tokens
 
 
 def check_budgets(config: RunConfig) -> None:

@@ -34,7 +34,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
     environments = {
         env: Judging(
             scoring=_judging(config.scoring_of(env)),
-            normalization=msgspec.to_builtins(config.normalization_of(env)),
+            normalization=config.normalization_of(env).recorded(),
             reward_config=msgspec.to_builtins(config.reward_config_of(env)),
             advantage=msgspec.to_builtins(config.advantage_of(env)),
             success_rater=settings.success_rater,
@@ -77,7 +77,7 @@ def _judged(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
     return msgspec.structs.replace(
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),
-        normalization=msgspec.convert(judging.normalization, NormalizationConfig),
+        normalization=NormalizationConfig.from_record(judging.normalization),
         reward_config=msgspec.convert(judging.reward_config, RewardConfig),
         advantage=msgspec.convert(judging.advantage, AdvantageConfig),
         success_rater=judging.success_rater,

@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
@@ -176,7 +174,7 @@ async def _reached(bus: Bus, defined: RevisionRecord) -> int:
 def own_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[str, Any]:
     """Return the settings of those environments that are normalized otherwise than the run."""
     found = {env: config.environments[env].normalization for env in envs}
-    return {env: msgspec.to_builtins(own) for env, own in found.items() if own is not None}
+    return {env: own.recorded() for env, own in found.items() if own is not None}
 
 
 def judges_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:

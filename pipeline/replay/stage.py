@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
-import msgspec
 import tenacity
 
 from lachesis.pipeline.bus.api import Bus, Stored
@@ -229,7 +228,7 @@ class _Replay:
             last=last,
             groups={},
             judges=judges_of(self._config, envs),
-            normalization=msgspec.to_builtins(self._config.normalization),
+            normalization=self._config.normalization.recorded(),
             normalizations=own_normalizations(self._config, envs),
             advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),

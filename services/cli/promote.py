@@ -6,7 +6,6 @@ import sys
 import time
 
 import anyio
-import msgspec
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
@@ -94,7 +93,7 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
     tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
     asked = defined.replace(
         judges=judges_of(config, list(config.environments)),
-        normalization=msgspec.to_builtins(config.normalization),
+        normalization=config.normalization.recorded(),
         normalizations=own_normalizations(config, config.environments),
         advantage={env: describe_estimator(config.advantage_of(env)) for env in config.environments},
     )

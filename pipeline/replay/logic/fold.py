@@ -1,6 +1,6 @@
 """The fold of one environment: scores in the order of ROLLOUTS in, rewards and a state to commit out. Pure.
 
-The normalizer's windows are those of the live run: of ROLLOUTS sequences, with nothing in them but the selected groups.
+The normalizer is that of the live run: its windows hold the selected groups and nothing else (see `windows`).
 So a replay of all history under the live settings gives the live rewards to the bit, and a replay of some of it depends
 on nothing that was not selected. Scores come in order and each group is resolved as it comes: after a step nothing
 waits, and all that a restart needs besides the normalizer's own state is the scores of the one window still open.

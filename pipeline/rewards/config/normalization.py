@@ -1,7 +1,8 @@
 """Configuration of reward normalization, one per environment."""
 
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from lachesis.schemas.errors import ConfigError
@@ -17,8 +18,8 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     the mean as well. minmax: map the declared `bounds` to [0, 1]. rank: the share of earlier rewards below it, half of
     its equals included, so that neither scale nor outliers matter. none: leave as is."""
     window: int = 64
-    """Width of a window, in sequence numbers of the ROLLOUTS stream. Groups of window k are normalized with what was
-    known after window k-2, so this is also the delay of the statistics. Default 64."""
+    """Width of a window, in groups of the environment. Groups of window k are normalized with what was known after
+    window k-2, so this is also the delay of the statistics. Default 64."""
     decay: float = 0.99
     """Weight of a window relative to the one after it, in (0, 1]. Default 0.99."""
     history: int = 256
@@ -32,6 +33,9 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     clip: float | None = 5.0
     """Largest distance from the mean, in standard deviations; farther rewards are moved to it and counted. None or 0
     turns it off. Default 5."""
+    windows: Literal["groups", "stream"] = "groups"
+    """What windows count. groups: the environment's own groups. stream: sequence numbers of ROLLOUTS, those of other
+    environments' groups included, as older builds did; a run that began so goes on so. Default groups."""
     bounds: dict[str, tuple[float, float]] = {}
     """For mode "minmax": (lowest, highest) possible reward per key; a key without is ranked instead. What was observed
     is no bound: one outlier would press all others together for good."""
@@ -54,6 +58,18 @@ class NormalizationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         for key, (low, high) in self.bounds.items():
             if not low < high or high - low == float("inf"):
                 raise ConfigError(f"normalization.bounds.{key} is [{low}, {high}]; give finite numbers, low < high.")
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings as records name them: those of windows of the stream as builds did that had no others."""
+        settings: dict[str, Any] = msgspec.to_builtins(self)
+        if self.windows == "stream":
+            del settings["windows"]
+        return settings
+
+    @classmethod
+    def from_record(cls, settings: dict[str, Any]) -> "NormalizationConfig":
+        """Return the settings that `recorded` gave. Raises `msgspec.ValidationError`."""
+        return msgspec.convert({"windows": "stream", **settings}, cls)
 
     def ranks(self, key: str) -> bool:
         """Say whether rewards under `key` are normalized to ranks."""

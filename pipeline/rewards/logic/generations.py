@@ -109,8 +109,8 @@ class Generations:
             for one in older.normalizer.end(newer.first):
                 if one.member:
                     newer.normalizer.member(one.seq, one.group)
-                if one.dead is not None:
-                    newer.normalizer.outcome(one.group, one.seq, None, source=one.dead)
+                if one.dead:
+                    newer.normalizer.outcome(one.group, one.seq, None, source=one.source)
 
     def _of(self, seq: int) -> Generation | None:
         """Return whose rollout is at `seq`; None: of one that is done."""
@@ -176,9 +176,10 @@ class Generations:
         return self._live[place].normalizer.watermark >= self._live[place + 1].first
 
     def _done(self, place: int) -> bool:
-        """Whether nobody asks any more what it has folded of the next one's."""
-        older, newer = self._live[place].normalizer, self._live[place + 1].normalizer
-        return self._folded(place) and newer.watermark >= older.watermark
+        """Whether the next one was given what is its own, and nobody asks any more what was folded of that."""
+        older, newer = self._live[place], self._live[place + 1]
+        given = older.first in self._ended
+        return given and self._folded(place) and newer.normalizer.watermark >= older.normalizer.watermark
 
     @property
     def watermark(self) -> int:

@@ -4,10 +4,11 @@ In: memberships ("the rollout stored at ROLLOUTS sequence s is group g"), in inc
 scores, or None for a group that will never have any), in any order and any number of times. Out: groups ready to be
 normalized, each with the one snapshot that belongs to it, and deltas that rebuild the state from a log.
 
-Sequence s lies in window (s-1)//width. A window closes when a later membership is known and every member has an
-outcome; windows close in order. Groups of window k use the snapshot after window k-2. Which snapshot a group gets and
-what is in it are functions of the recorded sequence alone, whatever the order of arrival, redelivery, batching of
-`step` or restarts. What is held in memory: windows not closed yet, and `history` closed ones as sums.
+A window holds `width` groups of the environment (or, by configuration, sequences of the stream; see `windows`). It
+closes when nothing more can come into it and every member has an outcome; windows close in order. Groups of window k
+use the snapshot after window k-2. Which snapshot a group gets and what is in it are functions of the recorded sequence
+of the environment's groups alone, whatever the order of arrival, redelivery, batching of `step` or restarts. What is
+held in memory: windows not closed yet, and `history` closed ones as sums.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from lachesis.pipeline.rewards.logic.fade import SuccessPeaks
 from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.rewards.logic.saved import saved_delta, saved_state
 from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.rewards.logic.windows import WindowKind, make_windows
 from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
 __all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
@@ -48,7 +50,7 @@ Finish = Callable[[Columns, Snapshot], Columns]
 class Ready(NamedTuple):
     """A group that can be normalized now: `snapshot.normalize(key, values[key])`.
 
-    `source` is that of the outcome that counts.
+    `source` is that of the outcome that counts; 0: it had none.
     """
 
     group: str
@@ -59,7 +61,7 @@ class Ready(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A group that another normalizer takes over; `dead` is the source of the outcome by which it has no scores.
+    """A group that another normalizer takes over; `dead`: it has no scores, by the outcome of source `source`.
 
     Where it is no `member`, that outcome came first.
     """
@@ -67,7 +69,8 @@ class Moved(NamedTuple):
     group: str
     seq: int
     member: bool
-    dead: int | None
+    dead: bool
+    source: int | None
 
 
 class Step(NamedTuple):
@@ -82,7 +85,15 @@ class _Member:
     group: str
     resolved: bool = False
     values: Columns | None = None
-    source: int = 0
+    source: int | None = None
+
+
+class _Early(NamedTuple):
+    """An outcome ahead of the membership at the sequence that it names."""
+
+    seq: int
+    values: Columns | None
+    source: int | None
 
 
 @dataclass(slots=True)
@@ -105,7 +116,7 @@ class EnvNormalizer:
         self.unknown = 0
         """Outcomes dropped because no such member exists, since this object was made."""
         self._weights = decay_weights(config.decay, config.history)
-        self._base = self._window(first)  # oldest window not folded
+        self._windows = make_windows(config.windows, config.window, first)
         self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
         self._successes = SuccessPeaks(config.history)
@@ -113,9 +124,11 @@ class EnvNormalizer:
         self._folded: dict[str, int] = {}  # group -> sequence, of the last DUPLICATE_WINDOWS folded windows
         self._open: dict[int, _Window] = {}
         self._known: dict[str, int] = {}  # group -> sequence, of open windows
-        # outcomes ahead of their membership, by group: the first with values and the first without of each sequence
-        self._early: dict[str, dict[tuple[int, bool], tuple[Columns | None, int]]] = {}
+        # outcomes ahead of their membership, by group and in order of arrival, with those of the group behind them
+        self._early: dict[str, list[_Early]] = {}
+        self._tail: list[tuple[int, str]] = []  # folded groups without scores, since the last one with scores
         self._last = 0
+        self._end = 0  # where another one begins, once that is known
         self._snapshots: dict[int, Snapshot] = {}
 
     # -- inputs
@@ -125,64 +138,75 @@ class EnvNormalizer:
 
         A repeat is ignored. Raises DataError if `seq` is new but below one already given: order carries meaning here.
         """
-        window = self._window(seq)
-        if window < self._base:
+        if seq < self._windows.watermark:
             return
-        known = self._first(group, window)
         if seq <= self._last:
-            if known is None:
+            if self._first(group, self._windows.of(seq)) is None:
                 raise DataError(f"env {self.env}: {group} at sequence {seq} came after {self._last}; feed in order.")
             self.duplicates += 1
             return
         self._last = seq
-        if known is not None:
+        window = self._windows.following(seq)
+        if self._first(group, window) is not None:
             self.duplicates += 1
-            return
-        opened = self._open.setdefault(window, _Window())
-        opened.members[seq] = _Member(group)
-        opened.unresolved += 1
-        self._known[group] = seq
-        # Scores may name a later copy of the group; the first to arrive counts, as it does for a known member.
-        for (at, _), (values, source) in self._early.get(group, {}).items():
-            if at == seq or (values is not None and at > seq and self._window(at) - window <= DUPLICATE_WINDOWS):
-                self._resolve(seq, values, source)
-                break
+        else:
+            self._windows.add(seq)
+            opened = self._open.setdefault(window, _Window())
+            opened.members[seq] = _Member(group)
+            opened.unresolved += 1
+            self._known[group] = seq
+        self._take_early(group)
 
-    def outcome(self, group: str, seq: int, values: Columns | None, source: int = 0) -> None:
+    def outcome(self, group: str, seq: int, values: Columns | None, source: int | None = None) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
 
         Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. What
         names no sequence of the group counts for nothing.
         `seq` is the group's ROLLOUTS sequence, `source` the sequence of this message in the stream it came from, for
-        `oldest_source`. Raises DataError (state untouched) on NaN, infinity, a magnitude above 1e12 or columns of
-        different lengths.
+        `oldest_source` (None: a restart need not read it again). Raises DataError (state untouched) on NaN, infinity,
+        a magnitude above 1e12 or columns of different lengths.
         """
         if values is not None:
             values = self._checked(group, values)
-        window = self._window(seq)
-        opened = self._open.get(window)
-        if opened is not None and seq in opened.members and opened.members[seq].group == group:
-            member: int | None = seq
-        else:
-            member = self._first(group, window)
-            if member is not None and (seq < member or values is None):  # of no copy, or of a copy alone
-                self.unknown += 1
-                return
-        if member is not None and self._window(member) >= self._base:
-            self._resolve(member, values, source)
-        elif member is not None or window < self._base:
+        if seq < self._windows.watermark:
             self.duplicates += 1  # folded already
-        elif seq > self._last:
-            self._early.setdefault(group, {}).setdefault((seq, values is not None), (values, source))
-        else:
+            return
+        if seq <= self._last and group not in self._early:
+            self._decide(group, seq, values, source)
+            return
+        early = self._early.setdefault(group, [])
+        if all((seq, values is None) != (other.seq, other.values is None) for other in early):
+            early.append(_Early(seq, values, source))
+
+    def _take_early(self, group: str) -> None:
+        """Take in the outcomes of a group that came ahead of what is known by now, in the order in which they came."""
+        early = self._early.get(group, [])
+        while early and early[0].seq <= self._last:
+            first = early.pop(0)
+            self._decide(group, *first)
+        if not early:
+            self._early.pop(group, None)
+
+    def _decide(self, group: str, seq: int, values: Columns | None, source: int | None) -> None:
+        """Take in the outcome that names `seq`, one that was read."""
+        member = self._member_at(seq)
+        if member is not None and member.group == group:
+            self._resolve(seq, values, source)
+            return
+        first = self._first(group, self._windows.of(seq))
+        if first is None or seq < first or values is None:  # of no copy, or of a copy alone
             self.unknown += 1
+        elif first >= self._windows.watermark:
+            self._resolve(first, values, source)
+        else:
+            self.duplicates += 1  # folded already
 
     def end(self, first: int) -> list["Moved"]:
         """Leave what is stored from sequence `first` on to another one, and return what is known of that.
 
         Every membership below `first` must have been given. After that all windows close, the last one included.
         """
-        moved = []
+        moved = [Moved(group, seq, True, True, None) for seq, group in self._tail if seq >= first]
         for window, opened in list(self._open.items()):
             for seq in [seq for seq in opened.members if seq >= first]:
                 member = opened.members.pop(seq)
@@ -190,28 +214,33 @@ class EnvNormalizer:
                 opened.waiting.discard(seq)
                 if self._known.get(member.group) == seq:
                     del self._known[member.group]
-                moved.append(Moved(member.group, seq, True, member.source if member.resolved else None))
+                moved.append(Moved(member.group, seq, True, member.resolved, member.source))
             if not opened.members:
                 del self._open[window]
-        for group, copies in self._early.items():
-            moved += [Moved(group, at, False, source) for (at, scored), (_, source) in copies.items() if not scored]
+        for group, early in list(self._early.items()):
+            moved += [
+                Moved(group, one.seq, False, True, one.source)
+                for one in early
+                if one.values is None and one.seq >= first
+            ]
+            for one in early:
+                if one.seq < first:
+                    self._decide(group, *one)
         self._early.clear()
-        self._last = (self._window(first - 1) + 1) * self.config.window + 1
+        self._last = self._windows.end(first)
+        self._end = first
         return sorted(moved, key=lambda one: one.seq)
 
     def has_folded(self, seq: int, group: str, *, first: int) -> bool:
         """Whether `group`, stored at `seq`, was folded here, although what is stored from `first` on is another's."""
-        if self._base > self._window(first - 1) + 1:  # further than `end` lets it go: from before that
-            return self._window(seq) < self._base
-        return self._folded.get(group) == seq
+        return self._windows.has_folded_beyond(seq, first) or self._folded.get(group) == seq
 
     def awaits(self, seq: int, group: str) -> bool:
         """Whether `group`, stored at `seq`, has no outcome yet, as far as is known here."""
-        window = self._window(seq)
-        member = self._open[window].members.get(seq) if window in self._open else None
+        member = self._member_at(seq)
         if member is not None:
             return member.group == group and not member.resolved
-        return window >= self._base and seq > self._last and not self._early.get(group)
+        return seq > self._last and not self._early.get(group)
 
     # -- output
 
@@ -220,44 +249,50 @@ class EnvNormalizer:
 
         A backlog is handed out in several steps: call again until there is no change.
         """
+        for group in [group for group, early in self._early.items() if early[0].seq <= self._last]:
+            self._take_early(group)
         ready: list[Ready] = []
         weight = 0
         closed: list[dict[str, Any]] = []
-        before = self._base
+        windows, before = self._windows, self._windows.base
         while True:
-            for window in range(self._base, self._base + LAG):
+            windows.skip_empty(min(self._open, default=None), self._last)
+            for window in range(windows.base, windows.base + LAG):
                 handed_out = self._hand_out(window)
                 ready.extend(handed_out)
                 weight += sum(16 + sum(map(len, item.values.values())) for item in handed_out)
-            if self._window(self._last) <= self._base or weight >= _MOST:
+            opened = self._open.get(windows.base)
+            if opened is None or opened.unresolved or weight >= _MOST:
                 break
-            opened = self._open.get(self._base)
-            if opened is None:  # no member here: go on to the next window that has one
-                self._base = min(self._open, default=self._window(self._last))
-            elif opened.unresolved:
+            if not (self._end or windows.is_full(windows.base, self._last)):
                 break
-            else:
-                closed.append(self._fold(self._base, opened))
-                self._base += 1
-        self._drop_passed()
-        if self._base != before:
+            closed.append(self._fold(windows.base, opened))
+        if self._end and not self._open:
+            windows.finish(self._end)
+        if windows.base != before:
             self._forget()
-        handed = [item.seq for item in ready if self._window(item.seq) >= self._base]
-        if not ready and self._base == before:
+        handed = [item.seq for item in ready if item.seq >= windows.watermark]
+        if not ready and windows.base == before:
             return Step([], None)
         delta = {
             "version": STATE_VERSION,
             "width": self.config.window,
-            "base": self._base,
+            "base": windows.base,
             "closed": closed,
             "emitted": sorted(handed),
+            **self._kind(),
         }
         return Step(sorted(ready, key=lambda item: item.seq), delta)
+
+    def _kind(self) -> dict[str, Any]:
+        """Return what state and deltas say of the windows; nothing where they are those of older builds."""
+        windows = self._windows
+        return {} if windows.kind == "stream" else {"windows": windows.kind, "watermark": windows.watermark}
 
     @property
     def watermark(self) -> int:
         """Lowest ROLLOUTS sequence that is not folded: after a restart feed memberships from here on."""
-        return self._base * self.config.window + 1
+        return self._windows.watermark
 
     def unresolved(self, last: int) -> list[tuple[int, str]]:
         """Return sequence and group of every member up to sequence `last` that has no outcome yet."""
@@ -270,18 +305,19 @@ class EnvNormalizer:
         After a restart feed outcomes from here on, or from after the last one read if this is None.
         """
         held = [m.source for window in self._open.values() for m in window.members.values() if m.resolved]
-        held.extend(source for copies in self._early.values() for _, source in copies.values())
-        return min(held, default=None)
+        held.extend(one.source for early in self._early.values() for one in early)
+        return min((source for source in held if source is not None), default=None)
 
     def snapshot(self, through: int | None = None) -> Snapshot:
         """Return the snapshot after window `through`; by default that of the newest closed window.
 
         Raises ValueError if that window is not closed yet, or too old to be rebuilt.
         """
+        newest = self._windows.base - 1
         if through is None:
-            through = self._base - 1
-        if through >= self._base or (self._base > LAG and through < self._base - 1 - LAG):
-            raise ValueError(f"window {through}: snapshots from {self._base - 1 - LAG} to {self._base - 1} exist.")
+            through = newest
+        if through > newest or (newest >= LAG and through < newest - LAG):
+            raise ValueError(f"window {through}: snapshots from {newest - LAG} to {newest} exist.")
         through = max(through, -1)
         if through not in self._snapshots:
             self._snapshots[through] = self._build(through)
@@ -313,26 +349,29 @@ class EnvNormalizer:
             "version": STATE_VERSION,
             "env": self.env,
             "window": self.config.window,
-            "base": self._base,
+            "base": self._windows.base,
             "ring": {str(w): {k: acc.to_list() for k, acc in keys.items()} for w, keys in self._ring.items()},
             "recent": sorted([seq, group] for group, seq in self._folded.items()),
             "emitted": sorted(self._emitted),
             "ranks": {str(w): {k: counts.to_list() for k, counts in keys.items()} for w, keys in self._ranks.items()},
             "peaks": {str(w): peak for w, peak in self._successes.peaks.items()},
+            "tail": [[seq, group] for seq, group in self._tail],
+            **({"starts": self._windows.starts()} if self._windows.kind == "groups" else {}),
+            **self._kind(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start from a saved state, before any input is fed.
 
-        Raises SettingsChangedError if the state is of another window width or build, ConfigError of another
+        Raises SettingsChangedError if the state is of other windows or another build, ConfigError of another
         environment, SchemaError if it is malformed, RuntimeError if inputs were fed already.
         """
         self._require_unfed()
         saved = saved_state(state)
         if saved.env != self.env:
             raise ConfigError(f"the state is of the normalizer of environment {saved.env!r}, this is {self.env!r}.")
-        self._require_same(saved.version, saved.window)
-        self._base = saved.base
+        self._require_same(saved.version, saved.window, saved.windows)
+        self._windows.restore(saved.base, saved.watermark, saved.starts)
         for window, keys in saved.ring.items():
             self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
         for window, ranks in saved.ranks.items():
@@ -340,15 +379,16 @@ class EnvNormalizer:
         self._successes.peaks = {int(window): peak for window, peak in saved.peaks.items()}
         self._folded = {group: seq for seq, group in saved.recent}
         self._emitted = set(saved.emitted)
+        self._tail = list(saved.tail)
 
     def apply(self, delta: Mapping[str, Any]) -> None:
         """Redo one committed delta, in the order of commits and before any input is fed.
 
-        Raises SettingsChangedError if it is of another window width or build, SchemaError if it is malformed,
+        Raises SettingsChangedError if it is of other windows or another build, SchemaError if it is malformed,
         RuntimeError if inputs were fed already.
         """
         saved = saved_delta(delta)
-        self._require_same(saved.version, saved.width)
+        self._require_same(saved.version, saved.width, saved.windows)
         self._require_unfed()
         for part in saved.closed:
             self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
@@ -356,18 +396,28 @@ class EnvNormalizer:
                 self._ranks[part.window] = {key: RankCounts.from_list(c) for key, c in part.ranks.items()}
             self._note_success(part.window)
             self._folded.update({group: seq for seq, group in part.members})
-        self._base = saved.base
+            self._extend_tail(part.members, part.scored)
+        starts = [part.members[0][0] for part in saved.closed] if saved.windows == "groups" else []
+        self._windows.restore(saved.base, saved.watermark, [*self._windows.starts(), *starts])
         self._emitted.update(saved.emitted)
         self._forget()
 
     # -- inside
 
-    def _require_same(self, version: int, width: int | None) -> None:
-        """Raise `SettingsChangedError` unless this build and window continue what was stored; None: it does not say."""
+    def _require_same(self, version: int, width: int | None, kind: WindowKind) -> None:
+        """Raise `SettingsChangedError` unless this build and windows go on with what was stored; None: unknown."""
         if version != STATE_VERSION:
             raise SettingsChangedError(
                 f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
                 "build, or start a new run, whose `model` may be a checkpoint of this one"
+            )
+        if kind != self.config.windows:
+            raise SettingsChangedError(
+                f"environment {self.env}: normalization.windows is {self.config.windows!r} now, but the run's "
+                f"statistics were made with {kind!r} ('stream' is what builds before this setting did). Set it to "
+                f"{kind!r}; then `lachesis replay --revision NAME --set normalization.windows={self.config.windows}` "
+                "and `lachesis promote NAME` change it while the run goes on; or start a new run, whose `model` may be "
+                "a checkpoint of this one"
             )
         if width not in {None, self.config.window}:
             raise SettingsChangedError(
@@ -377,13 +427,15 @@ class EnvNormalizer:
                 "on; or start a new run, whose `model` may be a checkpoint of this one"
             )
 
-    def _window(self, seq: int) -> int:
-        return (seq - 1) // self.config.window
+    def _member_at(self, seq: int) -> _Member | None:
+        """Return the member at `seq`, if it is one of a window that is not folded."""
+        opened = self._open.get(self._windows.of(seq))
+        return opened.members.get(seq) if opened is not None else None
 
     def _first(self, group: str, window: int) -> int | None:
         """Return where `group`, seen in `window`, is a member: there or up to DUPLICATE_WINDOWS before."""
         for known in (self._known.get(group), self._folded.get(group)):
-            if known is not None and 0 <= window - self._window(known) <= DUPLICATE_WINDOWS:
+            if known is not None and 0 <= window - self._windows.of(known) <= DUPLICATE_WINDOWS:
                 return known
         return None
 
@@ -402,8 +454,8 @@ class EnvNormalizer:
                     raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
         return checked
 
-    def _resolve(self, seq: int, values: Columns | None, source: int) -> None:
-        window = self._open[self._window(seq)]
+    def _resolve(self, seq: int, values: Columns | None, source: int | None) -> None:
+        window = self._open[self._windows.of(seq)]
         member = window.members[seq]
         if member.resolved:
             self.duplicates += 1
@@ -423,7 +475,7 @@ class EnvNormalizer:
             member = opened.members[seq]
             if member.values is not None:
                 values = self._finish(member.values, snapshot) if self._finish else member.values
-                ready.append(Ready(member.group, seq, values, snapshot, member.source))
+                ready.append(Ready(member.group, seq, values, snapshot, member.source or 0))
         self._emitted |= opened.waiting
         opened.waiting = set()
         return ready
@@ -440,17 +492,22 @@ class EnvNormalizer:
                 if self.config.ranks(key):
                     ranks.setdefault(key, RankCounts()).add_group(column)
         del self._open[window]
+        self._windows.fold(window, max(opened.members))
         self._ring[window] = keys
         if ranks:
             self._ranks[window] = ranks
         self._note_success(window)
-        members = [[seq, member.group] for seq, member in opened.members.items()]
+        members = [(seq, member.group) for seq, member in opened.members.items()]
+        scored = max((seq for seq, member in opened.members.items() if member.values is not None), default=0)
+        self._extend_tail(members, scored)
         for seq, member in opened.members.items():
             self._folded[member.group] = seq
             if self._known[member.group] == seq:
                 del self._known[member.group]
         fields = {key: acc.to_list() for key, acc in keys.items()}
-        folded: dict[str, Any] = {"window": window, "keys": fields, "members": members}
+        folded: dict[str, Any] = {"window": window, "keys": fields, "members": [list(member) for member in members]}
+        if scored:
+            folded["scored"] = scored
         if ranks:
             folded["ranks"] = {key: counts.to_list() for key, counts in ranks.items()}
         return folded
@@ -462,25 +519,23 @@ class EnvNormalizer:
             counts = {w: (acc.total >> FRACTION_BITS, acc.count, acc.groups) for w, acc in held.items()}
             self._successes.fold(window, counts)
 
-    def _drop_passed(self) -> None:
-        """Drop early outcomes whose membership can no longer come."""
-        for group, copies in list(self._early.items()):
-            kept = {at: held for at, held in copies.items() if at[0] > self._last}
-            if len(kept) < len(copies):
-                self._early[group] = kept
-            if not kept:
-                del self._early[group]
+    def _extend_tail(self, members: Sequence[tuple[int, str]], scored: int) -> None:
+        """Take up those members of a window just folded that come after the last one with scores, at `scored`."""
+        kept = [] if scored else self._tail
+        self._tail = [*kept, *(member for member in members if member[0] > scored)]
 
     def _forget(self) -> None:
         """Drop what no future snapshot, duplicate or repeat can refer to."""
-        oldest = self._base - LAG - self.config.history
+        base = self._windows.base
+        oldest = base - LAG - self.config.history
         self._ring = {w: keys for w, keys in self._ring.items() if w >= oldest}
         self._ranks = {w: ranks for w, ranks in self._ranks.items() if w >= oldest}
-        self._successes.forget(self._base - 1 - LAG)
-        self._emitted = {seq for seq in self._emitted if self._window(seq) >= self._base}
-        since = self._base - DUPLICATE_WINDOWS
-        self._folded = {group: seq for group, seq in self._folded.items() if self._window(seq) >= since}
-        self._snapshots = {w: s for w, s in self._snapshots.items() if w >= self._base - 1 - LAG}
+        self._successes.forget(base - 1 - LAG)
+        self._emitted = {seq for seq in self._emitted if seq >= self._windows.watermark}
+        since = base - DUPLICATE_WINDOWS
+        self._folded = {group: seq for group, seq in self._folded.items() if self._windows.of(seq) >= since}
+        self._windows.forget(since)
+        self._snapshots = {w: s for w, s in self._snapshots.items() if w >= base - 1 - LAG}
 
     def _build(self, through: int) -> Snapshot:
         folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from lachesis.pipeline.rewards.logic.accumulator import LIMIT, Accumulator, quantize
 from lachesis.pipeline.rewards.logic.ranks import LARGEST_SHIFT, MOST_CELLS, RankCounts
+from lachesis.pipeline.rewards.logic.windows import WindowKind
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Seq, shaped
 
@@ -45,6 +46,14 @@ class SavedState(msgspec.Struct, frozen=True):
     emitted: list[Seq]
     ranks: dict[_Window, _Ranks] = {}
     peaks: dict[_Window, Annotated[float, Meta(ge=0, le=1)]] = {}
+    windows: WindowKind = "stream"
+    """What windows count; an older build had no others."""
+    watermark: Seq = 1
+    """The lowest sequence that is not folded, where windows count groups."""
+    starts: list[Seq] = []
+    """The first sequences of the newest folded windows, where windows count groups."""
+    tail: list[tuple[Seq, str]] = []
+    """The newest folded groups, from the last one with scores on: none of these has any."""
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -52,6 +61,8 @@ class _Closed(msgspec.Struct, frozen=True):
     keys: _Keys
     members: list[tuple[Seq, str]]
     ranks: _Ranks = {}
+    scored: int = 0
+    """Sequence of the last member with scores; 0: none has any."""
 
 
 class SavedDelta(msgspec.Struct, frozen=True):
@@ -62,7 +73,9 @@ class SavedDelta(msgspec.Struct, frozen=True):
     closed: list[_Closed]
     emitted: list[Seq]
     width: int | None = None
-    """Sequences a window; None in what an older build wrote."""
+    """Groups or sequences a window; None in what an older build wrote."""
+    windows: WindowKind = "stream"
+    watermark: Seq = 1
 
 
 def saved_state(value: Any) -> SavedState:
@@ -70,6 +83,8 @@ def saved_state(value: Any) -> SavedState:
     state = shaped("normalizer state", SavedState, value)
     _check(state.ring.values())
     _check_ranks(state.ranks.values())
+    if sorted({*state.starts}) != state.starts or len(state.starts) > state.base:
+        raise SchemaError("normalizer state: windows that do not follow one another")
     if any(int(window) >= state.base for window in (*state.ring, *state.ranks, *state.peaks)):
         raise SchemaError(f"normalizer state: a window beyond {state.base}, the first that is open")
     return state

@@ -27,9 +27,9 @@ def with_budgets(**sizes: int) -> RunConfig:
     return msgspec.structs.replace(CONFIG, streams=StreamsConfig(**{f"{name}_bytes": n for name, n in sizes.items()}))
 
 
-def test_the_least_budgets_are_those_of_the_longest_environment() -> None:
-    tokens = 8 * 8192
-    kept = (16 + 64 // 8) * 6 * tokens + 8 * (8192 * 16 + 4096)
+def test_the_least_budgets_are_a_window_of_each_environment_and_a_batch_of_the_longest() -> None:
+    tokens, short = 8 * 8192, 4 * 256
+    kept = 16 * 6 * (tokens + short) + 64 // 8 * 6 * tokens + 8 * (8192 * 16 + 4096)
     assert least_bytes(CONFIG)[ROLLOUTS][0] == -(-kept * 10 // 8)
     assert least_bytes(CONFIG)[TEACHER][0] == (64 // 8 + 1) * 4 * tokens * 10 // 8
     assert least_bytes(CONFIG)[EVENTS][0] == (8192 + 8 * 1024) * 10 // 8

@@ -53,7 +53,7 @@ RELIABLE = RunConfig(
 )
 
 
-def a_group(lab, n):
+def a_group(lab, n, env="sums"):
     """Eight samples; success is rare at first and usual in the end."""
     rng = random.Random(n)
     wins = [float(rng.random() < 0.6 * n / GROUPS) for _ in range(8)]
@@ -62,7 +62,7 @@ def a_group(lab, n):
         for _ in wins
     ]
     talk = [[Message(role="assistant", content=text)] for text in texts]
-    return lab.group(n, samples=8, tokens=rng.randint(2, 16), messages=talk, rewards={"environment": wins})
+    return lab.group(n, samples=8, tokens=rng.randint(2, 16), messages=talk, rewards={"environment": wins}, env=env)
 
 
 async def rewards(lab):
@@ -79,8 +79,11 @@ async def score_again(lab, rng, name):
         await lab.bus.publish(subject, encode(event), msg_id=f"again {name} {n}")
 
 
-async def live(lab, config, scorers, seed, monkeypatch, *, kill=False):
-    """Run `scorers` replicas and the normalizer while rollouts come; scores arrive in an order of their own."""
+async def live(lab, config, scorers, seed, monkeypatch, *, kill=False, neighbours=0):
+    """Run `scorers` replicas and the normalizer while rollouts come; scores arrive in an order of their own.
+
+    Up to so many `neighbours` of another environment come before each of them.
+    """
     rng, score = random.Random(seed), EnvironmentScorer.score
 
     async def slow(self, group, seq):
@@ -99,6 +102,8 @@ async def live(lab, config, scorers, seed, monkeypatch, *, kill=False):
         for part in range(3):
             async with lab.running(lambda service: run_normalizer(service, config), "normalizer") as service:
                 for n in range(part * GROUPS // 3, (part + 1) * GROUPS // 3):
+                    for other in range(rng.randint(0, neighbours)):
+                        await lab.store(a_group(lab, 1000 * (other + 1) + n, env="other"))
                     await lab.store(a_group(lab, n))
                     await anyio.lowlevel.checkpoint()
                 if kill and part < 2:
@@ -122,6 +127,26 @@ async def test_the_same_bits_for_one_scorer_and_for_more_killed_or_not(lab, conf
     assert orders[0] != sorted(orders[0]), "arrivals straddle windows"
     assert orders[0] != orders[1]
     assert again == once
+
+
+@pytest.mark.parametrize("config", [PLAIN, SHAPED, RELIABLE], ids=["plain", "shaped", "reliable"])
+async def test_what_neighbours_store_changes_no_reward_and_a_replay_gives_the_same_bits(lab, config, monkeypatch):
+    alone = await live(lab, config, 1, 0, monkeypatch)
+    both = msgspec.structs.replace(config, environments=config.environments | {"other": EnvironmentConfig(kind="x")})
+    beside = type(lab)(type(lab.bus)())
+    found = await live(beside, both, 2, 1, monkeypatch, kill=True, neighbours=9)
+    assert max(item.seq for item in found.values()) > 3 * GROUPS
+    assert len({item.snapshot for item in found.values()}) > 10
+
+    def without_place(items):
+        return {name: msgspec.structs.replace(item, seq=1) for name, item in items.items()}
+
+    assert without_place(found) == without_place(alone)
+    fold = Fold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+    scores = {item.seq: item for event in await beside.events("score", ScoreEvent) for item in event.groups}
+    for seq, score in sorted(scores.items()):
+        fold.add(seq, score.group, score)
+    assert {item.group: item for item in fold.step().rewards} == found
 
 
 @pytest.fixture(autouse=True)
@@ -182,7 +207,7 @@ async def test_raters_that_disagree_with_the_others_weigh_less(lab, monkeypatch)
     for score in sorted(scores.values(), key=lambda item: item.seq):
         fold.add(score.seq, score.group, score)
     fold.step()
-    weights = reliability_shares(fold._normalizer.snapshot(fold._normalizer._window(last.seq) - 2))
+    weights = reliability_shares(fold._normalizer.snapshot(fold._normalizer._windows.of(last.seq) - 2))
     ratings = scores[last.group].ratings
     assert last.scores[0] == pytest.approx(sum(weights[name] * ratings[name][0] for name in weights))
     assert weights["format"] < weights["repetition"] <= 0.5

@@ -14,7 +14,8 @@ from lachesis.pipeline.rewards.logic.normalizer import DUPLICATE_WINDOWS, SUCCES
 from lachesis.pipeline.rewards.logic.snapshot import Snapshot
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
-SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3)
+SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3, windows="stream")
+GROUPS = msgspec.structs.replace(SMALL, windows="groups")
 RANKS = msgspec.structs.replace(SMALL, mode="minmax", bounds={"format": (0.0, 1.0)})
 
 
@@ -116,7 +117,9 @@ class LiveRun:
         return self.got, self.norm.state_dict()
 
 
-@pytest.mark.parametrize(("config", "finish"), [(SMALL, None), (RANKS, None), (SMALL, finish)])
+@pytest.mark.parametrize(
+    ("config", "finish"), [(SMALL, None), (RANKS, None), (SMALL, finish), (GROUPS, None), (GROUPS, finish)]
+)
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32), groups=st.integers(0, 60))
 def test_same_bits_for_any_order_redelivery_batching_and_restart(config, finish, seed, groups):
@@ -158,9 +161,10 @@ def test_a_state_from_before_ranks_warms_up_again_instead_of_failing():
     assert later.snapshot().normalize("reward", [3.0]).warmup
 
 
-def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays_bounded():
+@pytest.mark.parametrize("config", [SMALL, GROUPS])
+def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays_bounded(config):
     events = history(random.Random(1), 3000, gap=1, dead=0, copies=0)
-    norm, seen = EnvNormalizer("e", SMALL), 0
+    norm, seen = EnvNormalizer("e", config), 0
     for seq, group, columns in events:
         norm.member(seq, group)
         norm.outcome(group, seq, columns)
@@ -168,7 +172,9 @@ def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays
         assert len(norm._open) <= 2
         assert len(norm._ring) <= SMALL.history + 2
         assert len(norm._folded) <= SMALL.window * DUPLICATE_WINDOWS
+        assert len(norm._windows.starts()) <= DUPLICATE_WINDOWS
         assert not norm._early
+        assert not norm._tail
     assert seen == len(events)
 
 
@@ -227,10 +233,11 @@ def test_memberships_out_of_order_are_refused_and_repeats_ignored():
         norm.member(1, "b")
 
 
+@pytest.mark.parametrize("config", [SMALL, GROUPS])
 @pytest.mark.parametrize("membership_first", [True, False])
 @pytest.mark.parametrize("named", [1, 9])
-def test_a_group_stored_twice_is_one_member_whichever_copy_was_scored(membership_first, named):
-    norm = EnvNormalizer("e", SMALL)
+def test_a_group_stored_twice_is_one_member_whichever_copy_was_scored(membership_first, named, config):
+    norm = EnvNormalizer("e", msgspec.structs.replace(config, window=1))
     feed = [lambda: norm.member(1, "a"), lambda: norm.member(9, "a"), lambda: norm.member(17, "b")]
     score = [lambda: norm.outcome("a", named, {"reward": [1.0]})]
     for act in feed + score if membership_first else score + feed:
@@ -238,6 +245,18 @@ def test_a_group_stored_twice_is_one_member_whichever_copy_was_scored(membership
     step = norm.step()
     assert [(r.group, r.seq) for r in step.ready] == [("a", 1)]
     assert step.delta["closed"][0]["members"] == [[1, "a"]]
+
+
+def test_what_was_folded_is_not_waited_for_after_a_restart():
+    norm = EnvNormalizer("e", GROUPS)
+    for seq in range(1, 6):
+        norm.member(seq, f"g{seq}")
+        norm.outcome(f"g{seq}", seq, {"reward": [1.0]}, source=seq)
+    norm.step()
+    again = EnvNormalizer("e", GROUPS)
+    again.load_state_dict(roundtrip(norm.state_dict()))
+    again.outcome("g2", 2, {"reward": [1.0]}, source=2)
+    assert (again.duplicates, again.oldest_source()) == (1, None)
 
 
 def test_a_repeat_after_the_window_was_folded_changes_nothing():
@@ -259,8 +278,77 @@ def test_an_outcome_of_a_stranger_is_dropped_and_counted():
     norm.outcome("ahead", 7, {"reward": [1.0]})
     norm.member(8, "b")
     norm.step()
-    assert norm.unknown == 1
+    assert norm.unknown == 2
     assert norm.oldest_source() is None
+
+
+@pytest.mark.parametrize("read_first", [True, False])
+def test_the_outcome_that_was_stored_first_counts_whatever_was_read_first(read_first):
+    """Raters that are asked twice may answer differently."""
+    norm = EnvNormalizer("e", GROUPS)
+    norm.member(1, "a")
+    if read_first:
+        norm.member(3, "a")
+    norm.outcome("a", 3, {"reward": [7.0]}, source=10)
+    norm.outcome("a", 1, {"reward": [0.0]}, source=11)
+    if not read_first:
+        assert norm.step().ready == []
+        norm.member(3, "a")
+    assert [ready.values["reward"] for ready in norm.step().ready] == [(7.0,)]
+
+
+def fed(sequences, config=GROUPS):
+    """Return what comes out of groups stored at these sequences, by group, and the state."""
+    norm, got = EnvNormalizer("e", config), {}
+    for n, seq in enumerate(sequences):
+        norm.member(seq, f"g{n}")
+        norm.outcome(f"g{n}", seq, {"reward": [float(n), 1.0]})
+        got |= {ready.group: digest(ready)[1:] for ready in norm.step().ready}
+    return got
+
+
+def test_what_others_store_in_between_changes_nothing():
+    alone, beside = fed(range(1, 61)), fed(range(1, 60 * 50, 50))
+    assert alone == beside
+    assert len({snapshot for snapshot, _ in alone.values()}) == 60 // GROUPS.window - 1
+    by_sequence = fed(range(1, 61), SMALL), fed(range(1, 60 * 50, 50), SMALL)
+    assert by_sequence[0] != by_sequence[1], "as it was"
+
+
+def test_a_window_closes_with_its_last_group_and_is_not_waited_for_by_the_next():
+    norm = EnvNormalizer("e", GROUPS)
+    for n in range(12):
+        norm.member(10 * n + 7, f"g{n}")
+    for n in (8, 4, 0, 1, 2):
+        norm.outcome(f"g{n}", 10 * n + 7, {"reward": [float(n), 0.0]}, source=n)
+    assert [ready.group for ready in norm.step().ready] == ["g0", "g1", "g2", "g4"]
+    assert norm.watermark == 1
+    norm.outcome("g3", 37, None)
+    step = norm.step()
+    assert [(ready.group, ready.snapshot.through) for ready in step.ready] == [("g8", 0)]
+    assert (norm.watermark, step.delta["watermark"]) == (38, 38)
+
+
+def test_statistics_of_one_kind_of_windows_are_not_gone_on_with_by_the_other():
+    for old, new in ((SMALL, GROUPS), (GROUPS, SMALL)):
+        norm = EnvNormalizer("e", old)
+        for seq in range(1, 12):
+            norm.member(seq, f"g{seq}")
+            norm.outcome(f"g{seq}", seq, {"reward": [1.0]})
+        delta = roundtrip(norm.step().delta)
+        for act in (EnvNormalizer("e", new).apply, EnvNormalizer("e", new).load_state_dict):
+            with pytest.raises(SettingsChangedError, match=f"Set it to '{old.windows}'"):
+                act(delta if act.__name__ == "apply" else roundtrip(norm.state_dict()))
+
+
+def test_a_record_of_before_means_windows_of_the_stream():
+    old = msgspec.structs.replace(NormalizationConfig(), windows="stream")
+    assert "windows" not in old.recorded()
+    assert NormalizationConfig.from_record(old.recorded()) == old
+    assert NormalizationConfig.from_record(NormalizationConfig().recorded()) == NormalizationConfig()
+    # the id that the snapshot had before there was any choice
+    assert Snapshot.build("e", -1, old, {}).id == "79f66d75c7a297b101e56f19"
+    assert Snapshot.build("e", -1, NormalizationConfig(), {}).id != Snapshot.build("e", -1, old, {}).id
 
 
 def test_state_of_another_env_width_or_version_is_refused():

@@ -145,7 +145,7 @@ STATE = {"version": 1, "env": "e", "window": 64, "base": 3, "ring": {}, "recent"
     ],
 )
 def test_ranks_that_cannot_be_are_refused(counts):
-    norm = EnvNormalizer("e", NormalizationConfig(mode="rank"))
+    norm = EnvNormalizer("e", NormalizationConfig(mode="rank", windows="stream"))
     with pytest.raises(SchemaError):
         norm.load_state_dict(STATE | {"ranks": {"1": {"r": counts}}})
     norm.load_state_dict(STATE | {"ranks": {"1": {"r": (0, 1, "-a:1 1:2")}}})
