@@ -22,9 +22,9 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
@@ -163,12 +163,8 @@ class _Watch:
                 await anyio.sleep(_REDRAW_S)
 
     async def follow_heartbeats(self, bus: Bus) -> None:
-        async with bus.listen(subjects.heartbeat(self.config.run)) as messages:
-            async for message in messages:
-                try:
-                    beat = read_heartbeat(message)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
+        async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
+            async for beat in beats:
                 self.recent.heartbeat(beat, time.monotonic())
                 self.rewards.add(beat.metrics)
 

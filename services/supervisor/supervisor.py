@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,11 +34,10 @@ from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
 from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
-from lachesis.schemas import subjects
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
 from lachesis.services.observe.watch import Watch
 from lachesis.services.plan import Planned, plan
 from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
@@ -331,12 +330,8 @@ class Supervisor:
         self._write_pids()
 
     async def _watch_heartbeats(self, bus: Bus) -> None:
-        async with bus.listen(subjects.heartbeat(self.config.run)) as beats:
-            async for message in beats:
-                try:
-                    beat = read_heartbeat(message)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
+        async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
+            async for beat in beats:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
                         row.stage = beat.stage
