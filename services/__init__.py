@@ -1,1 +1,1 @@
-"""One thin module per process, the supervisor that starts them, and the command line."""
+"""The processes of a run: the table of services, the supervisor that starts them, and the command line."""

@@ -1,6 +1,6 @@
-"""The services by name: where each one's `main` is, and in which order they start and stop.
+"""The services by name: the stage that each one runs, and in which order they start and stop.
 
-Modules are named, not imported, so that a machine that runs environments needs no torch.
+Stages are named, not imported, so that a machine that runs environments needs no torch.
 """
 
 import difflib
@@ -13,39 +13,67 @@ from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.errors import ConfigError, StartupError
 
-__all__ = ["SERVICES", "Main", "ServiceSpec", "find", "load_main"]
+__all__ = ["SERVICES", "ServiceSpec", "Stage", "find", "load_stage"]
 
-Main = Callable[[Service, RunConfig, str], Awaitable[None]]
-"""A service's entry: the service, the run's configuration, and the part it plays (a role, an environment, or empty)."""
+Stage = Callable[[Service, RunConfig, str], Awaitable[None]]
+"""Runs a stage: the service, the run's configuration, and the part it plays (a role, an environment, or empty)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """`phase`: services of a lower one are ready before those of a higher one start, and stop after them."""
+    """One service. `stage`: `module:function` in `lachesis.pipeline`.
+
+    `phase`: services of a lower one are ready before those of a higher one start, and stop after them. `extra`: what
+    has to be installed for it. `part`: the part it plays where none is named; None: it has no parts.
+    """
 
     name: str
-    module: str
+    stage: str
     phase: int
     about: str
     extra: str | None = None
+    part: str | None = None
 
 
 SERVICES = {
     spec.name: spec
     for spec in (
-        ServiceSpec("governor", "governor", 1, "grants leases, so that nothing is generated that cannot be used"),
-        ServiceSpec("batcher", "batcher", 1, "joins annotations, forms batches and writes the ledger"),
-        ServiceSpec("normalizer", "normalizer", 1, "turns scores into normalized rewards and advantages"),
-        ServiceSpec("curriculum", "curriculum", 1, "learns from outcomes which tasks to draw next"),
-        ServiceSpec("health", "health", 1, "judges the run by its events; quarantines and halts environments"),
-        ServiceSpec("scorer", "scorer", 1, "rates rollouts with an ensemble of raters"),
-        ServiceSpec("teacher", "teacher", 1, "adds a second model's logprobs"),
-        ServiceSpec("inference", "inference", 1, "serves a model (policy, teacher or eval)", "train"),
-        ServiceSpec("trainer", "trainer", 1, "trains on batches and publishes weights", "train"),
-        ServiceSpec("evaluator", "evaluator", 2, "evaluates policy versions on held-out tasks"),
+        ServiceSpec(
+            "governor", "flow.stage:run_governor", 1, "grants leases, so that nothing is generated that cannot be used"
+        ),
+        ServiceSpec(
+            "batcher", "batching.stage:run_batcher", 1, "joins annotations, forms batches and writes the ledger"
+        ),
+        ServiceSpec(
+            "normalizer", "rewards.stage:run_normalizer", 1, "turns scores into normalized rewards and advantages"
+        ),
+        ServiceSpec(
+            "curriculum", "curriculum.stage:run_curriculum", 1, "learns from outcomes which tasks to draw next"
+        ),
+        ServiceSpec(
+            "health", "health.stage:run_health", 1, "judges the run by its events; quarantines and halts environments"
+        ),
+        ServiceSpec("scorer", "scoring.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
+        ServiceSpec("teacher", "teacher.stage:run_teacher", 1, "adds a second model's logprobs"),
+        ServiceSpec(
+            "inference",
+            "inference.stage:run_inference",
+            1,
+            "serves a model (policy, teacher or eval)",
+            "train",
+            part="policy",
+        ),
+        ServiceSpec("trainer", "training.stage:run_trainer", 1, "trains on batches and publishes weights", "train"),
+        ServiceSpec(
+            "evaluator", "environments.evaluator:run_evaluator", 2, "evaluates policy versions on held-out tasks"
+        ),
         # after the evaluator, which would miss the first policy if training began without it
-        ServiceSpec("gateway", "gateway", 3, "publishes what environments elsewhere send over HTTP", "gateway"),
-        ServiceSpec("environment", "environment", 3, "generates rollouts of its tasks"),
+        ServiceSpec(
+            "gateway", "gateway.stage:run_gateway", 3, "publishes what environments elsewhere send over HTTP", "gateway"
+        ),
+        ServiceSpec(
+            "environment", "environments.stage:run_environments", 3, "generates rollouts of its tasks", part=""
+        ),
     )
 }
 
@@ -60,13 +88,17 @@ def find(name: str) -> ServiceSpec:
     return spec
 
 
-def load_main(spec: ServiceSpec) -> Main:
-    """Import a service. Raises `StartupError` naming the extra to install when one of its packages is missing."""
+def load_stage(spec: ServiceSpec) -> Stage:
+    """Import a service's stage. Raises `StartupError`, which names the extra to install, when a package is missing."""
+    module, _, function = spec.stage.partition(":")
     try:
-        module = importlib.import_module(f"lachesis.services.{spec.module}")
+        run = getattr(importlib.import_module(f"lachesis.pipeline.{module}"), function)
     except ModuleNotFoundError as error:
         if spec.extra is None or (error.name or "").startswith("lachesis"):
             raise
         raise StartupError(f"{spec.name} needs the package {error.name!r}: {install_command(spec.extra)}") from error
-    main: Main = module.main
-    return main
+
+    async def stage(service: Service, config: RunConfig, part: str) -> None:
+        await (run(service, config) if spec.part is None else run(service, config, part or spec.part))
+
+    return stage

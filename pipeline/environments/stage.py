@@ -51,7 +51,7 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import Dispatch, RolloutGroup
 
-__all__ = ["run_environment"]
+__all__ = ["run_environment", "run_environments"]
 
 log = logging.getLogger("lachesis")
 
@@ -59,6 +59,14 @@ MOST_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _PLAIN_BYTES_PER_TOKEN = 8
 """int32 id and float32 logprob: what a token weighs before it is packed."""
+
+
+async def run_environments(service: Service, config: RunConfig, name: str) -> None:
+    """Generate rollouts of environment `name`, of every one that is not another project's if it is empty."""
+    own = [env for env, settings in config.environments.items() if not settings.is_foreign]
+    async with anyio.create_task_group() as tasks:
+        for env in [name] if name else own:
+            tasks.start_soon(run_environment, service, config, env)
 
 
 async def run_environment(service: Service, config: RunConfig, name: str) -> None:

@@ -1,12 +1,14 @@
 """Reads heartbeats: only those on the subject of the service that they are of, which is all that its key may write."""
 
-from lachesis.pipeline.bus.api import Stored
+from collections.abc import AsyncGenerator
+
+from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["read_heartbeat"]
+__all__ = ["listen_to_heartbeats", "read_heartbeat"]
 
 
 def read_heartbeat(message: Stored) -> Heartbeat:
@@ -19,3 +21,13 @@ def read_heartbeat(message: Stored) -> Heartbeat:
     if message.subject.rpartition(".")[0] != own:
         raise SchemaError(f"{message.subject}: a heartbeat of {beat.service} of run {beat.run}")
     return beat
+
+
+async def listen_to_heartbeats(bus: Bus, run: str) -> AsyncGenerator[Heartbeat]:
+    """Yield the heartbeats of a run's services until cancelled. Skips what is none: the next comes in a second."""
+    async with bus.listen(subjects.heartbeat(run)) as messages:
+        async for message in messages:
+            try:
+                yield read_heartbeat(message)
+            except SchemaError:
+                continue

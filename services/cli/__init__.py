@@ -1,7 +1,6 @@
 """The command line. `main` is the entry point `lachesis`; expected errors are one line and exit code 2.
 
-Modules here are imported by the commands that need them, so that `lachesis --help` answers at once and a process that
-only runs raters never imports what only training needs.
+Each command is a module: its options, its help and its work. `commands` is the table that names them.
 """
 
 import sys

@@ -15,9 +15,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from lachesis.pipeline.bus.accounts import accounts_config, accounts_of
 from lachesis.pipeline.bus.permissions import Permissions, permissions
@@ -26,12 +27,40 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
 from lachesis.schemas.access import Access, Scope, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
 
-__all__ = ["ServerTls", "run_auth_init", "scope_of", "server_tls", "show_auth"]
+__all__ = ["ServerTls", "auth_app", "auth_init", "auth_show", "run_auth_init", "scope_of", "server_tls", "show_auth"]
 
 _SEED_BYTES = 32
+
+auth_app = typer.Typer(help="Keys and permissions for a server of one's own.", no_args_is_help=True)
+
+
+@auth_app.command("init")
+@with_options
+def auth_init(
+    options: Options,
+    *,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the server's configuration.")] = Path(
+        "deploy/nats"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Make new keys in place of those that exist.")] = False,
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
+    client_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Ask clients for certificates of this authority, PEM.")
+    ] = None,
+) -> None:
+    """Write an nkey for each service and permissions that allow it its work and nothing else. Safe to repeat."""
+    run_auth_init(options, out, force=force, tls=server_tls(cert, key, client_ca))
+
+
+@auth_app.command("show")
+@with_options
+def auth_show(options: Options, as_json: Json = False) -> None:
+    """Show who may do what; with --json, the subjects that the server allows and denies."""
+    show_auth(options, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,43 +3,50 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, compare
+from lachesis.pipeline.replay.logic.compare import METRICS, Comparison
+from lachesis.pipeline.replay.logic.compare import compare as compare_scores
 from lachesis.pipeline.replay.logic.condition import Condition, parse_condition
 from lachesis.pipeline.replay.revisions import conversation, read_revision
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.rollout import Message
-from lachesis.services.cli.options import Options
-from lachesis.services.cli.report.render import markdown, page
+from lachesis.services.cli.options import Json, Options, with_options
+from lachesis.services.cli.report.render import markdown as as_markdown
+from lachesis.services.cli.report.render import page as as_page
 from lachesis.services.cli.report.tables import Report, report
 from lachesis.services.output import print_json, print_table, printable
 from lachesis.services.run.connect import open_history
 
-__all__ = ["compare_revisions"]
+__all__ = ["compare"]
 
 
-def compare_revisions(
+@with_options
+def compare(
     options: Options,
-    names: tuple[str, str],
+    a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or what a replay wrote.")],
+    b: Annotated[str, typer.Argument(metavar="REV_B", help="Another one.")],
     *,
-    fail_if: Sequence[str],
-    disputed: int,
-    files: tuple[Path | None, Path | None],
-    as_json: bool,
+    fail_if: Annotated[
+        list[str] | None, typer.Option(metavar="CONDITION", help='Exit with 1 if it holds: "sign_flips>0.05".')
+    ] = None,
+    disputed: Annotated[int, typer.Option(min=0, help="Samples shown that the revisions differ on most.")] = 5,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one page with plots.")] = None,
+    as_json: Json = False,
 ) -> None:
-    """Print the report of two revisions and write it to `files` (Markdown, HTML). Exits with 1 if a condition holds."""
-    conditions = [parse_condition(text, METRICS) for text in fail_if]
-    found, said = anyio.run(_read, options.config(), names, disputed)
+    """Show what two revisions of the same history differ in: rewards, ranks, signs of advantages, raters, texts."""
+    conditions = [parse_condition(text, METRICS) for text in fail_if or []]
+    found, said = anyio.run(_read, options.config(), (a, b), disputed)
     shown = report(found, said)
-    as_markdown, as_html = files
-    if as_markdown is not None:
-        _write(as_markdown, markdown(shown))
-    if as_html is not None:
-        _write(as_html, page(shown, found))
+    if markdown is not None:
+        _write(markdown, as_markdown(shown))
+    if html is not None:
+        _write(html, as_page(shown, found))
     if as_json:
         print_json(found)
     else:
@@ -52,7 +59,7 @@ async def _read(
 ) -> tuple[Comparison, list[list[Message] | None]]:
     async with open_history(config, f"{config.run}.compare") as bus:
         a, b = [await read_revision(bus, config, name) for name in names]
-        found = compare(config.run, a, b, disputed=disputed)
+        found = compare_scores(config.run, a, b, disputed=disputed)
         return found, [await conversation(bus, one.seq, one.sample) for one in found.disputed]
 
 

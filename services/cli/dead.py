@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import typer
@@ -18,16 +18,20 @@ from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, SchemaError
 from lachesis.services.cli.events import plain, to_plain
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.requeue import Case, Requeuer, examine
 from lachesis.services.run.connect import LOOK_S, connect_run, open_history
 
-__all__ = ["Selection", "list_dead", "requeue_dead", "show_dead"]
+__all__ = ["Selection", "dead_app", "dead_list", "dead_requeue", "dead_show"]
+
+dead_app = typer.Typer(help="Messages that could not be handled.", no_args_is_help=True)
 
 
-def list_dead(options: Options, *, as_json: bool) -> None:
-    """Print the run's dead letters of every revision, oldest first."""
+@dead_app.command("list")
+@with_options
+def dead_list(options: Options, as_json: Json = False) -> None:
+    """List the run's dead letters."""
     letters = anyio.run(_list, options.config())
     if as_json:
         print_json([{"letter": seq, **plain(letter, full=False)} for seq, letter in letters])
@@ -39,9 +43,39 @@ def list_dead(options: Options, *, as_json: bool) -> None:
     print_table(("letter", "time (UTC)", "env", "stage", "kind", "message", "reason"), rows)
 
 
-def show_dead(options: Options, seq: int) -> None:
-    """Print one letter, and the message it is about as far as it can be read."""
+@dead_app.command("show")
+@with_options
+def dead_show(
+    options: Options, seq: Annotated[int, typer.Argument(min=1, help="Sequence, as `dead list` prints it.")]
+) -> None:
+    """Show one dead letter and the message it is about, as JSON."""
     print_json(anyio.run(_show, options.config(), seq))
+
+
+@dead_app.command("requeue")
+@with_options
+def dead_requeue(
+    options: Options,
+    letters: Annotated[
+        list[int] | None, typer.Argument(metavar="LETTER", help="Sequences, as `dead list` prints them.")
+    ] = None,
+    *,
+    env: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only what this stage could not handle.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only data, poison or deadline.")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Only where the reason holds this.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each rollout's admission.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Put dead-lettered messages back after a fix: rollouts as new ones, annotations as they were. Safe to repeat."""
+    chosen = Selection(frozenset(letters or ()), env, stage, kind, reason, everything)
+    if as_json and not (dry_run or yes):
+        raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
+    config = options.config()
+    anyio.run(_requeue, config, chosen, _Manner(dry_run, yes, wait, as_json))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +103,6 @@ class Selection:
             and all(ours in {None, theirs} for ours, theirs in wanted)
             and (self.reason is None or self.reason in letter.reason)
         )
-
-
-def requeue_dead(
-    options: Options, selection: Selection, *, dry_run: bool, yes: bool, wait_s: float, as_json: bool
-) -> None:
-    """Put back what the selected letters are about, after asking. Exits with 1 if anything named was left alone."""
-    if as_json and not (dry_run or yes):
-        raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
-    config = options.config()
-    anyio.run(_requeue, config, selection, _Manner(dry_run, yes, wait_s, as_json))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,35 @@
 """`lachesis delete`: all of a run that is over, shown, confirmed and deleted."""
 
 import sys
+from dataclasses import replace
+from typing import Annotated
 
 import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import human_bytes, print_json, print_table
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.deletion import RunContents, delete_run
 
-__all__ = ["delete_named"]
+__all__ = ["delete", "delete_named"]
+
+
+@with_options
+def delete(
+    options: Options,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a run that is over: its history, checkpoints, logs and folder. Shows what goes, and asks.
+
+    Safe to repeat: one that was interrupted is finished. What is in the folder and not of the run stays.
+    """
+    delete_named(options if run is None else replace(options, run=run), yes=yes, as_json=as_json)
 
 
 def delete_named(options: Options, *, yes: bool, as_json: bool) -> None:

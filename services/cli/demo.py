@@ -1,13 +1,45 @@
 """`lachesis demo`: the whole pipeline on real tasks, judged by what it learned."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
-from lachesis.services.demo.run import run_demo
-from lachesis.services.demo.settings import DemoOptions
+import typer
 
-__all__ = ["run_demo_command"]
+__all__ = ["demo"]
 
 
-def run_demo_command(options: DemoOptions) -> None:
-    """Run it and exit with its code."""
+def demo(
+    *,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the model, its warm start and the run.")] = 0,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
+    run_name: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Name of the run.")] = None,
+    folder: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; default runs/NAME.")] = None,
+    nats: Annotated[str | None, typer.Option(metavar="URL", help="Use this NATS server.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set one value; may be given again.")
+    ] = None,
+    shuffle_advantages: Annotated[
+        bool, typer.Option("--shuffle-advantages", help="A control, which must not learn.")
+    ] = False,
+    gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Make the model anew, whatever is cached.")] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which the demo has failed.")] = 600.0,
+) -> None:
+    """Train a small model on real tasks with everything running, and judge by held-out tasks whether it learned."""
+    from lachesis.services.demo.run import run_demo  # takes what the extra `demo` installs
+    from lachesis.services.demo.settings import DemoOptions
+
+    options = DemoOptions(
+        seed=seed,
+        steps=steps,
+        run=run_name,
+        folder=folder,
+        nats=nats,
+        sets=tuple(sets or ()),
+        shuffle_advantages=shuffle_advantages,
+        gate=gate,
+        fresh=fresh,
+        deadline_s=deadline,
+    )
     sys.exit(run_demo(options))

@@ -7,22 +7,23 @@ import anyio
 from rich.text import Text
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.preflight.finding import Finding, warn
 from lachesis.services.preflight.machine import check_machine
 from lachesis.services.preflight.server import check_server
 from lachesis.services.preflight.start import check_start
 
-__all__ = ["run_doctor"]
+__all__ = ["doctor"]
 
 _LOAD_S = 60.0
 """Seconds for which environments and raters are loaded."""
 _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 
-def run_doctor(options: Options, *, as_json: bool) -> None:
-    """Print the findings and exit with 1 if one of them is FAIL."""
+@with_options
+def doctor(options: Options, as_json: Json = False) -> None:
+    """Check this machine and the server, and say how to mend what is wrong. Exits with 1 if something is."""
     config = options.config()
     server = anyio.run(check_server, config)
     running = any(finding.check == "jetstream" for finding in server)  # it answers, so its ports are taken rightly

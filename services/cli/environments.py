@@ -1,15 +1,21 @@
 """`lachesis env list`: what can be an environment on this machine."""
 
+import typer
+
 from lachesis.pipeline.environments.gym_datasets import import_reasoning_gym
 from lachesis.pipeline.environments.load import BUILTIN
 from lachesis.schemas.errors import StartupError
+from lachesis.services.cli.options import Json
 from lachesis.services.output import print_json
 
-__all__ = ["list_environments"]
+__all__ = ["env_app", "env_list"]
+
+env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 
 
-def list_environments(*, as_json: bool) -> None:
-    """Print the built-in environments and the datasets of reasoning-gym, if it is installed."""
+@env_app.command("list")
+def env_list(as_json: Json = False) -> None:
+    """List the built-in environments and the tasks they offer."""
     datasets, missing = _datasets()
     if as_json:
         print_json({"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing})

@@ -1,28 +1,52 @@
 """`lachesis export`: which rollouts, with the annotations of which revision, into which file."""
 
 import sys
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import anyio
+import typer
 
 from lachesis.pipeline.archive.export import Exported, Exporter, Request
 from lachesis.pipeline.archive.files import format_of
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.subjects import EVENTS
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
-from lachesis.services.cli.selection import Wanted
+from lachesis.services.cli.selection import Wanted, with_selection
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["export_history"]
+__all__ = ["Format", "export"]
 
 
-def export_history(
-    options: Options, path: Path, wanted: Wanted, *, revision: str, kind: str | None, overwrite: bool, as_json: bool
+class Format(StrEnum):
+    """What rollouts are written as."""
+
+    parquet = "parquet"
+    jsonl = "jsonl"
+
+
+@with_options
+@with_selection
+def export(
+    options: Options,
+    wanted: Wanted,
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="*.parquet or *.jsonl; its folder has to exist.")],
+    *,
+    revision: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose scores: `live`, or what a replay wrote.")
+    ] = "live",
+    kind: Annotated[Format | None, typer.Option("--format", help="Default: as the name of the file says.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Write the selection to `path` and say what was written."""
+    """Write rollouts with their scores, rewards, advantages and outcomes to a file, one row a sequence.
+
+    `datasets.load_dataset("parquet", data_files=FILE)` loads it, and `lachesis import` takes it back.
+    """
     config = options.config_with_environments()
     selection, groups = wanted.selection(config)
     request = Request(

@@ -2,9 +2,10 @@
 
 import re
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
+import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.sizes import parse_bytes
@@ -13,16 +14,56 @@ from lachesis.pipeline.flow.garbage import Decision
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.consumers import collect_consumers
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.train import PAST_FOLDER
 from lachesis.services.output import human_bytes, print_json, print_table
 from lachesis.services.run.connect import open_run
 
-__all__ = ["collect_garbage", "limits"]
+__all__ = ["collect_garbage", "gc", "limits"]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_HOLDERS = 3
+
+
+@with_options
+def gc(
+    options: Options,
+    *,
+    older_than: Annotated[str | None, typer.Option(metavar="AGE", help="What is older goes: 12h, 7d.")] = None,
+    keep_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The oldest goes until a stream has no more: 2GiB.")
+    ] = None,
+    revision: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="This re-scored revision goes; may be given again.")
+    ] = None,
+    trainer: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="This trainer on the past goes, done or not; its checkpoints stay."),
+    ] = None,
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
+    ] = False,
+    consumers: Annotated[
+        bool, typer.Option("--consumers", help="Readers that the server keeps; those in use are made again.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show, or delete, what of the run's history nobody needs: no reader, no hold, no checkpoint to resume from.
+
+    The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
+    evaluations, revisions, the ledger. Safe beside it, and to repeat. `lachesis delete` deletes a whole run.
+    """
+
+    if consumers and (older_than or keep_bytes or revision or trainer or ledger):
+        raise typer.BadParameter("--consumers goes with no other option but --yes and --json")
+    if consumers:
+        collect_consumers(options, yes=yes, as_json=as_json)
+    else:
+        wanted = limits(older_than, keep_bytes, revision or [], trainer or [], ledger=ledger)
+        collect_garbage(options, wanted, yes=yes, as_json=as_json)
 
 
 def limits(

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -20,17 +21,53 @@ from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.ending import follow_run
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.tail import first_of_last
 from lachesis.services.observe.store import StoreWarning
 from lachesis.services.output import json_text, print_json, print_table, printable
 from lachesis.services.run.connect import LOOK_S, History, connect_run, open_history
 
-__all__ = ["EnvHealth", "ask_to_resume", "follow_health", "read_health", "run_health", "run_resume"]
+__all__ = ["EnvHealth", "ask_to_resume", "follow_health", "health", "read_health", "resume"]
 
 _RECENT = 32
 """Alert events looked at: enough to find the newest result of every check."""
 _STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red", "idle": "dim"}
+
+
+@with_options
+def health(
+    options: Options,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print alerts as they come, until Ctrl-C.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what the health checks found. Exits with 1 if an environment is quarantined, halted, or not judged yet."""
+    config = options.config()
+    if follow:
+        anyio.run(follow_health, config, as_json)
+        return
+    found = anyio.run(_read, config)
+    if as_json:
+        print_json(found)
+    else:
+        _print(found)
+    disk = StoreWarning(config).finding()
+    if disk.text is not None:
+        print(f"warning: {disk.text}", file=sys.stderr)
+    if disk.stops or not all(health.well for health in found):
+        raise typer.Exit(1)
+
+
+@with_options
+def resume(
+    options: Options,
+    env: Annotated[str | None, typer.Argument(help="Environment; none: all that are quarantined or halted.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the health service.")] = 15.0,
+) -> None:
+    """Let an environment go on that a health check has quarantined or halted. The checks begin anew."""
+    config = options.config()
+    if not anyio.run(_resume, config, env, wait):
+        raise typer.Exit(1)
 
 
 class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,25 +89,6 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
     def well(self) -> bool:
         """Whether it was judged, and goes on."""
         return self.groups > 0 and not self.stopped
-
-
-def run_health(options: Options, *, follow: bool, as_json: bool) -> None:
-    """Print where every environment stands, or alerts as they come. Exits with 1 unless all were judged and go on,
-    or where the disk under the run's own server is full."""
-    config = options.config()
-    if follow:
-        anyio.run(follow_health, config, as_json)
-        return
-    found = anyio.run(_read, config)
-    if as_json:
-        print_json(found)
-    else:
-        _print(found)
-    disk = StoreWarning(config).finding()
-    if disk.text is not None:
-        print(f"warning: {disk.text}", file=sys.stderr)
-    if disk.stops or not all(health.well for health in found):
-        raise typer.Exit(1)
 
 
 async def _read(config: RunConfig) -> list[EnvHealth]:
@@ -197,13 +215,6 @@ def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
         health = EnvHealth(env=event.env, standing=event.standing, groups=event.groups, results=event.results)
         lines.append(f"{event.env}: {_says(health)}")
     return lines
-
-
-def run_resume(options: Options, env: str | None, *, wait_s: float) -> None:
-    """Ask that an environment go on, or all that are stopped, and wait until the health service has said so."""
-    config = options.config()
-    if not anyio.run(_resume, config, env, wait_s):
-        raise typer.Exit(1)
 
 
 async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:

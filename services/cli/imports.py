@@ -1,11 +1,12 @@
 """`lachesis import`: which files, into which run, and what became of what they hold."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import msgspec
+import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lachesis.pipeline.archive.files import format_of
@@ -17,12 +18,50 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_run
 
-__all__ = ["Foreign", "import_files"]
+__all__ = ["Foreign", "import_"]
+
+
+@with_options
+def import_(
+    options: Options,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `export` or Atropos wrote.")],
+    *,
+    atropos: Annotated[bool, typer.Option("--atropos", help="The files are JSON lines of Atropos.")] = False,
+    env: Annotated[str | None, typer.Option(help="Atropos: the environment that its groups are of.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Atropos: what made them, STEP-LINEAGE-DIGEST, if known.")
+    ] = None,
+    tokenizer_hash: Annotated[str | None, typer.Option(metavar="HASH", help="Atropos: of their tokenizer.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out, and tell, what cannot be stored.")] = False,
+    unleased: Annotated[
+        bool, typer.Option("--unleased", help="The run has no governor to ask; keep within the byte budgets.")
+    ] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each group's admission.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Store rollouts from files in the run, under their own ids. Safe to repeat: what is stored already is passed over.
+
+    Only rollouts come back; the run, or `lachesis replay`, scores them anew. A run that does not exist is made.
+    """
+    if not atropos and (env or policy or tokenizer_hash):
+        raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of Atropos: give --atropos")
+    foreign = Foreign(env, policy, tokenizer_hash) if atropos else None
+    config = options.config_with_environments()
+    known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
+    for path, kind in known:
+        check_kind(path, kind, atropos=foreign is not None)
+    assumed = foreign.assumed(config) if foreign else None
+    request = Request(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait)
+    done = anyio.run(_run, config, request)
+    if as_json:
+        print_json(done)
+    else:
+        _tell(done)
 
 
 class Foreign:
@@ -53,30 +92,6 @@ class Foreign:
             policy_version=version,
             tokenizer_hash=self.tokenizer_hash or "unknown",
         )
-
-
-def import_files(
-    options: Options,
-    files: Sequence[Path],
-    foreign: Foreign | None,
-    *,
-    skip_bad: bool,
-    unleased: bool,
-    wait_s: float,
-    as_json: bool,
-) -> None:
-    """Store the groups of `files` and say what became of them. `foreign`: the files are of Atropos."""
-    config = options.config_with_environments()
-    known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
-    for path, kind in known:
-        check_kind(path, kind, atropos=foreign is not None)
-    assumed = foreign.assumed(config) if foreign else None
-    request = Request(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait_s)
-    done = anyio.run(_run, config, request)
-    if as_json:
-        print_json(done)
-    else:
-        _tell(done)
 
 
 async def _run(config: RunConfig, request: Request) -> Imported:

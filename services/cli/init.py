@@ -5,14 +5,15 @@ import anyio
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.schemas.access import OPERATOR
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import connect_run
 
-__all__ = ["run_init"]
+__all__ = ["init"]
 
 
-def run_init(options: Options) -> None:
-    """Print one line for each thing done."""
+@with_options
+def init(options: Options) -> None:
+    """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
     anyio.run(_init, options.config())
 
 

@@ -4,8 +4,10 @@ import getpass
 import socket
 import sys
 import time
+from typing import Annotated
 
 import anyio
+import typer
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
@@ -21,18 +23,33 @@ from lachesis.schemas.errors import ConfigError, FencedError, NotFoundError
 from lachesis.schemas.promotion import Promotion
 from lachesis.schemas.replay import RevisionRecord
 from lachesis.schemas.subjects import REPLAY
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import connect_run
 
-__all__ = ["promote_revision"]
+__all__ = ["promote"]
 
 _LOOK_AGAIN_S = 0.2
 
 
-def promote_revision(options: Options, revision: str, *, give_up: bool, wait_s: float, as_json: bool) -> None:
-    """Ask for the promotion and wait until it is decided. Raises `ConfigError` where `revision` is another than the
-    configuration makes, or another is being promoted; `NotFoundError` where there is none."""
+@with_options
+def promote(
+    options: Options,
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that a shadow or a replay made.")],
+    *,
+    give_up: Annotated[
+        bool, typer.Option("--give-up", help="Of what was stored before, bury what waits for raters that are away.")
+    ] = False,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="S", help="Wait so long for the decision.")] = 30.0,
+    as_json: Json = False,
+) -> None:
+    """Let the live run go on with a revision: --config is what it was made with.
+
+    The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
+    as before; with --give-up it becomes a dead letter where that cannot be done, and `lachesis dead requeue` has the
+    revision judge it. The promotion stays in force whatever configuration the run is started with again; another one
+    ends it.
+    """
     config = options.config_with_environments("the revision's")
     found, follows = anyio.run(_promote, config, subjects.check_name("revision", revision), give_up, wait_s)
     if as_json:

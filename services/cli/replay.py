@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import anyio
 import typer
@@ -13,20 +14,43 @@ from lachesis.pipeline.replay.logic.fold import Folded
 from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.replay import Unscored
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
-from lachesis.services.cli.selection import Wanted
+from lachesis.services.cli.selection import Wanted, with_selection
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.connect import open_history
 
-__all__ = ["replay_history"]
+__all__ = ["replay"]
 
 _MOST_REASONS = 5
 """Groups of which it is told why they have no score."""
 
 
-def replay_history(options: Options, revision: str, wanted: Wanted, pace: Pace, *, as_json: bool) -> None:
-    """Score the selection under `revision`. Exits with 130 when it was interrupted; the same command goes on."""
+@with_options
+@with_selection
+def replay(
+    options: Options,
+    wanted: Wanted,
+    *,
+    revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
+    max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
+    max_inflight: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Groups that are read and not yet written. Default: 32 a worker where raters have to be waited for, "
+            "512 where none has to be.",
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that read and judge.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Score history again, with the raters, normalization and advantages of --config and --set, as a new revision.
+
+    The live run is not touched. After Ctrl-C or a crash the same command goes on where it was. Compare the result
+    with `lachesis compare live NAME`.
+    """
+    pace = Pace(max_rate=max_rate, max_inflight=max_inflight, workers=workers)
     config = options.config_with_environments()
     selection, groups = wanted.selection(config)
     request = Request(revision=revision, selection=selection, groups=groups, pace=pace)

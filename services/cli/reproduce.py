@@ -1,11 +1,13 @@
 """`lachesis reproduce`: is the run what its streams say, batch by batch and, trained again, to the bit?"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import msgspec
+import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from lachesis.pipeline.bus.api import Bus
@@ -19,13 +21,50 @@ from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, N
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.findings import exit_with, print_findings
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
 from lachesis.services.cli.train import past_config
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["Reproduction", "Wish", "reproduce_run"]
+__all__ = ["Reproduction", "Wish", "reproduce"]
+
+
+@with_options
+def reproduce(
+    options: Options,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    *,
+    trainer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A trainer on past rollouts. Default: the live one.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="STEP", help="Kept checkpoint to begin with. Default: the model, at step 0."),
+    ] = None,
+    end: Annotated[
+        int | None, typer.Option("--to", min=1, metavar="STEP", help="Last step. Default: the last one reported.")
+    ] = None,
+    batches_only: Annotated[bool, typer.Option("--batches-only", help="Verify batches, and train nothing.")] = False,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="On another machine: distance of weights, as a share of how far they moved.")
+    ] = 0.05,
+    as_json: Json = False,
+) -> None:
+    """Rebuild a run from its streams: the same batches in the same order, and from a checkpoint the same weights.
+
+    Reads only, while the run goes on or after it has ended. Exits with 1 if anything is not what was recorded.
+    """
+    chosen = options if run is None else replace(options, run=run)
+    wish = Wish(trainer=trainer, begin=begin, end=end, batches_only=batches_only, tolerance=tolerance)
+    found = anyio.run(_run, chosen.config(), wish)
+    if as_json:
+        print_json(found)
+    else:
+        of = f" on revision {found.revision}" if found.revision else ""
+        print(f"run {found.run}, trainer {found.trainer}{of}: {found.batches} batches, digest {found.manifest}")
+        print_findings(found.findings)
+    exit_with(found.findings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +89,6 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     manifest: str
     chain: str
     findings: list[Finding]
-
-
-def reproduce_run(options: Options, wish: Wish, *, as_json: bool) -> None:
-    """Verify a trainer's ledger and train on it again. Exits with 1 if anything failed."""
-    found = anyio.run(_run, options.config(), wish)
-    if as_json:
-        print_json(found)
-    else:
-        of = f" on revision {found.revision}" if found.revision else ""
-        print(f"run {found.run}, trainer {found.trainer}{of}: {found.batches} batches, digest {found.manifest}")
-        print_findings(found.findings)
-    exit_with(found.findings)
 
 
 async def _run(config: RunConfig, wish: Wish) -> Reproduction:

@@ -1,14 +1,51 @@
 """`lachesis run`: one service in this process."""
 
 import sys
+from pathlib import Path
+from typing import Annotated
 
-from lachesis.services.cli.options import Options
+import typer
+
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
 from lachesis.services.process.replica import replica_name
 from lachesis.services.process.service_process import Role, run_process
 from lachesis.services.registry import SERVICES, find
+from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
-__all__ = ["list_services", "run_service"]
+__all__ = ["forkserver", "list_services", "run", "run_service"]
+
+
+def _services(incomplete: str) -> list[str]:
+    return [name for name in SERVICES if name.startswith(incomplete)]
+
+
+@with_options
+def run(
+    options: Options,
+    service: Annotated[str | None, typer.Argument(help="Service; none: list them.", autocompletion=_services)] = None,
+    part: Annotated[str, typer.Argument(help="Its part: an environment, or the role of an inference server.")] = "",
+    replica: Annotated[
+        int | None, typer.Option(min=1, help="Number of this replica; default 1, in containers the host's name.")
+    ] = None,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Run one service until it is told to stop, or list the services."""
+    if service is None:
+        list_services()
+    else:
+        run_service(options, service, part, replica=replica, supervised=supervised)
+
+
+@with_options
+def forkserver(
+    options: Options, kind: Annotated[str, typer.Argument()], door: Annotated[Path, typer.Argument()]
+) -> None:
+    """Fork services that the supervisor asks for."""
+    told = serve_forks(kind, door)
+    if told is not None:
+        with end_at_once():
+            run_service(options, told.service, told.part, replica=told.replica, supervised=True)
 
 
 def list_services() -> None:

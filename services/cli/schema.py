@@ -2,17 +2,23 @@
 
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from lachesis.schemas.asyncapi import documents
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["run_schema"]
+__all__ = ["schema"]
 
 CHECKED_IN = Path("deploy/schema")
 
 
-def run_schema(out: Path | None, *, check: bool) -> None:
-    """Print the AsyncAPI document; with `out` write every file; with `check` exit with 1 where files differ."""
+def schema(
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every file there (for --check: read).")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if DIR (deploy/schema) differs.")] = False,
+) -> None:
+    """Print the AsyncAPI document, or write it and the JSON Schemas to a folder."""
     wanted = documents()
     if check:
         _check(wanted, out or CHECKED_IN)

@@ -6,13 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import typer
 
 from lachesis.pipeline.config import secrets
 from lachesis.pipeline.config.load import Setting, settings
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
 
-__all__ = ["masked", "show_settings"]
+__all__ = ["config_app", "config_show", "masked", "show_settings"]
+
+config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
+
+
+@config_app.command("show")
+@with_options
+def config_show(options: Options, as_json: Json = False) -> None:
+    """Show every setting: its value, where the value comes from, and what it means."""
+    show_settings(options, as_json=as_json)
 
 
 def show_settings(options: Options, *, as_json: bool) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from typing import Annotated
 
 import anyio
 import msgspec
+import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.replay.config import Pace
@@ -18,25 +19,43 @@ from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import drain_when_told
 from lachesis.services.output import print_json, print_table
 from lachesis.services.run.connect import connect_run, open_history, recent_heartbeats
 from lachesis.services.shadow import run_shadow, service_name
 
-__all__ = ["list_shadows", "start_shadow", "stop_shadow"]
+__all__ = ["shadow_app", "shadow_list", "shadow_start", "shadow_stop"]
 
 _ASK_S = 5.0
 _NICE = 10
 """What is live goes first where processor time is short."""
 
+shadow_app = typer.Typer(help="Revisions that follow the live run beside it.", no_args_is_help=True)
 
-def start_shadow(
-    options: Options, revision: str, *, envs: Sequence[str], from_seq: int | None, pace: Pace, as_json: bool
+
+@shadow_app.command("start")
+@with_options
+def shadow_start(
+    options: Options,
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="What the scores are called.")],
+    *,
+    env: Annotated[list[str] | None, typer.Option(help="Environment; may be given again. Default: all.")] = None,
+    from_seq: Annotated[
+        int | None, typer.Option(min=1, help="First sequence of ROLLOUTS. Default: what is stored from now on.")
+    ] = None,
+    max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
+    max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
+    as_json: Json = False,
 ) -> None:
-    """Follow the run under `revision` until Ctrl-C or `shadow stop`; the same command goes on where it was."""
+    """Score the live run a second time as it goes on, with the raters, normalization and advantages of --config.
+
+    It runs until Ctrl-C or `lachesis shadow stop`, and gives way to the run: what it is too slow for, it does not hold
+    up. After a crash the same command goes on where it was, with the same bits as `lachesis replay` would give.
+    """
+    pace = Pace(max_rate=max_rate, max_inflight=max_inflight)
     config = options.config_with_environments()
-    selection = Selection(envs=sorted(set(envs or config.environments)), first_seq=from_seq, follow=True)
+    selection = Selection(envs=sorted(set(env or [] or config.environments)), first_seq=from_seq, follow=True)
     os.nice(_NICE)
     result = anyio.run(
         _follow, config, Request(revision=check_name("revision", revision), selection=selection, pace=pace)
@@ -46,6 +65,50 @@ def start_shadow(
         return
     print(f"revision {revision}: {result.groups} groups in {result.seconds:.1f} s, digest {result.digest}")
     print("ended: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)
+
+
+@shadow_app.command("list")
+@with_options
+def shadow_list(options: Options, as_json: Json = False) -> None:
+    """Show each shadow: whether it runs, where it is, and how it differs from the live revision of late."""
+    found = anyio.run(_list, options.config())
+    if as_json:
+        print_json(found)
+        return
+    if not found:
+        print("no revision follows the run: lachesis shadow start NAME --config again.toml")
+        return
+    header = (
+        "revision", "state", "pid", "position", "lag", "groups/s", "compared", "rank correlation", "sign flips",
+        "zero variance", "live",
+    )  # fmt: skip
+    rows = (
+        (
+            row.revision,
+            row.state,
+            row.pid,
+            row.position,
+            row.lag,
+            _short(row.groups_per_s),
+            row.compared.pairs,
+            _short(row.compared.rank_correlation),
+            _short(row.compared.sign_flips),
+            _short(row.compared.zero_variance),
+            _short(row.compared.zero_variance_live),
+        )
+        for row in found
+    )
+    print_table(header, rows)
+
+
+@shadow_app.command("stop")
+@with_options
+def shadow_stop(
+    options: Options, revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that follows the run.")]
+) -> None:
+    """Tell a shadow to end. What it has written stays; the command that started it goes on from there."""
+    anyio.run(_stop, options.config(), check_name("revision", revision))
+    print(f"shadow {revision} ends; `lachesis shadow start {revision}` with its configuration goes on where it was")
 
 
 async def _follow(config: RunConfig, request: Request) -> Replayed:
@@ -80,38 +143,6 @@ class ShadowStatus(msgspec.Struct, frozen=True, kw_only=True):
     compared: RollingFigures
 
 
-def list_shadows(options: Options, *, as_json: bool) -> None:
-    """Print every revision that follows the run, or did."""
-    found = anyio.run(_list, options.config())
-    if as_json:
-        print_json(found)
-        return
-    if not found:
-        print("no revision follows the run: lachesis shadow start NAME --config again.toml")
-        return
-    header = (
-        "revision", "state", "pid", "position", "lag", "groups/s", "compared", "rank correlation", "sign flips",
-        "zero variance", "live",
-    )  # fmt: skip
-    rows = (
-        (
-            row.revision,
-            row.state,
-            row.pid,
-            row.position,
-            row.lag,
-            _short(row.groups_per_s),
-            row.compared.pairs,
-            _short(row.compared.rank_correlation),
-            _short(row.compared.sign_flips),
-            _short(row.compared.zero_variance),
-            _short(row.compared.zero_variance_live),
-        )
-        for row in found
-    )
-    print_table(header, rows)
-
-
 def _short(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
 
@@ -144,12 +175,6 @@ async def _list(config: RunConfig) -> list[ShadowStatus]:
                 )
             )
         return found
-
-
-def stop_shadow(options: Options, revision: str) -> None:
-    """Tell the shadow of `revision` to commit what it has and end. Raises `NotFoundError` where none runs."""
-    anyio.run(_stop, options.config(), check_name("revision", revision))
-    print(f"shadow {revision} ends; `lachesis shadow start {revision}` with its configuration goes on where it was")
 
 
 async def _stop(config: RunConfig, revision: str) -> None:

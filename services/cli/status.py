@@ -6,7 +6,7 @@ import anyio
 from rich.text import Text
 
 from lachesis.services.cli.columns import FULL, Column, print_columns
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
 from lachesis.services.observe.overview import barren
 from lachesis.services.observe.rewards import describe_rewards
@@ -14,7 +14,7 @@ from lachesis.services.observe.services import Quantiles, ServiceStatus
 from lachesis.services.observe.snapshot import Snapshot, StreamStatus, look_at_run
 from lachesis.services.output import human_bytes, human_seconds, print_json, print_table, printable
 
-__all__ = ["run_status"]
+__all__ = ["status"]
 
 _LEGEND = (
     "groups of rollouts and times since each process started (`lachesis top`: of late). lag: still to pass the stage; "
@@ -29,8 +29,9 @@ _ABSENT = {
 """By the state of services of which nothing is heard what that means; those of a run that has ended need no word."""
 
 
-def run_status(options: Options, *, as_json: bool) -> None:
-    """Print the snapshot, within five seconds whatever is dead."""
+@with_options
+def status(options: Options, as_json: Json = False) -> None:
+    """Show how the run stands: streams, services, ledger, policy, trainer."""
     anyio.run(look_at_run, options.config(), print_json if as_json else _print)
 
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import anyio
+import typer
 
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
@@ -16,10 +18,37 @@ from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.events import Where, json_line, text_line, to_plain
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.run.connect import History, open_run
 
-__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "run_tail"]
+__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "tail"]
+
+
+@with_options
+def tail(
+    options: Options,
+    subject: Annotated[
+        str, typer.Argument(help="A subject (`rl.score.>`) or a kind (score, reward, ledger, dead...).")
+    ],
+    *,
+    since_start: Annotated[bool, typer.Option("--since-start", help="Begin with the oldest message.")] = False,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Begin N messages back.")] = None,
+    follow: Annotated[bool, typer.Option(help="Wait for further messages.")] = True,
+    where: Annotated[
+        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Only such events, e.g. groups.item=7.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Columns with their values, stamps, digests.")] = False,
+) -> None:
+    """Follow events as they are stored, decoded."""
+    span = Span(since_start=since_start, last=last, follow=follow)
+    config = options.config()
+    wanted = resolve(subject, config.run)
+    printer = Printer([Where.parse(text, wanted.channels) for text in where or []], as_json, full)
+    try:
+        anyio.run(_tail, config, wanted, span, printer)
+    except* BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +99,6 @@ class Printer:
                 line = line[: shutil.get_terminal_size().columns]
             sys.stdout.write(line + "\n")
         sys.stdout.flush()
-
-
-def run_tail(options: Options, subject: str, span: Span, *, where: Sequence[str], as_json: bool, full: bool) -> None:
-    """Print events until interrupted, until nobody reads them any more, or to the end of the span or of the run."""
-    config = options.config()
-    wanted = resolve(subject, config.run)
-    printer = Printer([Where.parse(text, wanted.channels) for text in where], as_json, full)
-    try:
-        anyio.run(_tail, config, wanted, span, printer)
-    except* BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
 
 
 def resolve(subject: str, run: str) -> Wanted:

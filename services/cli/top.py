@@ -8,9 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import aclosing, suppress
+from typing import Annotated
 
 import anyio
 import msgspec
+import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -20,13 +22,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
-from lachesis.schemas.errors import InfrastructureError, NotFoundError, SchemaError
+from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.services.cli.columns import FULL, Column, fitting, table
 from lachesis.services.cli.ending import end_when_told
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
     evaluation_rows,
@@ -43,7 +45,7 @@ from lachesis.services.output import SafeConsole, human_number, human_seconds, p
 from lachesis.services.plan import planned_services
 from lachesis.services.run.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
 
-__all__ = ["render", "run_top"]
+__all__ = ["render", "top"]
 
 _REDRAW_S = 1.0
 _PLAIN_WIDTH = 200
@@ -66,13 +68,17 @@ _TREND = 0.2
 """Messages a second from which a lag counts as growing or shrinking."""
 
 
-def run_top(options: Options, *, once: bool, as_json: bool, window_s: float) -> None:
-    """Show the run until interrupted or until it ends; with `once` look for `window_s` seconds and print what was seen.
-
-    Of a run that has ended the last state is printed.
-    """
+@with_options
+def top(
+    options: Options,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Look once, print what was seen, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Look once and print JSON.")] = False,
+    window: Annotated[float, typer.Option(min=2, help="Seconds that rates and percentiles are over.")] = 15.0,
+) -> None:
+    """Watch the run: each stage's lag, rate and times, and which of them is the bottleneck. Ends with Ctrl-C."""
     config = options.config()
-    overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window_s)
+    overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window)
     if overview is None:
         return
     if as_json:
@@ -157,12 +163,8 @@ class _Watch:
                 await anyio.sleep(_REDRAW_S)
 
     async def follow_heartbeats(self, bus: Bus) -> None:
-        async with bus.listen(subjects.heartbeat(self.config.run)) as messages:
-            async for message in messages:
-                try:
-                    beat = read_heartbeat(message)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
+        async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
+            async for beat in beats:
                 self.recent.heartbeat(beat, time.monotonic())
                 self.rewards.add(beat.metrics)
 

@@ -8,10 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 import anyio
 import httpx
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,7 @@ from lachesis.schemas.errors import InfrastructureError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.endings import Ended, Endings
 from lachesis.services.observe.find import find_rollout
 from lachesis.services.observe.jaeger import Jaeger
@@ -35,7 +36,7 @@ from lachesis.services.observe.rollout import Timeline
 from lachesis.services.output import SafeConsole, human_seconds, json_text, print_json, printable
 from lachesis.services.run.connect import History, open_history
 
-__all__ = ["render", "run_follow", "run_trace"]
+__all__ = ["render", "run_follow", "run_trace", "trace"]
 
 _PLAIN_WIDTH = 120
 _BAR = 44
@@ -45,6 +46,30 @@ _TIMES = 24
 _POLL_S = 5.0
 _BEHIND = timedelta(minutes=30)
 """How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
+
+
+@with_options
+def trace(
+    options: Options,
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP_ID", help="A rollout: its id, or any part that no other has.")
+    ] = None,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show slow, failed, stale and redelivered rollouts as they end.")
+    ] = False,
+    slow: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Seconds from which one is slow; default: the recent p99.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one object a line.")] = False,
+) -> None:
+    """Show where a rollout's time went, as a waterfall, or follow those that are worth a look as they end."""
+    if (group is None) is not follow:
+        raise typer.BadParameter("name a rollout, or give --follow")
+    if group is None:
+        run_follow(options, slow_s=slow, as_json=as_json)
+    else:
+        run_trace(options, group, as_json=as_json)
 
 
 def run_trace(options: Options, name: str, *, as_json: bool) -> None:

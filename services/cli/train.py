@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import anyio
 import msgspec
@@ -25,15 +26,70 @@ from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["PAST_FOLDER", "Training", "past_config", "start_model", "train_on_past"]
+__all__ = ["PAST_FOLDER", "Training", "past_config", "start_model", "train"]
 
 PAST_FOLDER = "trainers"
 """Where in a run's folder the trainers on past rollouts have theirs."""
+
+
+@with_options
+def train(
+    options: Options,
+    *,
+    revision: Annotated[str, typer.Option(metavar="NAME", help="What a replay wrote, and finished.")],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the trainer and its ledger. Default: the revision's.")
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODEL", help="Model, or step of a kept checkpoint. Default: the run's model."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps at most. Default: every batch.")] = None,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(min=0, help="Most steps between the policy that made a rollout and the weights. Default: any."),
+    ] = None,
+    min_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or a later one.")] = None,
+    max_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or an earlier one.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and form the batches, and write nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train on past rollouts as a revision judged them: a second trainer, with a ledger and checkpoints of its own.
+
+    The importance ratio is against the logprobs that the rollouts were sampled with. The live run is not touched, and
+    nobody is sent the weights; they are in trainers/NAME of the run's folder. After Ctrl-C or a crash the same command
+    goes on where it was.
+    """
+
+    request = PastRequest(
+        trainer=name or revision,
+        revision=revision,
+        max_staleness=max_staleness,
+        min_step=min_step,
+        max_step=max_step,
+        store=not dry_run,
+    )
+    config = options.config()
+    check_name("trainer", request.trainer)
+    model, start = start_model(config, begin)
+    request = replace(request, model=model, start=start)
+    if request.store and find_spec("torch") is None:
+        raise StartupError(f"train needs the package 'torch': {install_command('train')}; or form the "
+                           "batches alone, with --dry-run")  # fmt: skip
+    if find_spec("torch") is not None:
+        request = replace(request, tokenizer_hash=_tokenizer_hash(model))
+    result = anyio.run(_run, config, request, steps)
+    if as_json:
+        print_json(result)
+    else:
+        _tell(result, stored=request.store)
+    if request.store and not result.finished:
+        raise typer.Exit(PAUSED)
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,28 +139,6 @@ def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> Run
     )
     folder = config.path / PAST_FOLDER / record.trainer
     return msgspec.structs.replace(config, folder=str(folder), model=record.model, training=training)
-
-
-def train_on_past(
-    options: Options, request: PastRequest, *, begin: str | None, steps: int | None, as_json: bool
-) -> None:
-    """Form the batches of a revision and train on them. Exits with 130 when interrupted; the same command goes on."""
-    config = options.config()
-    check_name("trainer", request.trainer)
-    model, start = start_model(config, begin)
-    request = replace(request, model=model, start=start)
-    if request.store and find_spec("torch") is None:
-        raise StartupError(f"train needs the package 'torch': {install_command('train')}; or form the "
-                           "batches alone, with --dry-run")  # fmt: skip
-    if find_spec("torch") is not None:
-        request = replace(request, tokenizer_hash=_tokenizer_hash(model))
-    result = anyio.run(_run, config, request, steps)
-    if as_json:
-        print_json(result)
-    else:
-        _tell(result, stored=request.store)
-    if request.store and not result.finished:
-        raise typer.Exit(PAUSED)
 
 
 def _tokenizer_hash(model: str) -> str:

@@ -24,7 +24,7 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.state import CHECKPOINTS, point_to_best, state_of
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, LachesisError
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
     evaluation_line,
@@ -39,7 +39,7 @@ from lachesis.services.preflight.start import check_start, machine_failures, ref
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.supervisor.supervisor import Supervisor, goes_on
 
-__all__ = ["EvaluationWatch", "describe_evaluation", "run_up", "stop_on_signals"]
+__all__ = ["EvaluationWatch", "describe_evaluation", "stop_on_signals", "up"]
 
 log = logging.getLogger("lachesis")
 
@@ -50,8 +50,9 @@ _FINISH_S = 5.0
 """Seconds that the end of a run waits for the server to say what was evaluated last."""
 
 
-def run_up(options: Options) -> None:
-    """Run until told to stop or until the run is finished. Raises `ConfigError`, `StartupError`."""
+@with_options
+def up(options: Options) -> None:
+    """Run everything: the server, unless one is named, and every service, in order, until Ctrl-C or the last step."""
     keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()

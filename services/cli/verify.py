@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Annotated
 
 import anyio
+import typer
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
@@ -21,17 +23,24 @@ from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.services.cli.findings import exit_with, print_findings
-from lachesis.services.cli.options import Options
+from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["verify_run"]
+__all__ = ["verify"]
 
 _OF_VERDICTS = {"majority", "dawid_skene"}
 
 
-def verify_run(options: Options, *, groups: int, runs: int, atol: float, as_json: bool) -> None:
-    """Check the newest `groups` recorded groups, rating each `runs` times, and exit with 1 if anything failed."""
+@with_options
+def verify(
+    options: Options,
+    groups: Annotated[int, typer.Option(min=1, help="Newest recorded groups to verify with.")] = 32,
+    runs: Annotated[int, typer.Option(min=2, help="Times that each sample is rated.")] = 3,
+    atol: Annotated[float, typer.Option(min=0.0, help="Difference between two ratings that is none.")] = 1e-6,
+    as_json: Json = False,
+) -> None:
+    """Check on recorded rollouts that raters, advantages and the loss are numerically sound; exit with 1 if not."""
     config = options.config()
     recorded = anyio.run(_recorded, config, groups)
     if not recorded:

@@ -12,6 +12,7 @@ import msgspec
 
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent
 from lachesis.schemas.codec import decode
@@ -69,7 +70,7 @@ class Observed:
     """`next_seq` says from where each stream is to be read on."""
 
     config: RunConfig
-    beats: dict[str, Heartbeat] = field(default_factory=dict)
+    heartbeats: HeartbeatLog = field(default_factory=lambda: HeartbeatLog(keeps_ended=True))
     evals: dict[int, EvalEvent] = field(default_factory=dict)
     drawn: dict[str, Drawn] = field(default_factory=dict)
     batches: dict[int, BatchSeen] = field(default_factory=dict)
@@ -84,8 +85,8 @@ class Observed:
     next_seq: dict[str, int] = field(default_factory=dict)
 
     def heartbeat(self, beat: Heartbeat) -> None:
-        """Keep the newest heartbeat of each process of a service."""
-        self.beats[beat.instance] = beat
+        """Keep the newest heartbeat of each process of a service, also once it has ended."""
+        self.heartbeats.add(beat, beat.time_ns / 1e9)
 
     def stored(self, message: Stored) -> None:
         """Take in one message; those before `next_seq` are known already. What is no event of ours is passed over."""
@@ -129,16 +130,16 @@ class Observed:
 
     def stages(self) -> dict[str, StageFigures]:
         """Return the figures of every service that was seen, in the order of the pipeline."""
-        found: dict[str, list[Heartbeat]] = {}
-        for beat in self.beats.values():
-            found.setdefault(beat.service, []).append(beat)
-        names = sorted(found, key=place)
+        names = sorted(self.heartbeats.services(), key=place)
         planned = Counter("-".join(filter(None, (row.service, row.part))) for row in plan(self.config))
-        return {name: _figures(found[name], planned[name], self.cpu_s) for name in names}
+        return {name: _figures(self._newest(name), planned[name], self.cpu_s) for name in names}
+
+    def _newest(self, service: str) -> list[Heartbeat]:
+        return [one.newest for one in self.heartbeats.processes(service)]
 
     def metrics(self, service: str) -> dict[str, float]:
         """Return the newest figures that a service sent of itself, empty before it has."""
-        beats = [beat for beat in self.beats.values() if beat.service == service and beat.metrics]
+        beats = [beat for beat in self._newest(service) if beat.metrics]
         return max(beats, key=lambda beat: beat.time_ns).metrics if beats else {}
 
     def rates(self, now_ns: int) -> tuple[float, float]:

@@ -4,6 +4,8 @@ Nothing is written and no consumer is made. A watch ends with the supervisor's l
 goes on where it stopped.
 """
 
+from contextlib import aclosing
+
 import anyio
 import anyio.abc
 import psutil
@@ -11,10 +13,10 @@ import psutil
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.schemas.errors import StartupError
 from lachesis.services.demo.observed import Observed
 from lachesis.services.run.connect import connect_run
 
@@ -50,12 +52,9 @@ async def _follow_heartbeats(
     bus: Bus, run: str, observed: Observed, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     started = False
-    async with bus.listen(subjects.heartbeat(run)) as beats:
-        async for message in beats:
-            try:
-                observed.heartbeat(read_heartbeat(message))
-            except SchemaError:
-                continue  # whoever sent it, it is none of ours
+    async with aclosing(listen_to_heartbeats(bus, run)) as beats:
+        async for beat in beats:
+            observed.heartbeat(beat)
             if not started:
                 started = True
                 task_status.started()

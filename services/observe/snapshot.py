@@ -20,9 +20,10 @@ from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.evaluation.read import EvaluationReader
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
-from lachesis.schemas.control import Heartbeat, PolicyRecord
+from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import (
     DamagedError,
     InfrastructureError,
@@ -208,7 +209,7 @@ async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot
     bus, ended = history
     look = _Look(bus, until_s)
     planned = planned_services(config)
-    heard: dict[str, Heartbeat] = {}
+    heard = HeartbeatLog()
     reader = EvaluationReader(bus, config)
     beats_s = until_s - anyio.current_time()
     clustered = config.nats is not None and len(bus.client.servers) > 1
@@ -230,7 +231,7 @@ async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot
         }
     )
     found = look.found
-    beats = list(heard.values())
+    beats = heard.newest()
     if not beats and found.get("others"):
         raise unknown_run(config.run, found["others"])
     problems = look.problems

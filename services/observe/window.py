@@ -7,19 +7,16 @@ differences of two heartbeats of one instance. Times are arguments, seconds of a
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from lachesis.pipeline.bus.api import ConsumerLag
+from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog, ProcessBeats, forget_before
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, PackedHistogram, StageVitals
 from lachesis.services.observe.services import Quantiles, merged, place
 
 __all__ = ["Recent", "StageRow"]
-
-STALE_S = 5.0
-"""A service that was silent for so long, five heartbeats, is called stale."""
 
 
 class StageRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,77 +50,46 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
 
 
-@dataclass(slots=True)
-class _Instance:
-    """Heartbeats of one instance with the time each came; the oldest is from before the window where there is one."""
-
-    beats: deque[tuple[float, Heartbeat]] = field(default_factory=deque)
-
-    @property
-    def newest(self) -> Heartbeat:
-        return self.beats[-1][1]
-
-    @property
-    def oldest(self) -> Heartbeat:
-        return self.beats[0][1]
-
-    @property
-    def span_s(self) -> float:
-        return (self.newest.time_ns - self.oldest.time_ns) / 1e9
-
-    def growth(self, figure: Callable[[StageVitals], float | None]) -> float | None:
-        """Return by how much a figure grew each second."""
-        before, after = figure(self.oldest.stage), figure(self.newest.stage)
-        if before is None or after is None or self.span_s <= 0:
-            return None
-        return (after - before) / self.span_s
-
-
 class Recent:
     """Keeps what came in the last `window_s` seconds. `planned`: services that the run should have."""
 
     def __init__(self, window_s: float, planned: Collection[str] = ()) -> None:
         self.window_s = window_s
         self._planned = set(planned)
-        self._instances: dict[str, dict[str, _Instance]] = defaultdict(dict)
+        self._heartbeats = HeartbeatLog(window_s)
         self._lags: dict[str, deque[tuple[float, ConsumerLag]]] = defaultdict(deque)
 
     def heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Take in a heartbeat that came at `now_s`."""
-        instance = self._instances[beat.service].setdefault(beat.instance, _Instance())
-        instance.beats.append((now_s, beat))
-        _forget(instance.beats, now_s - self.window_s)
+        self._heartbeats.add(beat, now_s)
 
     def consumer(self, service: str, lag: ConsumerLag, now_s: float) -> None:
         """Take in what the server said at `now_s` of the durable consumer of `service`."""
         self._lags[service].append((now_s, lag))
-        _forget(self._lags[service], now_s - self.window_s)
+        forget_before(self._lags[service], now_s - self.window_s)
 
     def figures(self, service: str) -> list[tuple[float, Heartbeat]]:
         """Return the heartbeats of the instance of `service` that spoke last, with the time each came, oldest first."""
-        instances = self._instances.get(service, {}).values()
-        return list(max(instances, key=lambda one: one.beats[-1][0]).beats) if instances else []
+        processes = self._heartbeats.processes(service)
+        return list(max(processes, key=lambda one: one.heard_s).beats) if processes else []
 
     def newest(self) -> list[Heartbeat]:
         """Return the newest heartbeat of every instance that is known."""
-        return [one.newest for instances in self._instances.values() for one in instances.values()]
+        return self._heartbeats.newest()
 
     def rows(self, now_s: float) -> list[StageRow]:
         """Return the services as of `now_s`, in the order in which a rollout meets them."""
-        names = sorted(self._planned | self._instances.keys() | self._lags.keys(), key=place)
+        names = sorted(self._planned | self._heartbeats.services() | self._lags.keys(), key=place)
         return [self._row(name, now_s) for name in names]
 
     def _row(self, name: str, now_s: float) -> StageRow:
-        instances = self._instances.get(name, {})
-        speaking = {key: one for key, one in instances.items() if one.beats[-1][0] > now_s - STALE_S}
-        if speaking:  # those that went before it have been replaced
-            instances = self._instances[name] = speaking
+        speaking = self._heartbeats.processes(name, speaking_at_s=now_s)
+        beats = speaking or self._heartbeats.processes(name)  # those that went before one that speaks were replaced
         asked = [lag for _, lag in self._lags.get(name, ())]
         lag = asked[-1] if asked else None
         waiting = lag.pending + lag.unacked if lag else None
-        if not instances:
+        if not beats:
             return StageRow(service=name, state="silent", lag=waiting, unacked=lag.unacked if lag else None)
-        beats = list(instances.values())
         status = merged(name, [one.newest for one in beats])
         works = speaking and any(one.newest.stage.slots is not None for one in beats)
         lags = [(at, float(found.pending + found.unacked)) for at, found in self._lags.get(name, ())] or [
@@ -150,24 +116,19 @@ class Recent:
         )
 
 
-def _forget(times: deque[tuple[float, Heartbeat]] | deque[tuple[float, ConsumerLag]], before_s: float) -> None:
-    while len(times) > 2 and times[1][0] < before_s:
-        times.popleft()
-
-
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
-def _load(beats: Sequence[_Instance]) -> float | None:
+def _load(beats: Sequence[ProcessBeats]) -> float | None:
     """Busy slots over all slots."""
     busy = _sum(one.growth(lambda stage: stage.busy_s) for one in beats)
     slots = sum(one.newest.stage.slots or 0 for one in beats)
     return min(1.0, busy / slots) if busy is not None and slots else None
 
 
-def _held(beats: Sequence[_Instance], lags: Sequence[tuple[float, float]]) -> float | None:
+def _held(beats: Sequence[ProcessBeats], lags: Sequence[tuple[float, float]]) -> float | None:
     """Groups at the stage: what its consumer counts where it has one, else what is in flight; as averages."""
     if lags:
         return sum(value for _, value in lags) / len(lags)
@@ -184,7 +145,7 @@ def _slope(values: Sequence[tuple[float, float]]) -> float | None:
     return sum((t - mean_t) * (v - mean_v) for t, v in values) / spread if spread else None
 
 
-def _quantiles(beats: Sequence[_Instance], pick: Callable[[StageVitals], PackedHistogram | None]) -> Quantiles:
+def _quantiles(beats: Sequence[ProcessBeats], pick: Callable[[StageVitals], PackedHistogram | None]) -> Quantiles:
     """Return the quantiles of what was counted between the oldest and the newest heartbeat of each instance."""
     found = Histogram()
     for one in beats:

@@ -22,6 +22,7 @@ from anyio.abc import TaskStatus
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
+from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.late_output import flush_output, keep_output
@@ -44,7 +45,7 @@ from lachesis.schemas.errors import (
 from lachesis.services.process.micro import join_micro
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.process.telemetry import follow_clock, open_tracing
-from lachesis.services.registry import Main, ServiceSpec, load_main
+from lachesis.services.registry import ServiceSpec, Stage, load_stage
 from lachesis.services.run.connect import connect_run
 
 __all__ = [
@@ -97,8 +98,10 @@ def run_process(role: Role, config: RunConfig) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
+        if role.spec.name == "governor":  # it is what budgets that are too small would stop for good
+            check_budgets(config)
         with open_tracing(config, role.name, role.replica) as tracing:
-            return anyio.run(_run, role, load_main(role.spec), config, tracing)
+            return anyio.run(_run, role, load_stage(role.spec), config, tracing)
     except (LachesisError, OSError, BaseExceptionGroup) as error:
         return _explain(error)
 
@@ -131,7 +134,7 @@ def _explain(error: BaseException) -> int:
     return 1
 
 
-async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> int:
+async def _run(role: Role, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
     async with _told_to_drain(supervised=role.supervised) as told:
         bus = await _connect(role, config, told)
         if bus is None:
@@ -139,11 +142,11 @@ async def _run(role: Role, main: Main, config: RunConfig, tracing: Tracing) -> i
         async with bus:
             if not await _is_alone(bus, role, config, told):
                 return DRAINED
-            return await _serve(bus, role, main, config, tracing=tracing, told=told)
+            return await _serve(bus, role, stage, config, tracing=tracing, told=told)
 
 
 async def _serve(
-    bus: NatsBus, role: Role, main: Main, config: RunConfig, *, tracing: Tracing, told: anyio.Event
+    bus: NatsBus, role: Role, stage: Stage, config: RunConfig, *, tracing: Tracing, told: anyio.Event
 ) -> int:
     place = WriterPlace.here(config.path, supervised=role.supervised)
     async with (
@@ -167,7 +170,7 @@ async def _serve(
         drain_s = config.drain_s(role.spec.name)
         tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s", service.instance.partition("-")[0])
-        await main(service, config, role.part)
+        await stage(service, config, role.part)
         tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)

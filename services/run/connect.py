@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
+from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.control import Heartbeat
@@ -51,8 +52,6 @@ _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
 LOOK_S = 3.0
 """What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
-SILENCE_S = 5.0
-"""Services that send no heartbeat for so long have ended."""
 
 
 class History(NamedTuple):
@@ -245,28 +244,23 @@ async def recent_heartbeats(
     bus: Bus,
     run: str,
     awaited: Collection[str],
-    heard: dict[str, Heartbeat] | None = None,
+    log: HeartbeatLog | None = None,
     *,
-    silence_s: float | None = None,
+    silence_s: float = SILENCE_S,
 ) -> list[Heartbeat]:
-    """Listen for a moment and return the newest heartbeat of each instance that spoke, in the order of the first.
+    """Listen for a moment and return the newest heartbeat of each process that spoke, by service.
 
-    Listens for as long as a silence takes to tell (`silence_s`, by default `SILENCE_S`) while one of the services
-    `awaited` has not spoken. `heard` is filled meanwhile, by subject, for a caller who may not wait until the end.
+    Listens for `silence_s` while one of the services `awaited` has not spoken. `log` is filled meanwhile, for a caller
+    that may not wait until the end.
     """
-    found: dict[str, Heartbeat] = {} if heard is None else heard
+    log = HeartbeatLog() if log is None else log
     missing = set(awaited)
-    start = anyio.current_time()
-    async with bus.listen(subjects.heartbeat(run)) as messages:
-        within_s = SILENCE_S if silence_s is None else silence_s
-        with anyio.move_on_after(within_s if missing else _HEARTBEATS_S) as listening:
-            async for message in messages:
-                try:
-                    beat = read_heartbeat(message)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
-                found[message.subject] = beat
+    start_s = anyio.current_time()
+    with anyio.move_on_after(silence_s if missing else _HEARTBEATS_S) as listening:
+        async with aclosing(listen_to_heartbeats(bus, run)) as beats:
+            async for beat in beats:
+                log.add(beat, anyio.current_time())
                 missing.discard(beat.service)
                 if not missing:
-                    listening.deadline = start + min(within_s, _HEARTBEATS_S)
-    return list(found.values())
+                    listening.deadline = start_s + min(silence_s, _HEARTBEATS_S)
+    return log.newest()

@@ -30,7 +30,7 @@ from setproctitle import setproctitle
 
 from lachesis.pipeline.disk import write_when_room_sync
 from lachesis.pipeline.late_output import keep_output
-from lachesis.services.registry import SERVICES, load_main
+from lachesis.services.registry import SERVICES, load_stage
 
 __all__ = [
     "LONGEST",
@@ -101,7 +101,7 @@ def serve_forks(kind: str, door: Path) -> Told | None:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     server = _ForkServer(requests, _listen(door))
     for name in PRELOADED[kind]:
-        load_main(SERVICES[name])
+        load_stage(SERVICES[name])
     return server.serve()
 
 

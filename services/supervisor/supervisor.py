@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,14 +31,12 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
-from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
-from lachesis.pipeline.stage.heartbeats import read_heartbeat
-from lachesis.schemas import subjects
+from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas.access import OPERATOR
-from lachesis.schemas.control import Heartbeat, StageVitals, StopKind
-from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.control import StageVitals
+from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
 from lachesis.services.observe.watch import Watch
 from lachesis.services.plan import Planned, plan
 from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
@@ -50,6 +48,7 @@ from lachesis.services.run.lease import RunLease, lock_folder
 from lachesis.services.supervisor.forking import Forked, ForkServers, open_supervised
 from lachesis.services.supervisor.forkserver import Told
 from lachesis.services.supervisor.ledger_check import verify_ledger
+from lachesis.services.supervisor.notices import Notices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
 from lachesis.services.supervisor.restarts import Life, Restarts, out_of_memory_kills
 from lachesis.services.supervisor.store_watch import watch_store
@@ -120,11 +119,8 @@ class Supervisor:
         self._stop = anyio.Event()
         self._server_pid: int | None = None
         self._pids = LateFile(config.path / _PIDS_FILE)
-        self._stopped: set[tuple[str, StopKind]] = set()
         self._verifying = anyio.CancelScope()
-        self._ledger_broken = ""  # how, as the health service found it
-        self._evaluator_note: str | None = None
-        self._last_step_logged = False
+        self._notices = Notices(config)
         self.has_begun = False
         """Whether the run's folder is this supervisor's."""
 
@@ -188,7 +184,7 @@ class Supervisor:
         for watch in self.watches:
             await watch.finish(bus)
         with self._verifying:
-            await verify_ledger(bus, self.config, self._ledger_broken)
+            await verify_ledger(bus, self.config, self._notices.ledger_broken)
 
     async def _unless_stopped(self, call: Callable[..., Awaitable[object]], *arguments: Any) -> None:
         """Await a call that may wait for long, until told to stop."""
@@ -331,50 +327,17 @@ class Supervisor:
         self._write_pids()
 
     async def _watch_heartbeats(self, bus: Bus) -> None:
-        async with bus.listen(subjects.heartbeat(self.config.run)) as beats:
-            async for message in beats:
-                try:
-                    beat = read_heartbeat(message)
-                except SchemaError:
-                    continue  # whoever sent it, it is none of ours
+        async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
+            async for beat in beats:
                 for row in self.running:
                     if row.process and row.process.pid == beat.pid:
                         row.stage = beat.stage
                         if beat.stage.state != "starting":
                             row.up = True
                             row.ready.set()
-                if beat.service == "health":
-                    self._tell_stopped(beat)
-                if beat.service == "trainer":
-                    self._log_last_step(beat)
-                if beat.service == "evaluator" and beat.stage.state == "ok":  # else it says what it waits for
-                    self._tell_not_evaluated(beat.stage.note)
-
-    def _tell_stopped(self, beat: Heartbeat) -> None:
-        """Say once when a health check has stopped an environment: a run that stands still must not look busy."""
-        if beat.metrics.get("ledger/broken") and not self._ledger_broken:
-            self._ledger_broken = beat.stage.note or "its log says how"
-            log.error("the ledger is broken: %s. %s", self._ledger_broken, LEDGER_MEND)
-        stopped = {(env, how) for env, kinds in beat.stopped.items() for how in kinds}
-        for env, how in sorted(stopped - self._stopped):
-            log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",
-                        env, how, env)  # fmt: skip
-        self._stopped = stopped
-
-    def _log_last_step(self, beat: Heartbeat) -> None:
-        """Say once what the run still waits for after its last step."""
-        steps = self.config.training.steps
-        evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
-        done = steps is not None and beat.metrics.get("train/step", 0) >= steps
-        if done and evaluator is not None and not evaluator.ended.is_set() and not self._last_step_logged:
-            self._last_step_logged = True
-            log.info("all %s steps are taken; the last policy is evaluated", steps)
-
-    def _tell_not_evaluated(self, note: str | None) -> None:
-        """Say once what the evaluator could not evaluate."""
-        if note is not None and note != self._evaluator_note:
-            log.warning("%s", note)
-        self._evaluator_note = note
+                evaluator = next((row for row in self.running if row.planned.service == "evaluator"), None)
+                waits = evaluator is not None and not evaluator.ended.is_set()
+                self._notices.report(beat, evaluates=waits)
 
     @asynccontextmanager
     async def _server(self) -> AsyncIterator[None]:

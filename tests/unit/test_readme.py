@@ -22,7 +22,7 @@ PAGES = {
     path: path.read_text(encoding="utf-8")
     for path in [
         *ROOT.glob("*.md"),
-        *(page for top in ("deploy", "pipeline", "tests") for page in (ROOT / top).rglob("*.md")),
+        *(page for top in ("deploy", "pipeline", "services", "tests") for page in (ROOT / top).rglob("*.md")),
     ]
 }
 EXAMPLES = dict(

@@ -8,6 +8,8 @@ import pytest
 
 from lachesis import __version__
 from lachesis.schemas.asyncapi import documents
+from lachesis.services.cli.commands import COMMANDS, load_command
+from lachesis.services.registry import SERVICES, load_stage
 
 HEAVY = ("torch", "transformers", "matplotlib", "wandb", "reasoning_gym")
 
@@ -34,13 +36,31 @@ def test_help_imports_nothing_heavy() -> None:
     assert modules.isdisjoint({*HEAVY, "numpy", "nats", "anyio", "msgspec", "lachesis.pipeline.config.run"})
 
 
+def test_every_line_of_the_help_is_what_its_command_says() -> None:
+    for command in COMMANDS.values():
+        loaded = load_command(command)
+        first = (loaded.help or "").partition("\n\n")[0]
+        assert " ".join(first.split()) == command.help, command.name
+        assert loaded.hidden == command.hidden
+
+
+def test_the_help_of_every_command_imports_nothing_heavy() -> None:
+    code = "from lachesis.services.cli.commands import *\nfor command in COMMANDS.values(): load_command(command)"
+    assert imported_by(code).isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_names_a_stage(name: str) -> None:
+    assert callable(load_stage(SERVICES[name]))
+
+
 @pytest.mark.parametrize(
     "name", ["scorer", "environment", "governor", "batcher", "normalizer", "curriculum", "health", "teacher"]
 )
 def test_a_service_that_does_not_train_imports_nothing_heavy(name: str) -> None:
-    code = f"import lachesis.services.cli.run\nfrom lachesis.services.registry import *\nload_main(find({name!r}))"
+    code = f"import lachesis.services.cli.run\nfrom lachesis.services.registry import *\nload_stage(find({name!r}))"
     modules = imported_by(code)
-    assert f"lachesis.services.{name}" in modules
+    assert f"lachesis.pipeline.{SERVICES[name].stage.partition(':')[0]}" in modules
     assert modules.isdisjoint(HEAVY)
 
 

@@ -13,6 +13,10 @@ def beat(service, instance="1-a", *, at_s=0.0, metrics=None, **vitals):
     )  # fmt: skip
 
 
+def hear(overheard, one):
+    overheard.add(one, one.time_ns / 1e9)
+
+
 async def test_the_newest_figures_are_taken(lab):
     overheard = Overheard()
     async with lab.running(overheard.listen, "trainer") as trainer:
@@ -37,33 +41,33 @@ async def test_the_newest_figures_are_taken(lab):
 def test_evaluations_are_logged_beside_the_step():
     overheard = Overheard()
     figures = {"eval/sums/avg@4": 0.4, "eval/sums/error": 0.03, "eval/sums/step": 10.0}
-    overheard.add(beat("evaluator", metrics=figures))
+    hear(overheard, beat("evaluator", metrics=figures))
     assert overheard.figures() == figures
 
 
 def test_queues_are_told_by_service_replicas_together():
     overheard = Overheard()
-    overheard.add(beat("scorer", "1-a", lag=3, redelivered=1, metrics={"reward/sums/reliability_alpha": 0.5}))
-    overheard.add(beat("scorer", "2-b", lag=5, redelivered=2))
-    overheard.add(beat("normalizer", metrics={"reward_norm/sums/a/mean": 1.5, "api_perf/total_items": 2.0}))
-    overheard.add(beat("curriculum", metrics={"curriculum/sums/observed": 4.0}))
+    hear(overheard, beat("scorer", "1-a", lag=3, redelivered=1, metrics={"reward/sums/reliability_alpha": 0.5}))
+    hear(overheard, beat("scorer", "2-b", lag=5, redelivered=2))
+    hear(overheard, beat("normalizer", metrics={"reward_norm/sums/a/mean": 1.5, "api_perf/total_items": 2.0}))
+    hear(overheard, beat("curriculum", metrics={"curriculum/sums/observed": 4.0}))
     assert overheard.figures() == {
         "queue/scorer/lag": 5.0, "queue/scorer/redelivered": 3.0, "reward/sums/reliability_alpha": 0.5,
         "reward_norm/sums/a/mean": 1.5, "curriculum/sums/observed": 4.0,
     }  # fmt: skip
-    overheard.add(beat("scorer", "1-a", at_s=6.0, lag=1, redelivered=1))
+    hear(overheard, beat("scorer", "1-a", at_s=6.0, lag=1, redelivered=1))
     assert overheard.figures()["queue/scorer/lag"] == 1.0, "the other one is gone"
 
 
 def test_a_service_that_is_silent_is_gone_whoever_else_speaks():
     overheard = Overheard()
-    overheard.add(beat("scorer", lag=700))
-    overheard.add(beat("normalizer", at_s=6.0, metrics={"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}))
+    hear(overheard, beat("scorer", lag=700))
+    hear(overheard, beat("normalizer", at_s=6.0, metrics={"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}))
     assert overheard.figures() == {"reward_shaping/sums/scale": 0.5, "reliability/sums/a": 0.4}
 
 
 def test_lengths_of_what_is_trained_and_dropped_are_taken_along():
     overheard = Overheard()
     lengths = {"batching/tokens_per_sequence/stale": 90.0, "batching/tokens_per_sequence/batched": 40.0}
-    overheard.add(beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
+    hear(overheard, beat("batcher", metrics=lengths | {"batching/batches": 3.0}))
     assert overheard.figures() == lengths

@@ -1,0 +1,97 @@
+"""The heartbeats of a run, kept by service and process. Pure: no bus, no clock.
+
+In: heartbeats, each with the time at which the listener received it, in seconds of a clock that does not jump (the
+sender's clock may be wrong). Out: the processes that speak, their newest heartbeats, and how their figures grew within
+the window. `status`, `top`, the demo's view and the trainer's log all keep their heartbeats here.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from lachesis.schemas.control import Heartbeat, StageVitals
+
+__all__ = ["SILENCE_S", "HeartbeatLog", "ProcessBeats", "forget_before"]
+
+T = TypeVar("T")
+
+SILENCE_S = 5.0
+"""A process that sent nothing for so long, five heartbeats, no longer speaks."""
+
+
+@dataclass(slots=True)
+class ProcessBeats:
+    """The heartbeats of one process with the time each came; the oldest is from before the window if there is one."""
+
+    beats: deque[tuple[float, Heartbeat]] = field(default_factory=deque)
+
+    @property
+    def newest(self) -> Heartbeat:
+        return self.beats[-1][1]
+
+    @property
+    def oldest(self) -> Heartbeat:
+        return self.beats[0][1]
+
+    @property
+    def heard_s(self) -> float:
+        """When the newest came."""
+        return self.beats[-1][0]
+
+    @property
+    def span_s(self) -> float:
+        """Seconds between the oldest and the newest, by the sender's clock."""
+        return (self.newest.time_ns - self.oldest.time_ns) / 1e9
+
+    def growth(self, figure: Callable[[StageVitals], float | None]) -> float | None:
+        """Return by how much a figure grew each second."""
+        before, after = figure(self.oldest.stage), figure(self.newest.stage)
+        if before is None or after is None or self.span_s <= 0:
+            return None
+        return (after - before) / self.span_s
+
+
+class HeartbeatLog:
+    """Keeps the heartbeats of the last `window_s` seconds, and at least the newest one of each process.
+
+    A process that no longer speaks is forgotten once another of its service does, unless `keeps_ended`.
+    """
+
+    def __init__(self, window_s: float = 0.0, *, keeps_ended: bool = False) -> None:
+        self.window_s = window_s
+        self._keeps_ended = keeps_ended
+        self._by_service: dict[str, dict[str, ProcessBeats]] = {}
+
+    def add(self, beat: Heartbeat, now_s: float) -> None:
+        """Store a heartbeat that came at `now_s`."""
+        processes = self._by_service.setdefault(beat.service, {})
+        one = processes.setdefault(beat.instance, ProcessBeats())
+        one.beats.append((now_s, beat))
+        forget_before(one.beats, now_s - self.window_s)
+        if not self._keeps_ended:
+            for instance in [key for key, other in processes.items() if other.heard_s <= now_s - SILENCE_S]:
+                del processes[instance]
+
+    def services(self) -> set[str]:
+        """Return the services that ever spoke."""
+        return set(self._by_service)
+
+    def processes(self, service: str, *, speaking_at_s: float | None = None) -> list[ProcessBeats]:
+        """Return the processes of a service by their first heartbeat; with a time, only those that speak then."""
+        known = self._by_service.get(service, {}).values()
+        return [one for one in known if speaking_at_s is None or one.heard_s > speaking_at_s - SILENCE_S]
+
+    def newest(self) -> list[Heartbeat]:
+        """Return the newest heartbeat of every process that is known."""
+        return [one.newest for processes in self._by_service.values() for one in processes.values()]
+
+    def heard_s(self, service: str) -> float:
+        """Return when a service was heard last; minus infinity: never."""
+        return max((one.heard_s for one in self.processes(service)), default=float("-inf"))
+
+
+def forget_before(times: deque[tuple[float, T]], before_s: float) -> None:
+    """Drop what is older than `before_s`, except the newest of it and whatever makes two."""
+    while len(times) > 2 and times[1][0] < before_s:
+        times.popleft()

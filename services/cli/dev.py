@@ -1,0 +1,27 @@
+"""`lachesis dev`: one trip from a task to an optimizer step, in this process."""
+
+from typing import Annotated
+
+import anyio
+import typer
+
+from lachesis.services.cli.options import Options, with_options
+from lachesis.services.output import SafeConsole
+
+__all__ = ["dev"]
+
+
+@with_options
+def dev(
+    options: Options,
+    env: Annotated[str, typer.Argument(help="Environment of the configuration.")],
+    task: Annotated[int, typer.Option(min=0, help="Index of the task in the environment's pool.")] = 0,
+) -> None:
+    """Take one trip from a task to an optimizer step in this process, without a server; for breakpoints.
+
+    Exits with 1 where there is nothing to train on.
+    """
+    from lachesis.services.dev import run_dev  # imports torch
+
+    if not anyio.run(run_dev, options.config(), env, task, SafeConsole()):
+        raise typer.Exit(1)

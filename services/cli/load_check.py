@@ -1,0 +1,22 @@
+"""`lachesis load-check`: loads what a configuration names, in a process that may hang; `doctor` and `up` start it."""
+
+import os
+import signal
+import sys
+
+from lachesis.pipeline.bus.embedded import die_with_parent
+from lachesis.services.cli.options import Options, with_options
+from lachesis.services.preflight.loading import write_findings
+
+__all__ = ["load_check"]
+
+
+@with_options
+def load_check(options: Options) -> None:
+    """Load what the configuration names, and write what became of it to standard output, as JSON."""
+    arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
+    if arm is not None:
+        arm()
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as out:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the loaded code prints is no finding
+        write_findings(options.config(), out)
