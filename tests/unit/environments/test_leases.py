@@ -30,3 +30,32 @@ async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):
         figures = governor.vitals.metrics
         assert (figures["flow/leased"], figures["flow/expired"]) == (8, 0)
         tasks.cancel_scope.cancel()
+
+
+async def test_the_next_governor_takes_over_what_a_producer_holds(lab):
+    config = RunConfig(
+        run="r",
+        environments={"sums": EnvironmentConfig(kind="gateway")},
+        batching=BatchingConfig(batch_size=8, max_staleness=0),
+        flow=FlowConfig(lease_s=2.0),
+    )
+
+    def governor():
+        return lab.running(lambda service: run_governor(service, config), "governor")
+
+    async with lab.running(lambda service: service.draining.wait(), "environment") as service:
+        leases = Leases(service, "p", "sums")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(leases.renew)
+            async with governor() as first:
+                assert await leases.acquire(3, 100) is not None
+                first.kill()
+            async with governor() as second:
+                await lab.until(lambda: _holds(second, 3))
+                assert await leases.acquire(5, 100) is not None  # granted once no other lease can be about
+                assert (second.vitals.metrics["flow/expired"], second.vitals.metrics["flow/late"]) == (0, 0)
+            tasks.cancel_scope.cancel()
+
+
+async def _holds(governor, sequences):
+    return governor.vitals.metrics.get("flow/leased") == sequences
