@@ -35,11 +35,13 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LEDGER_MEND
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.values import from_json
 from lachesis.services.connect import NATS_FOLDER, connect_run
 from lachesis.services.forking import Forked, ForkServers, open_supervised
 from lachesis.services.forkserver import Told
@@ -106,8 +108,8 @@ def plan(config: RunConfig) -> list[Planned]:
 def goes_on(folder: Path) -> bool:
     """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
     try:
-        pids = msgspec.json.decode((folder / _PIDS_FILE).read_bytes(), type=dict[str, int | None])
-    except (OSError, msgspec.DecodeError):
+        pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
+    except (OSError, SchemaError):
         return False
     return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
 

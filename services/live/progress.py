@@ -6,7 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.small_files import open_regular_file
+from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.schemas.errors import CheckpointError, SchemaError
+from lachesis.schemas.values import from_json
 from lachesis.services.cli.output import human_seconds
 from lachesis.services.live.rewards import rewards_of
 
@@ -21,7 +25,6 @@ __all__ = [
 
 log = logging.getLogger("lachesis")
 
-_POINTER = Path("checkpoints") / "latest"
 _MOST = 1 << 18
 """Bytes from the end of the log of figures that are read: many lines of a few KiB."""
 
@@ -65,13 +68,13 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
     """
     before = after = None
     try:
-        with (folder / METRICS_FILE).open("rb") as file:
+        with open_regular_file(folder / METRICS_FILE) as file:
             for row in file:
                 if not row.endswith(b"\n"):
                     break  # it is still being written
                 try:
-                    reward = msgspec.json.decode(row, type=_Reward)
-                except msgspec.DecodeError:
+                    reward = from_json(METRICS_FILE, _Reward, row)
+                except SchemaError:
                     continue
                 if reward.step is None or reward.mean is None:
                     continue
@@ -84,7 +87,7 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
 
 def _newest_rows(folder: Path) -> list[bytes]:
     try:
-        with (folder / METRICS_FILE).open("rb") as file:
+        with open_regular_file(folder / METRICS_FILE) as file:
             start = max(0, file.seek(0, 2) - _MOST)
             file.seek(start)
             rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
@@ -96,15 +99,17 @@ def _newest_rows(folder: Path) -> list[bytes]:
 def _figures(row: bytes) -> dict[str, float] | None:
     """Return the figures in a line of the log, None if it holds none: a crash of the machine can tear a line."""
     try:
-        return msgspec.json.decode(row, type=dict[str, float])
-    except msgspec.DecodeError:
+        return from_json(METRICS_FILE, dict[str, float], row)
+    except SchemaError:
         return None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint, None where there is none."""
-    pointer = folder / _POINTER
-    return pointer.with_name(pointer.read_text().strip()) if pointer.is_file() else None
+    """Return the folder of the newest checkpoint, None where there is none, or the pointer to it cannot be read."""
+    try:
+        return latest_checkpoint(folder / CHECKPOINTS)
+    except CheckpointError:
+        return None
 
 
 def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:
