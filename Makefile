@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test slow chaos mutations fuzz vllm lint lock audit clean
+.PHONY: demo test slow attack chaos mutations fuzz vllm lint lock audit clean
 
 demo: $(VENV)/.demo
 	$(BIN)/lachesis demo $(ARGS)
@@ -14,6 +14,13 @@ test: $(VENV)/.dev
 
 slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow -n 2 $(ARGS)
+
+# Every hostile input and call at once, the slow ones too: what SECURITY.md says under "Attacks".
+attack: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "slow or not slow" tests/integration/security tests/unit/scoring/sandbox \
+	  tests/unit/test_untrusted_code.py tests/unit/test_safe_text.py tests/unit/training/test_hostile_models.py \
+	  tests/unit/gateway/test_slow_clients.py tests/unit/services/test_private_files.py tests/integration/test_hostile.py \
+	  tests/integration/test_hostile_text.py tests/fuzz/test_fuzz.py $(ARGS)
 
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz.run $(ARGS)

@@ -15,6 +15,10 @@ _MENDS = {
     errno.ENOTDIR: f"a part of that path is a file: {_ELSEWHERE}",
     errno.EISDIR: "name a file in that folder",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "that link leads back to itself: put a file in its place",
+    errno.ENODEV: "put a regular file in its place",
+    errno.EFBIG: "name another file",
+    errno.EILSEQ: "write it again as text",
 }
 
 

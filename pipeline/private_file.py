@@ -4,6 +4,7 @@ import os
 import secrets
 from pathlib import Path
 
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["shared_token", "write_private"]
@@ -17,7 +18,7 @@ def shared_token(path: Path) -> str:
     try:
         if not path.exists():
             _write(path, secrets.token_urlsafe(32), replace=False)
-        token = path.read_text().strip()
+        token = read_small_text(path).strip()
     except OSError as error:
         raise StartupError(f"{path} cannot be read or written: {error.strerror}") from error
     if not token:

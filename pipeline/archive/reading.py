@@ -11,6 +11,7 @@ from lachesis.pipeline.archive.jsonl import read_lines, read_row
 from lachesis.pipeline.archive.logic.atropos import Assumed, epoch_of, from_line
 from lachesis.pipeline.archive.logic.row import Row, group_of
 from lachesis.pipeline.archive.parquet import count_rows, read_rows
+from lachesis.pipeline.small_files import open_regular_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.rollout import RolloutGroup
 
@@ -30,7 +31,7 @@ def check_kind(path: Path, kind: Format, *, atropos: bool) -> None:
     """Raise `ConfigError` where the file cannot be read, or is plainly of another kind than said."""
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_regular_file(path) as file:
             start = file.read(4)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from error
@@ -45,7 +46,7 @@ def check_kind(path: Path, kind: Format, *, atropos: bool) -> None:
     first = next(read_lines(path), None)
     try:
         keys = set(msgspec.json.decode(first.data, type=dict[str, msgspec.Raw])) if first else set()
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return  # reported with its line
     if "schema" in keys and atropos:
         raise ConfigError(f"{path} was written by `lachesis export`: leave --atropos out")

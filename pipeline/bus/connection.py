@@ -29,6 +29,7 @@ from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]
@@ -228,17 +229,22 @@ def _credentials(config: ConnectionConfig, token: str | None) -> dict[str, Any]:
         options["token"] = token
     if config.creds_file is not None:
         options["user_credentials"] = _existing("creds_file", config.creds_file)
-    if config.nkey_file is not None:
-        options["nkeys_seed_str"] = _secret("nkey_file", config.nkey_file)
     if (config.creds_file or config.nkey_file) and importlib.util.find_spec("nkeys") is None:
         raise StartupError(f"connecting with an nkey needs the package nkeys: {install_command('auth')}")
+    if config.nkey_file is not None:
+        options["nkeys_seed_str"] = _seed(config.nkey_file)
     if config.needs_tls:
         options["tls"] = _tls(config)
     return options
 
 
 def _tls(config: ConnectionConfig) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=_existing("ca_file", config.ca_file) if config.ca_file else None)
+    try:
+        context = ssl.create_default_context(cafile=_existing("ca_file", config.ca_file) if config.ca_file else None)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"nats.ca_file {config.ca_file} holds no certificate ({error.reason}); give the authority's as PEM"
+        ) from error
     if config.cert_file is not None:
         key = _existing("key_file", config.key_file) if config.key_file else None
         try:
@@ -254,8 +260,24 @@ def _existing(setting: str, path: str) -> str:
     return path
 
 
+def _seed(path: str) -> str:
+    import nkeys
+
+    text = _secret("nkey_file", path)
+    try:
+        nkeys.from_seed(text.encode()).wipe()
+    except (nkeys.NkeysError, ValueError) as error:
+        raise ConfigError(
+            f"nats.nkey_file: {path} holds no nkey seed; copy it again, or make one with `lachesis auth init`"
+        ) from error
+    return text
+
+
 def _secret(setting: str, path: str) -> str:
-    text = Path(_existing(setting, path)).read_text().strip()
+    try:
+        text = read_small_text(Path(_existing(setting, path))).strip()
+    except OSError as error:
+        raise ConfigError(f"nats.{setting}: {path}: {error.strerror}") from error
     if not text:
         raise ConfigError(f"nats.{setting}: file {path} is empty")
     return text

@@ -28,6 +28,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.disk import is_disk_full, write_when_room
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import SchemaError, StartupError
 from lachesis.schemas.values import from_json
 
@@ -63,7 +64,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 def read_endpoint(store: Path) -> Endpoint:
     """Return where the server of `store` listens. Raises `StartupError` when none runs there."""
     try:
-        return from_json("endpoint.json", Endpoint, (store / "endpoint.json").read_bytes())
+        return from_json("endpoint.json", Endpoint, read_small_file(store / "endpoint.json"))
     except (OSError, SchemaError) as error:
         raise StartupError(f"no server runs on {store} (it has no readable endpoint.json); start it first") from error
 

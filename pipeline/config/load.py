@@ -25,6 +25,7 @@ import msgspec
 from lachesis.pipeline.config.paths import resolve_paths
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
@@ -131,7 +132,7 @@ def _origin(path: str, origins: Mapping[str, str]) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small_text(file))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {file}: {error.strerror}") from error
     except _NO_TOML as error:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.private_file import shared_token
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import StartupError
 
 __all__ = ["GATEWAY_TOKEN", "GATEWAY_URL", "gateway_token"]
@@ -25,7 +26,7 @@ def gateway_token(config: GatewayConfig, folder: Path) -> str | None:
         return shared_token(folder / GATEWAY_TOKEN)
     path = Path(config.token_file)
     try:
-        token = path.read_text().strip()
+        token = read_small_text(path).strip()
     except OSError as error:
         raise StartupError(f"gateway.token_file {path}: {error.strerror}") from error
     if not token:

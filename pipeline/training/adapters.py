@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.config import LoraConfig
 from lachesis.pipeline.training.model import ModelSetup, Policy, load_model
 from lachesis.pipeline.weights.tensors import has_adapters
@@ -77,7 +78,7 @@ def load_checkpointed_model(folder: Path, setup: ModelSetup) -> Policy:
         raise ConfigError("training.lora is set: `model` must name the model that the adapters belong to")
     policy = load_trainable_model(setup.base, setup)
     try:
-        found = from_json("adapter_config.json", _Shape, (folder / ADAPTER / "adapter_config.json").read_bytes())
+        found = from_json("adapter_config.json", _Shape, read_small_file(folder / ADAPTER / "adapter_config.json"))
         alpha = setup.lora.rank if setup.lora.alpha is None else setup.lora.alpha
         if (found.r, found.lora_alpha) != (setup.lora.rank, alpha):
             raise CheckpointError(

@@ -30,6 +30,7 @@ from safetensors.torch import load_file, save_file
 
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.fsync import fsync, make_folder, sync_tree
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
@@ -176,7 +177,7 @@ def load_checkpoint(
     path = Path(path)
     verify_sums(path)
     try:
-        state = from_json(STATE, TrainerState, (path / STATE).read_bytes())
+        state = from_json(STATE, TrainerState, read_small_file(path / STATE))
         recorded = PolicyVersion.parse(state.policy_version)
         tensors = load_file(path / "optimizer.safetensors")
         policy = load_checkpointed_model(path, setup or ModelSetup())

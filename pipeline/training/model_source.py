@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import httpx
 
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["ModelSource", "find_model"]
@@ -65,7 +66,7 @@ def _folder_problem(folder: Path, *, weights: bool) -> str | None:
     lacking = f"the folder {str(folder)!r} holds no whole model: it has"
     if "model_type" not in _read_json(folder / "config.json"):
         return f"{lacking} no model_type in config.json; give a folder written by save_pretrained"
-    if weights and not any(folder.glob("*.safetensors")):
+    if weights and not any(file.is_file() for file in folder.glob("*.safetensors")):
         return f"{lacking} no *.safetensors; save it with save_pretrained(..., safe_serialization=True)"
     if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         return f"{lacking} no tokenizer (tokenizer.json); save the tokenizer into the same folder"
@@ -78,8 +79,8 @@ def _folder_problem(folder: Path, *, weights: bool) -> str | None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+        found = json.loads(read_small_file(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{str(file)!r} cannot be read: {error}") from error
     return found if isinstance(found, dict) else {}
 

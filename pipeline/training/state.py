@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.fsync import fsync
+from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import CheckpointError, SchemaError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, Numerics, Void
@@ -35,6 +37,7 @@ BEST = "best"
 """The pointer to the checkpoint of the best held-out rate."""
 PARTIAL = ".partial-"
 """How the name of what is still being written begins."""
+_NAME = re.compile(r"step-[\w.-]{1,80}", re.ASCII)
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +71,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def state_of(path: Path) -> TrainerState | None:
     """Return what the checkpoint folder `path` knows of itself, None where it is none that could be loaded."""
     try:
-        return from_json(STATE, TrainerState, (path / STATE).read_bytes())
+        return from_json(STATE, TrainerState, read_small_file(path / STATE))
     except (OSError, SchemaError):
         return None
 
@@ -80,13 +83,16 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
     """
     folder = Path(folder)
     try:
-        name = (folder / POINTER).read_text().strip()
+        name = read_small_text(folder / POINTER).strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise CheckpointError(f"{folder / POINTER}: {error.strerror}") from error
     path = folder / name
-    if not name or Path(name).name != name or not path.is_dir():
+    if not _NAME.fullmatch(name) or not path.is_dir():
+        shown = repr(name) if _NAME.fullmatch(name) else "something"  # it may be a link to any file
         raise CheckpointError(
-            f"{folder / POINTER} names {name!r}, which is not there. Write the name of another checkpoint of that "
+            f"{folder / POINTER} names {shown}, which is not there. Write the name of another checkpoint of that "
             "folder into it, or remove it to start anew."
         )
     return path
@@ -96,11 +102,11 @@ def best_checkpoint(folder: str | Path) -> Path | None:
     """Return the checkpoint of the best held-out rate, None where none is known, or the one begun with is the best."""
     folder = Path(folder)
     try:
-        name = (folder / BEST).read_text().strip()
-    except FileNotFoundError:
+        name = read_small_text(folder / BEST).strip()
+    except OSError:
         return None
     path = folder / name
-    return path if name and Path(name).name == name and path.is_dir() else None
+    return path if _NAME.fullmatch(name) and path.is_dir() else None
 
 
 def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:

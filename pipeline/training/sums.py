@@ -8,13 +8,13 @@ import hashlib
 import re
 from pathlib import Path
 
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import CheckpointError
 
 __all__ = ["SUMS", "verify_sums", "write_sums"]
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\\\n]+)")
-_LONGEST = 1 << 20
 
 
 def write_sums(folder: Path) -> None:
@@ -26,9 +26,8 @@ def write_sums(folder: Path) -> None:
 def verify_sums(folder: Path) -> None:
     """Raise `CheckpointError` naming what differs from what was sealed."""
     try:
-        with (folder / SUMS).open("rb") as file:
-            text = file.read(_LONGEST).decode()
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small_text(folder / SUMS)
+    except OSError as error:
         raise CheckpointError(f"checkpoint {folder}: its {SUMS} cannot be read: {error}") from error
     found = [_LINE.fullmatch(line) for line in text.splitlines()]
     sums = {match[2]: match[1] for match in found if match is not None}

@@ -18,7 +18,9 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import masked
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.installation import install_command
-from lachesis.schemas.errors import StartupError
+from lachesis.pipeline.small_files import open_regular_file
+from lachesis.schemas.errors import SchemaError, StartupError
+from lachesis.schemas.values import from_json
 
 __all__ = ["METRICS_FILE", "Tracking", "append_row"]
 
@@ -44,7 +46,7 @@ class Tracking:
     async def resume(self, step: int) -> None:
         """Keep the figures up to optimizer step `step` alone: those after it come again."""
         self._step = step
-        rows = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        rows = self._read_rows()
         kept = [row for row in rows if _step_of(row) <= step]
         if kept != rows:
             await write_when_room(self._path, lambda: _replace(self._path, kept), needed_bytes=sum(map(len, kept)))
@@ -59,7 +61,7 @@ class Tracking:
 
     async def amend(self, figures: dict[str, float]) -> None:
         """Add figures, which are known only now, to those of the last step."""
-        rows = self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+        rows = self._read_rows()
         if not rows or _step_of(rows[-1]) != self._step:
             return  # a step of a void batch, or of a life before, of which nothing was logged
         last = msgspec.json.decode(rows[-1], type=dict[str, float]) | figures
@@ -67,6 +69,13 @@ class Tracking:
         await write_when_room(self._path, lambda: _replace(self._path, rows), needed_bytes=sum(map(len, rows)))
         if self._wandb is not None:
             self._wandb.log({**figures, "train/step": self._step}, step=self._step)
+
+    def _read_rows(self) -> list[bytes]:
+        try:
+            with open_regular_file(self._path) as file:
+                return file.readlines()
+        except FileNotFoundError:
+            return []
 
     def samples(self, rows: list[tuple[str, str, str, float | None]]) -> None:
         """Log a table of (item, prompt, completion, advantage), of which a bounded number is shown."""
@@ -116,8 +125,8 @@ def _replace(path: Path, rows: list[bytes]) -> None:
 def _step_of(row: bytes) -> float:
     """Return the step of a line of figures; one that was cut off belongs to none that is kept."""
     try:
-        return msgspec.json.decode(row, type=_Row).step if row.endswith(b"\n") else float("inf")
-    except msgspec.DecodeError:
+        return from_json(METRICS_FILE, _Row, row).step if row.endswith(b"\n") else float("inf")
+    except SchemaError:
         return float("inf")
 
 

@@ -74,6 +74,8 @@ def read_weights(
     it is damaged, belongs to another version or does not cover `expected` exactly.
     """
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise DataError(f"weights file {path} is no regular file.")
     try:
         with safe_open(path, framework="pt") as file:
             label = (file.metadata() or {}).get("policy_version")

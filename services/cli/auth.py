@@ -25,6 +25,7 @@ from lachesis.pipeline.bus.permissions import Permissions, permissions
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.schemas.access import Access, Scope, access_table
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli.options import Json, Options, with_options
@@ -154,11 +155,11 @@ def _new_seed() -> bytes:
 
 def _public_key(file: Path) -> str:
     nkeys = _nkeys()
-    seed = file.read_bytes().strip()
     try:
+        seed = read_small_file(file).strip()
         prefix, raw = nkeys.decode_seed(seed)
         whole = prefix == nkeys.PREFIX_BYTE_USER and nkeys.encode_seed(raw, prefix) == seed  # checksum and all
-    except (nkeys.NkeysError, ValueError):
+    except (OSError, nkeys.NkeysError, ValueError):
         whole = False
     if not whole:
         raise ConfigError(f"{file} holds no nkey seed of a user; delete it, and run this again")

@@ -90,11 +90,14 @@ class Wanted:
 
 def _read_groups(path: Path) -> frozenset[str]:
     from lachesis.pipeline.replay.logic.selection import group_list
+    from lachesis.pipeline.small_files import read_small_text
     from lachesis.schemas.errors import ConfigError
 
     try:
-        return group_list(path.read_text())
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        return group_list(read_small_text(path))
+    except OSError as error:
+        raise ConfigError(f"--groups {path}: {error.strerror}") from error
+    except ConfigError as error:
         raise ConfigError(f"--groups {path}: {error}") from error
 
 

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import msgspec
 
+from lachesis.pipeline.small_files import open_regular_file
 from lachesis.pipeline.training.tracking import METRICS_FILE
+from lachesis.schemas.errors import SchemaError
+from lachesis.schemas.values import from_json
 from lachesis.services.observe.rewards import rewards_of
 from lachesis.services.output import human_seconds
 
@@ -63,13 +66,13 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
     """
     before = after = None
     try:
-        with (folder / METRICS_FILE).open("rb") as file:
+        with open_regular_file(folder / METRICS_FILE) as file:
             for row in file:
                 if not row.endswith(b"\n"):
                     break  # it is still being written
                 try:
-                    reward = msgspec.json.decode(row, type=_Reward)
-                except msgspec.DecodeError:
+                    reward = from_json(METRICS_FILE, _Reward, row)
+                except SchemaError:
                     continue
                 if reward.step is None or reward.mean is None:
                     continue
@@ -82,7 +85,7 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
 
 def _newest_rows(folder: Path) -> list[bytes]:
     try:
-        with (folder / METRICS_FILE).open("rb") as file:
+        with open_regular_file(folder / METRICS_FILE) as file:
             start = max(0, file.seek(0, 2) - _MOST)
             file.seek(start)
             rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
@@ -94,8 +97,8 @@ def _newest_rows(folder: Path) -> list[bytes]:
 def _figures(row: bytes) -> dict[str, float] | None:
     """Return the figures in a line of the log, None if it holds none: a crash of the machine can tear a line."""
     try:
-        return msgspec.json.decode(row, type=dict[str, float])
-    except msgspec.DecodeError:
+        return from_json(METRICS_FILE, dict[str, float], row)
+    except SchemaError:
         return None
 
 

@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
-from lachesis.pipeline.training.state import CHECKPOINTS, POINTER
+from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
+from lachesis.schemas.errors import CheckpointError
 
 __all__ = ["newest_checkpoint"]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint of the run in `folder`, None where there is none."""
-    pointer = folder / CHECKPOINTS / POINTER
-    return pointer.with_name(pointer.read_text().strip()) if pointer.is_file() else None
+    """Return the folder of the newest checkpoint, None where there is none, or the pointer to it cannot be read."""
+    try:
+        return latest_checkpoint(folder / CHECKPOINTS)
+    except CheckpointError:
+        return None

@@ -15,6 +15,7 @@ from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.toml import to_toml
 from lachesis.pipeline.disk import write_when_room
+from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["EFFECTIVE_FILE", "RUN_FILE", "is_written_here", "run_file", "run_file_of", "write_run_file"]
@@ -42,9 +43,8 @@ def run_file_of(config: RunConfig) -> Path:
 def is_written_here(file: Path) -> bool:
     """Whether a configuration was written by `write_run_file`, not by hand."""
     try:
-        with file.open(encoding="utf-8") as opened:
-            return opened.readline().startswith(_MARK)
-    except (OSError, UnicodeDecodeError):
+        return read_small_text(file).startswith(_MARK)
+    except OSError:
         return False
 
 

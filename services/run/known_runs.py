@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.schemas.errors import ConfigError
+from lachesis.pipeline.small_files import read_small_file
+from lachesis.schemas.errors import ConfigError, SchemaError
+from lachesis.schemas.values import from_json
 
 __all__ = ["KnownRun", "find_run", "forget_run", "known_runs", "register_run"]
 
@@ -56,8 +58,8 @@ def known_runs() -> list[KnownRun]:
     state = _state_folder(os.environ)
     for path in state.glob("*.json") if state is not None else ():
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=KnownRun)
-        except (OSError, msgspec.DecodeError):
+            record = from_json(path.name, KnownRun, read_small_file(path))
+        except (OSError, SchemaError):
             continue  # removed meanwhile, or damaged: the run is only not found by its name
         if Path(record.folder).is_dir():
             found.append(record)

@@ -33,10 +33,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
 from lachesis.pipeline.late_output import flush_output
 from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import StageVitals
-from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
+from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
+from lachesis.schemas.values import from_json
 from lachesis.services.observe.watch import Watch
 from lachesis.services.plan import Planned, plan
 from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
@@ -65,8 +67,8 @@ _TAIL_LINES = 15
 def goes_on(folder: Path) -> bool:
     """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
     try:
-        pids = msgspec.json.decode((folder / _PIDS_FILE).read_bytes(), type=dict[str, int | None])
-    except (OSError, msgspec.DecodeError):
+        pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
+    except (OSError, SchemaError):
         return False
     return any(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids.values())
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lachesis.schemas.errors import DataError
 
-__all__ = ["Finding", "Target", "judge", "minimise"]
+__all__ = ["Finding", "Target", "judge", "limited", "minimise"]
 
 HANG_S = 5.0
 MEMORY_TIMES = 512
@@ -72,7 +72,7 @@ def _judge(target: Target, data: bytes) -> tuple[str, Finding | None, int]:
     tracemalloc.reset_peak()
     started = time.perf_counter()
     try:
-        with _limited(HANG_S):
+        with limited(HANG_S):
             outcome = target.feed(data) or "accepted"
     except target.refusals as error:
         outcome = type(error).__name__
@@ -110,7 +110,9 @@ def minimise(target: Target, data: bytes, finding: Finding) -> bytes:
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer. Use it in the main thread."""
+
     def ring(*_: object) -> None:
         raise _HangError(f"longer than {seconds} s")
 

@@ -20,6 +20,8 @@ def test_the_newest_checkpoint_is_the_one_pointed_to(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").write_text("step-8\n")
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints" / "step-8").mkdir()
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "step-8"
 
 

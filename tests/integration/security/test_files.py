@@ -1,0 +1,328 @@
+"""Every file that is read, mangled in every way: refused in a sentence that names it, never a traceback or a hang.
+
+A reader gets a world of its own with one file in a bad state. What it may do: refuse with an error of ours that names
+the file, or pass it over where that is documented (a run's record, the log of figures).
+"""
+
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from fuzz.oracle import limited
+from integration.archive.world import a_group
+
+from lachesis.pipeline.archive.jsonl import JsonLinesWriter
+from lachesis.pipeline.archive.logic.atropos import Assumed
+from lachesis.pipeline.archive.logic.row import Judgement, rows_of
+from lachesis.pipeline.archive.parquet import ParquetWriter
+from lachesis.pipeline.archive.reading import check_kind, read_groups
+from lachesis.pipeline.bus.config import ConnectionConfig
+from lachesis.pipeline.bus.connection import connect
+from lachesis.pipeline.bus.embedded import Endpoint, read_endpoint
+from lachesis.pipeline.config.load import load
+from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.gateway.config import GatewayConfig
+from lachesis.pipeline.gateway.token import gateway_token
+from lachesis.pipeline.os_errors import explain_os_error
+from lachesis.pipeline.private_file import shared_token
+from lachesis.pipeline.training.checkpoint import load_checkpoint, save_checkpoint
+from lachesis.pipeline.training.config import LearnerConfig
+from lachesis.pipeline.training.learner import Learner
+from lachesis.pipeline.training.model import build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.training.state import best_checkpoint, known_checkpoints, latest_checkpoint
+from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking
+from lachesis.pipeline.weights.files import read_weights, write_weights
+from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
+from lachesis.schemas.errors import LachesisError
+from lachesis.services.cli.auth import _new_seed, _public_key
+from lachesis.services.cli.selection import _read_groups
+from lachesis.services.live.progress import (
+    newest_checkpoint,
+    newest_figures,
+    progress_line,
+    recent_figures,
+    step_times,
+    training_rewards,
+)
+from lachesis.services.run_file import is_written_here
+from lachesis.services.run_registry import known_runs, register_run
+from lachesis.services.supervisor import goes_on
+
+HANG_S = 3.0
+MOST_BYTES = 2 << 30
+NO_SERVER = "tls://127.0.0.1:1"
+"""Where nobody listens; what reads its credentials first is done with them when it says so."""
+TRACEBACK = "this would be a traceback"
+UNFIT = {"token", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"}
+"""Files whose good state is not worth making: no server checks them here."""
+SECRET = "canary-2f81b7"
+"""What lies outside of the folder that a reader is given; nothing may show it."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with one good file of each kind, made once and copied for each case."""
+
+    folder: Path
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def checkpoint(self) -> Path:
+        return next(self.run.glob("checkpoints/step-*"))
+
+
+def make_world(folder: Path) -> None:
+    run = folder / "run"
+    policy = build_tiny_policy(0, width=8, layers=1, heads=2, max_length=16)
+    save_policy(policy, folder / "model")
+    learner = Learner(policy.model, LearnerConfig())
+    save_checkpoint(
+        run / "checkpoints", policy, learner, lineage="a", ledger_position=3, chain_hash="0" * 64, unreported=[]
+    )
+    (run / "checkpoints" / "best").write_text("step-00000000\n")
+    tensors = policy_tensors(policy.model)
+    version = policy_version(0, "a", tensors)
+    write_weights(tensors, folder / "weights", version).rename(folder / "weights" / "w.safetensors")
+    (run / "run.toml").write_text('# The configuration of run r\nrun = "r"\n[batching]\nbatch_size = 16\n')
+    (run / "pids.json").write_text('{"trainer": 999999999, "scorer": null}')
+    (run / METRICS_FILE).write_text('{"train/step": 1.0, "train/time": 2.0, "reward/mean": 0.5}\n' * 3)
+    (run / "nats").mkdir()
+    (run / "nats" / "endpoint.json").write_bytes(msgspec.json.encode(Endpoint("nats://127.0.0.1:1", "t", 1)))
+    (folder / "state" / "lachesis" / "runs").mkdir(parents=True)
+    os.environ["XDG_STATE_HOME"] = str(folder / "state")
+    register_run(RunConfig(run="r", folder=str(run)), run / "run.toml")
+    next((folder / "state").rglob("*.json")).rename(folder / "state" / "lachesis" / "runs" / "one.json")
+    for name in ("token", "gateway.token", "nkey", "creds", "ca.pem", "cert.pem", "key.pem"):
+        (folder / name).write_text("abc\n")
+    (folder / "seed.nk").write_bytes(_new_seed())
+    (folder / "groups").write_text(f"{1:032x}\n{2:032x}\n")
+    groups = [rows_of(a_group(n), n, 1, Judgement(revision="live")) for n in range(3)]
+    with (folder / "rows.jsonl").open("wb") as file:
+        writer = JsonLinesWriter(file)
+        for rows in groups:
+            writer.write(rows)
+    with (folder / "rows.parquet").open("wb") as file:
+        columns = ParquetWriter(file, {})
+        for rows in groups:
+            columns.write(rows)
+        columns.close()
+    line = {"tokens": [[1, 2]], "masks": [[-100, 2]], "scores": [1.0], "messages": None}
+    (folder / "atropos.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    (folder.parent / "outside").write_text(SECRET)
+
+
+def connected(**settings: str) -> Callable[[World], None]:
+    def read(world: World) -> None:
+        files = {name: str(world.folder / file) for name, file in settings.items()}
+        config = ConnectionConfig(url="tls://127.0.0.1:1", connect_timeout_s=0.01, **files)
+        anyio.run(lambda: connect(name="test", config=config))
+
+    return read
+
+
+def figures(world: World) -> None:
+    found = newest_figures(world.run)
+    if "train/step" in found:
+        progress_line(found, 3)
+    recent_figures(world.run)
+    step_times(world.run, 1)
+    training_rewards(world.run, 0, 9)
+    with Tracking(RunConfig(folder=str(world.run))) as tracking:
+        anyio.run(tracking.resume, 1)
+        anyio.run(tracking.amend, {"x": 1.0})
+
+
+def archive(name: str) -> Callable[[World], None]:
+    def read(world: World) -> None:
+        path, atropos = world.folder / name, name == "atropos.jsonl"
+        kind = "parquet" if name.endswith("parquet") else "jsonl"
+        check_kind(path, kind, atropos=atropos)
+        assumed = Assumed(run="demo", env="sums", longest=64, most=64) if atropos else None
+        for placed in read_groups(path, kind, run="demo", assumed=assumed):
+            assert placed.group is not None or name in placed.place
+
+    return read
+
+
+def weights(world: World) -> None:
+    policy = build_tiny_policy(0, width=8, layers=1, heads=2, max_length=16)
+    tensors = policy_tensors(policy.model)
+    read_weights(world.folder / "weights" / "w.safetensors", policy_version(0, "a", tensors), tensors)
+
+
+def registered(world: World) -> None:
+    os.environ["XDG_STATE_HOME"] = str(world.folder / "state")
+    known_runs()
+
+
+def configured(world: World) -> None:
+    is_written_here(world.run / "run.toml")
+    load(RunConfig, file=world.run / "run.toml")
+
+
+def pointers(world: World) -> None:
+    best_checkpoint(world.run / "checkpoints")
+    newest_checkpoint(world.run)
+    latest_checkpoint(world.run / "checkpoints")
+
+
+def checkpoint(world: World) -> None:
+    known_checkpoints(world.run / "checkpoints")
+    load_checkpoint(world.checkpoint, LearnerConfig())
+
+
+READERS: dict[str, Callable[[World], object]] = {
+    "run/run.toml": configured,
+    "run/pids.json": lambda world: goes_on(world.run),
+    "run/nats/endpoint.json": lambda world: read_endpoint(world.run / "nats"),
+    f"run/{METRICS_FILE}": figures,
+    "state/lachesis/runs/one.json": registered,
+    "run/checkpoints/latest": pointers,
+    "run/checkpoints/best": pointers,
+    **{
+        f"run/checkpoints/step-00000000/{name}": checkpoint
+        for name in ("trainer.json", "SHA256SUMS", "optimizer.safetensors", "model.safetensors", "config.json")
+    },
+    **{
+        f"model/{name}": lambda world: load_model(world.folder / "model")
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+    },
+    "weights/w.safetensors": weights,
+    "run/gateway.token": lambda world: shared_token(world.run / "gateway.token"),
+    "gateway.token": lambda w: gateway_token(GatewayConfig(token_file=str(w.folder / "gateway.token")), w.run),
+    "token": connected(token_file="token"),
+    "nkey": connected(nkey_file="nkey"),
+    "creds": connected(creds_file="creds"),
+    "ca.pem": connected(ca_file="ca.pem"),
+    "cert.pem": connected(cert_file="cert.pem", key_file="key.pem"),
+    "key.pem": connected(cert_file="cert.pem", key_file="key.pem"),
+    "seed.nk": lambda world: _public_key(world.folder / "seed.nk"),
+    "groups": lambda world: _read_groups(world.folder / "groups"),
+    "rows.jsonl": archive("rows.jsonl"),
+    "atropos.jsonl": archive("atropos.jsonl"),
+    "rows.parquet": archive("rows.parquet"),
+}
+
+
+def _replace(make: Callable[[Path], object]) -> Callable[[Path, bytes], None]:
+    def mangle(path: Path, _: bytes) -> None:
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return mangle
+
+
+def _bytes(change: Callable[[bytes], bytes]) -> Callable[[Path, bytes], None]:
+    return lambda path, good: (path.unlink(missing_ok=True), path.write_bytes(change(good)), None)[-1]
+
+
+def _outside(path: Path) -> Path:
+    return next(folder / "outside" for folder in path.parents if (folder / "outside").exists())
+
+
+MANGLED: dict[str, Callable[[Path, bytes], None]] = {
+    "missing": _replace(lambda _: None),
+    "empty": _bytes(lambda _: b""),
+    "truncated": _bytes(lambda good: good[: len(good) // 2]),
+    "doubled": _bytes(lambda good: good + good),
+    "zeros": _bytes(lambda good: bytes(len(good))),
+    "not-text": _bytes(lambda good: b"\xff\xfe" + good),
+    "wrong-type": _bytes(lambda _: b"[1, null, {}]\n"),
+    "deep-nesting": _bytes(lambda _: b"[" * 100_000 + b"\n"),
+    "deep-maps": _bytes(lambda _: b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"\n"),
+    "huge-number": _bytes(
+        lambda _: b'{"step": ' + b"9" * 5000 + b', "train/step": 1e308, "pid": ' + b"9" * 400 + b"}\n"
+    ),
+    "not-a-number": _bytes(lambda _: b'{"train/step": NaN, "reward/mean": 1e999}\n'),
+    "no-step": _bytes(lambda _: b'{"reward/mean": 1.0}\n'),
+    "control-characters": _bytes(lambda _: b"\x1b]0;owned\x07\x1b[2J\r\nX-Injected: 1\r\n"),
+    "giant-length": _bytes(lambda good: b"\xff" * 7 + b"\x7f" + good[8:]),
+    "traversal": _bytes(lambda _: b"../../../outside\n"),
+    "absolute": _bytes(lambda _: b"/etc/passwd\n"),
+    "null-byte": _bytes(lambda _: b"step-0\x000\n"),
+    "long-line": _bytes(lambda _: b"a" * 3_000_000),
+    "folder": _replace(lambda path: path.mkdir()),
+    "fifo": _replace(os.mkfifo),
+    "link-to-itself": _replace(lambda path: path.symlink_to(path)),
+    "dangling-link": _replace(lambda path: path.symlink_to("/nonexistent/canary")),
+    "link-outside": _replace(lambda path: path.symlink_to(_outside(path))),
+    "endless-device": _replace(lambda path: path.symlink_to("/dev/zero")),
+}
+
+
+SMALL = {"empty", "truncated", "not-text", "deep-nesting", "fifo", "link-outside"}
+"""What is tried without being asked; the others have no time in `make test`."""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files") / "good"
+    folder.mkdir()
+    make_world(folder)
+    return folder
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Let whoever reads without end fail in this process alone."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def read(reader: str, world: World) -> str | None:
+    """Return what the reader says of its file, None if it says nothing."""
+    try:
+        with limited(HANG_S), bounded_memory():
+            READERS[reader](world)
+    except LachesisError as error:
+        return str(error)
+    except OSError as error:
+        return explain_os_error(error) or f"{TRACEBACK}: {error!r}"
+    return None
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_good_file_is_read(good: Path, reader: str) -> None:
+    text = read(reader, World(good))
+    assert text is None or reader in UNFIT, text
+
+
+@pytest.mark.parametrize(
+    "mangled", [name if name in SMALL else pytest.param(name, marks=pytest.mark.slow) for name in MANGLED]
+)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_mangled_file_is_refused_by_name_or_passed_over(
+    good: Path, monkeypatch: pytest.MonkeyPatch, reader: str, mangled: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(good.parent / "none"))
+    folder = good.parent / "case"
+    shutil.copytree(good, folder)
+    try:
+        path = folder / reader
+        before = set(good.parent.iterdir())
+        MANGLED[mangled](path, (good / reader).read_bytes())
+        text = read(reader, World(folder))
+        assert set(good.parent.iterdir()) == before
+        assert (good.parent / "outside").read_text() == SECRET
+        if text is not None:
+            assert SECRET not in text or reader == "groups", "its own user named that file, and is shown the bad line"
+            assert TRACEBACK not in text
+            assert len(text) < 2000
+            assert path.name in text or str(path.parent) in text or NO_SERVER in text, text
+    finally:
+        shutil.rmtree(folder)

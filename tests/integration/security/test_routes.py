@@ -1,0 +1,165 @@
+"""Every HTTP route of the inference server and of the gateway, asked in hostile ways: refused, and the server goes on.
+
+The routes are those of the applications themselves, so that a new one is asked, too.
+"""
+
+import importlib.util
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fuzz.mutate import JSON
+
+from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.pipeline.gateway import app as gateway_app
+from lachesis.pipeline.inference.app import build_app
+from lachesis.pipeline.inference.config import EngineConfig
+from lachesis.pipeline.inference.engine import Engine
+from lachesis.pipeline.inference.protocol import CONTROL_PATHS
+from lachesis.pipeline.training.model import build_tiny_policy
+
+_spec = importlib.util.spec_from_file_location(
+    "gateway_world", Path(__file__).parents[2] / "unit" / "gateway" / "conftest.py"
+)
+_gateway = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_gateway)
+
+TOKEN = "canary-route-55ac"
+FROM_ELSEWHERE = [
+    {"host": "evil.example"}, {"host": "evil.example:8000"}, {"host": "127.0.0.1.evil.example"}, {"host": ""},
+    {"host": "[::1"}, {"host": "localhost@evil.example"}, {"origin": "http://evil.example"}, {"origin": "null"},
+    {"origin": "http://127.0.0.1"}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"},
+]  # fmt: skip
+WITHOUT_TOKEN = [
+    {}, {"authorization": ""}, {"authorization": "Bearer"},
+    {"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Bearer {TOKEN[:-1]}"}, {"authorization": TOKEN},
+    {"authorization": f"Bearer  {TOKEN.upper()}"}, {"authorization": "Basic ==="},
+    {"authorization": "Basic " + "A" * 9000},
+    {"authorization": "Bearer \xff\xfe"}, {"cookie": f"token={TOKEN}"}, {"x-api-key": TOKEN},
+]  # fmt: skip
+BODIES = [
+    b"", b"\x00", b"\xff\xfe", b"[]", b"null", b"1", b'""', b'{"": 1}', b'{"a":' * 5000, *JSON,
+    b'{"update_info": {"path": "../../../etc/passwd", "version": "1-a-b"}}',
+    b'{"update_info": {"path": "/etc/shadow", "version": "\\u001b[2J"}}',
+    b'{"prompt": {"$gt": ""}, "messages": [], "token_ids": [-1], "tokens": [99999999]}',
+]  # fmt: skip
+PATHS = ["/..%2f..%2fetc/passwd", "/%00", "/pause%0d%0ax: y", "/" + "a" * 9000]
+INFERENCE = [
+    *(("GET", path) for path in ("/health", "/v1/models", "/is_paused", "/weight_info")),
+    *(("POST", path) for path in ("/tokenize", "/detokenize", "/inference/v1/generate", *sorted(CONTROL_PATHS))),
+]
+GATEWAY = [
+    *(("GET", path) for path in ("/", "/wandb_info", "/info", "/status", "/status-env", "/latest_example", "/batch")),
+    *(("POST", path) for path in ("/register-env", "/disconnect-env", "/scored_data", "/scored_data_list")),
+    ("POST", "/register"),
+    ("GET", "/reset_data"),
+]  # fmt: skip
+
+Asked = tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    policy = build_tiny_policy(0, width=16, layers=1, heads=2, max_length=32)
+    with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="0-a-b",
+                config=EngineConfig()) as engine:  # fmt: skip
+        folder = tmp_path_factory.mktemp("weights")
+        yield build_app(policy, engine, model_name="tiny", weights_folder=folder, token=TOKEN, hosts=frozenset())
+
+
+@pytest.fixture
+async def inference(application: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1") as http:
+        yield http
+        assert (await http.get("/health")).status_code == 200
+        assert (await http.get("/is_paused")).json() == {"is_paused": False}
+
+
+@pytest.fixture
+async def gateway(make_lab: Any, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    async with MemoryBus() as bus:
+        world = _gateway.World(make_lab(bus))
+        await world.policy()
+        config = world.config(needs_token=True, token_file=str(tmp_path / "token"))
+        async with world.gateway(config) as http:
+            yield http
+            answer = await http.get("/status", headers={"authorization": f"Bearer {TOKEN}"})
+            assert answer.status_code == 200
+            assert not await world.groups()
+
+
+def test_every_route_is_asked(application: Any) -> None:
+    class Anything:
+        def __getattr__(self, _: str) -> Any:
+            return lambda *_: None
+
+    def of(app: Any) -> set[Asked]:
+        return {(method, route.path) for route in app.routes for method in route.methods - {"HEAD"}}
+
+    assert of(application) == set(INFERENCE)
+    assert of(gateway_app.build_app(Anything())) == set(GATEWAY)
+
+
+def refused(answer: httpx.Response, *statuses: int) -> None:
+    assert answer.status_code in statuses, answer.text
+    assert TOKEN not in answer.text
+    assert "Traceback" not in answer.text
+
+
+@pytest.mark.parametrize(("method", "path"), INFERENCE)
+async def test_the_inference_server_answers_no_page_and_no_foreign_name(
+    inference: httpx.AsyncClient, method: str, path: str
+) -> None:
+    for headers in FROM_ELSEWHERE:
+        asked = {**headers, "authorization": f"Bearer {TOKEN}"}
+        refused(await inference.request(method, path, headers=asked, content=b"{}"), 403)
+
+
+@pytest.mark.parametrize("path", sorted(CONTROL_PATHS))
+async def test_the_inference_server_changes_nothing_without_the_token(inference: httpx.AsyncClient, path: str) -> None:
+    for headers in WITHOUT_TOKEN:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        refused(await inference.post(path, headers=raw, content=b"{}"), 401)
+
+
+@pytest.mark.parametrize(("method", "path"), INFERENCE)
+async def test_the_inference_server_outlives_any_body(inference: httpx.AsyncClient, method: str, path: str) -> None:
+    bearing = {"authorization": f"Bearer {TOKEN}"}
+    for body in BODIES:
+        answer = await inference.request(method, path, headers=bearing, content=body)
+        assert answer.status_code < 500, (body[:80], answer.text)
+        assert "Traceback" not in answer.text
+    await inference.post("/resume", headers=bearing)
+
+
+async def test_no_path_leads_past_the_routes(inference: httpx.AsyncClient, gateway: httpx.AsyncClient) -> None:
+    bearing = {"authorization": f"Bearer {TOKEN}"}
+    for path in PATHS:
+        for method in ("GET", "POST", "PUT", "DELETE", "TRACE", "OPTIONS"):
+            for http in (inference, gateway):
+                refused(await http.request(method, path, headers=bearing), 400, 404, 405)
+
+
+@pytest.mark.parametrize(("method", "path"), GATEWAY)
+async def test_the_gateway_answers_nobody_without_the_token_nor_pages(
+    gateway: httpx.AsyncClient, method: str, path: str
+) -> None:
+    for headers in WITHOUT_TOKEN:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        refused(await gateway.request(method, path, headers=raw, content=b"{}"), 401)
+    for headers in FROM_ELSEWHERE:
+        asked = {**headers, "authorization": f"Bearer {TOKEN}"}
+        refused(await gateway.request(method, path, headers=asked, content=b"{}"), 400, 403)
+
+
+@pytest.mark.parametrize(("method", "path"), [asked for asked in GATEWAY if asked[0] == "POST"])
+async def test_the_gateway_outlives_any_body(gateway: httpx.AsyncClient, method: str, path: str) -> None:
+    for body in BODIES:
+        for coding in ({}, {"content-encoding": "gzip"}, {"content-type": "text/plain"}):
+            headers = {"authorization": f"Bearer {TOKEN}", **coding}
+            answer = await gateway.request(method, path, headers=headers, content=body)
+            assert answer.status_code < 500 or path == "/register", (body[:80], answer.text)
+            assert "Traceback" not in answer.text
