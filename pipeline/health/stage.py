@@ -26,7 +26,7 @@ from lachesis.pipeline.health.logic.news import AlertNews
 from lachesis.pipeline.stage.commitlog import CommitLog
 from lachesis.pipeline.stage.inputs import Source, open_bursts, take_bursts
 from lachesis.pipeline.stage.service import Service
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
@@ -227,8 +227,7 @@ class _EnvWriter:
 
     async def watch_requests(self) -> None:
         """Apply each request to resume, once. Runs until cancelled."""
-        key = f"{self.service.run}.{self.env}"
-        async with self.service.bus.watch(subjects.BUCKETS["resume"], key) as requests:
+        async with self.service.bus.watch(keys.resume(self.env)) as requests:
             async for entry in requests:
                 async with self._lock:
                     if entry.revision <= self.monitor.resumed:

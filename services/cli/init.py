@@ -1,4 +1,4 @@
-"""`lachesis init`: the streams and buckets, created or changed in place."""
+"""`lachesis init`: the run's streams and its bucket, created or changed in place."""
 
 import anyio
 
@@ -22,4 +22,6 @@ async def _init(config: RunConfig) -> None:
     for line in done:
         print(line)
     where = f"on {without_secrets(config.nats.url)}" if config.nats else f"in {config.path}"
-    print(f"{'done' if done else 'nothing to do'}: the streams {where} are as the configuration says")
+    print(
+        f"{'done' if done else 'nothing to do'}: the streams of run {config.run} {where} are as the configuration says"
+    )

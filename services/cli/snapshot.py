@@ -16,13 +16,12 @@ import nats.errors
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.evaluation.read import EvaluationReader
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import (
@@ -326,7 +325,8 @@ async def cluster_problems(bus: NatsBus) -> list[str]:
     """Return what is wrong with the servers of a cluster, as `doctor` sees it."""
     infos: dict[str, dict[str, Any]] = {}
     with suppress(nats.errors.Error):
-        for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
+        for kind in (*subjects.STREAMS, subjects.BUCKET):
+            name = subjects.stream_name(bus.run, kind)
             answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_COPIES_S)
             infos[name] = msgspec.json.decode(answer.data)
     return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]
@@ -373,7 +373,7 @@ async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
 
 
 async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
-    entry = await bus.value(subjects.BUCKETS["policy"], config.run)
+    entry = await bus.value(keys.POLICY)
     if entry is None:
         return None
     record = decode(PolicyRecord, entry.value)

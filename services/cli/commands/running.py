@@ -59,7 +59,7 @@ def forkserver(
 
 @with_options
 def init(options: Options) -> None:
-    """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
+    """Create the run's streams and bucket on the server, or change them to fit the configuration. Safe to repeat."""
     from lachesis.services.cli.init import run_init
 
     run_init(options)
