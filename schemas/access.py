@@ -1,15 +1,16 @@
 """Who may do what: one row for each service and for the people who run it. The same names as `subjects`, nothing else.
 
-Reading is granted by stream, writing by subject: whoever reads EVENTS may read all of it, but each kind of event has
-one service that may write it. `pipeline.bus.accounts` turns the rows into what the server enforces.
+Reading is granted by stream, writing by subject or key: a service that reads EVENTS may read all of it, but each kind
+of event has one service that may write it. All rows are of one run: its streams, named by kind, and its bucket.
+`pipeline.bus.accounts` turns the rows into what the server enforces.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from lachesis.schemas import subjects
-from lachesis.schemas.subjects import BUCKETS, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.subjects import BUCKET, ENVIRONMENT, EVENTS, LEDGER, REPLAY, ROLLOUTS, STREAMS, TEACHER
 
 __all__ = ["OBSERVER", "OPERATOR", "SINGLE_WRITERS", "Access", "Scope", "access_table", "identity_of", "roles"]
 
@@ -57,29 +58,29 @@ class Access:
     """(identity, subject) of the requests it sends, and of the identity that answers them; it may be its own."""
     reads: tuple[str, ...] = ()
     """Streams that it reads from a cursor."""
-    watches: tuple[tuple[str, str], ...] = ()
-    """(bucket, key) whose changes it is told of; `*` stands for one part of a key, `>` for the rest."""
+    watches: tuple[str, ...] = ()
+    """Keys whose changes it is told of; `*` stands for one part of a key, `>` for the rest."""
     gets: tuple[str, ...] = ()
-    """Streams and buckets of which it fetches messages by sequence, or a subject's last; all that it reads or watches
-    are among them."""
+    """Streams, or the bucket, of which it fetches messages by sequence, or a subject's last; all that it reads, and the
+    bucket where it watches, are among them."""
     rereads: tuple[tuple[str, str], ...] = ()
     """(stream, subject) that it writes in several parts, and of which it reads the last one again."""
     consumes: tuple[tuple[str, str], ...] = ()
     """(stream, durable name) of the competing consumers it belongs to."""
     inspects: tuple[tuple[str, str], ...] = ()
     """(stream, durable name) of the competing consumers whose progress it asks for; its own are among them."""
-    sets: tuple[tuple[str, str], ...] = ()
-    """(bucket, key) that it writes; `*` stands for one part of a key."""
+    sets: tuple[str, ...] = ()
+    """Keys that it writes and deletes; `*` stands for one part of a key."""
     measures: tuple[str, ...] = ()
     """Streams whose size it asks for; all that it gets are among them."""
     trims: tuple[str, ...] = ()
     """Streams that it deletes history from."""
     lists: tuple[str, ...] = ()
-    """Streams and buckets whose consumers it lists."""
+    """Streams, or the bucket, whose consumers it lists; who lists any may also ask which streams there are."""
     forgets: tuple[str, ...] = ()
-    """Streams and buckets whose consumers it deletes: those of a run that is over, and those that nobody needs."""
+    """Streams, or the bucket, whose consumers it deletes: those that nobody needs."""
     makes: tuple[str, ...] = ()
-    """Streams and buckets that it creates and changes; never deletes."""
+    """Streams, or the bucket, that it creates and changes, and deletes when the run is deleted."""
 
 
 def identity_of(service: str, part: str) -> str:
@@ -114,10 +115,10 @@ def _row(
     serves: tuple[str, ...] = (),
     asks: tuple[tuple[str, str], ...] = (),
     reads: tuple[str, ...] = (),
-    watches: tuple[tuple[str, str], ...] = (),
+    watches: tuple[str, ...] = (),
     gets: tuple[str, ...] = (),
     rereads: tuple[tuple[str, str], ...] = (),
-    sets: tuple[tuple[str, str], ...] = (),
+    sets: tuple[str, ...] = (),
     trims: tuple[str, ...] = (),
     inspects: tuple[tuple[str, str], ...] = (),
 ) -> Access:
@@ -125,13 +126,12 @@ def _row(
     and, for a single writer, the question whether another one runs."""
     run, names = scope.run, roles(identity)
     own = tuple(durable for stage, durable in _durables(scope).items() if stage == identity)
-    attempts = tuple((BUCKETS["attempts"], f"{durable}.*") for _, durable in own)
+    attempts = tuple(keys.attempts(durable) for _, durable in own)
     all_gets = _merged(
         reads,
-        tuple(bucket for bucket, _ in watches),
+        (BUCKET,) if watches or own else (),
         gets,
         tuple(stream for stream, _ in own),
-        (BUCKETS["attempts"],) if own else (),
     )
     alone = (identity,) if identity in SINGLE_WRITERS else ()
     return Access(
@@ -147,17 +147,17 @@ def _row(
         consumes=own,
         inspects=(*own, *inspects),
         sets=(*sets, *attempts),
-        # the bucket of policies: the server's clock. What it gets: whether a message that is not found was ever there
-        measures=_merged((BUCKETS["policy"],), all_gets),
-        trims=_merged(trims, (BUCKETS["attempts"],) if own else ()),
+        # the bucket: the server's clock. What it gets: whether a message that is not found was ever there
+        measures=_merged((BUCKET,), all_gets),
+        trims=trims,
     )
 
 
 def _services(scope: Scope) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
     dead = subjects.event("dead", run, revision)
-    policy = (BUCKETS["policy"], run)
-    inference = tuple((BUCKETS["inference"], f"{run}.{role}") for role in _INFERENCE_ROLES)
+    policy = keys.POLICY
+    inference = tuple(map(keys.inference, _INFERENCE_ROLES))
     policy_server, teacher_server, eval_server = inference
     promotions = subjects.promotion(run, revision)
     incidents = (subjects.incident(run),)
@@ -180,8 +180,8 @@ def _services(scope: Scope) -> dict[str, Access]:
             serves=(subjects.lease(run),),
             reads=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             watches=(policy,),
-            gets=(BUCKETS["retention"],),
-            sets=((BUCKETS["retention"], run), (BUCKETS["retention"], subjects.RESERVATIONS)),
+            gets=(BUCKET,),
+            sets=(keys.RETENTION,),
             trims=(ROLLOUTS, EVENTS, REPLAY, TEACHER, LEDGER),
             inspects=tuple(_durables(scope).values()),
         ),
@@ -190,7 +190,7 @@ def _services(scope: Scope) -> dict[str, Access]:
             writes=(subjects.ledger(run, scope.trainer), dead, promotions),
             hears=(subjects.admission(run), *incidents),
             reads=(ROLLOUTS, EVENTS, LEDGER),
-            gets=(BUCKETS["policy"],),
+            gets=(BUCKET,),
         ),
         "normalizer": row(
             "normalizer",
@@ -201,21 +201,20 @@ def _services(scope: Scope) -> dict[str, Access]:
             "curriculum",
             writes=(subjects.event("curriculum", run, revision), state("curriculum"), dead),
             reads=(EVENTS, LEDGER),
-            sets=((BUCKETS["curriculum"], f"{run}.{revision}.*"),),
+            sets=(keys.curriculum(revision),),
         ),
         "health": row(
             "health",
             writes=(subjects.event("alert", run, revision), state("health")),
             reads=(EVENTS, LEDGER),
-            watches=((BUCKETS["resume"], f"{run}.*"),),
-            gets=(BUCKETS["retention"],),
+            watches=(keys.resume(),),
         ),
         # the list of promotions is among the rollouts
         "scorer": row(
             "scorer",
             writes=(subjects.event("score", run, revision), dead),
             reads=(ROLLOUTS,),
-            gets=(BUCKETS["policy"],),  # which token ids the trainer knows
+            gets=(BUCKET,),  # which token ids the trainer knows
         ),
         "teacher": row(
             "teacher",
@@ -251,8 +250,8 @@ def _services(scope: Scope) -> dict[str, Access]:
             rereads=(chunks,),
             hears=(subjects.heartbeat(run, "governor"),),
             watches=(policy,),
-            gets=(BUCKETS["gateway"],),
-            sets=((BUCKETS["gateway"], f"{run}.*"),),
+            gets=(BUCKET,),
+            sets=(keys.gateway(),),
         ),
         **{
             identity_of(ENVIRONMENT, env): row(
@@ -260,7 +259,7 @@ def _services(scope: Scope) -> dict[str, Access]:
                 writes=(subjects.rollout(run, env), subjects.blob("rollout", run)),
                 asks=(lease(env),),
                 rereads=(chunks,),
-                watches=(policy, (BUCKETS["curriculum"], f"{run}.{revision}.{env}"), policy_server),
+                watches=(policy, keys.curriculum(revision, env), policy_server),
             )
             for env in scope.environments
         },
@@ -270,7 +269,7 @@ def _services(scope: Scope) -> dict[str, Access]:
 def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
     run, revision = scope.run, scope.revision
     durables = tuple(_durables(scope).values())
-    everything = (*STREAMS, *BUCKETS.values())
+    everything = (*STREAMS, BUCKET)
     micro = tuple(
         (identity, subject)
         for identity in services
@@ -281,7 +280,7 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
         hears=(subjects.heartbeat(run), subjects.incident(run)),
         asks=(*micro, supervisor),
         reads=tuple(STREAMS),
-        watches=tuple((bucket, ">") for bucket in BUCKETS.values()),
+        watches=(">",),
         gets=everything,
         inspects=durables,
         measures=everything,
@@ -305,11 +304,7 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
         gets=everything,
         rereads=((ROLLOUTS, subjects.blob("rollout", run)),),
         inspects=durables,
-        sets=(
-            (BUCKETS["resume"], f"{run}.*"),
-            (BUCKETS["retention"], run),
-            (BUCKETS["runs"], subjects.supervisor_lease(run)),
-        ),
+        sets=(keys.resume(), keys.RETENTION, keys.SUPERVISOR),
         measures=everything,
         trims=everything,
         lists=everything,

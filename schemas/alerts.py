@@ -98,7 +98,7 @@ class AlertEvent(Event, frozen=True, kw_only=True):
 
 
 class ResumeRequest(Event, frozen=True, kw_only=True):
-    """Asks that an environment go on, under `<run>.<env>` in the resume bucket. The checks begin anew with the rollouts
+    """Asks that an environment go on, by the key `resume.<env>`. The checks begin anew with the rollouts
     after sequence `after` of ROLLOUTS; what was stored before stays diverted.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from lachesis.schemas import subjects
-from lachesis.schemas.catalog import BINARY, BUCKET_EVENTS, CHANNELS, Channel
+from lachesis.schemas.catalog import BINARY, CHANNELS, KEY_EVENTS, Channel
 from lachesis.schemas.codec import SCHEMA_VERSION, Event
 from lachesis.schemas.plan import PLAN_HEADER, ROLLOUT_HEADER, TRACEPARENT_HEADER
 
@@ -31,7 +31,6 @@ _PARAMETERS = {
     "partition": "Part of the stage's state, an environment say.",
     "service": "Name of the service.",
     "instance": "One life of one replica.",
-    "key": "Key of the entry; it begins with the run.",
 }
 
 _HEADERS = {
@@ -90,19 +89,19 @@ def asyncapi() -> dict[str, Any]:
 
 
 def _channels() -> list[Channel]:
-    """The catalog's channels, and each bucket with typed values as the subject that a key-value entry is stored at."""
-    buckets = [
+    """The catalog's channels, and each key with typed values as the subject that the run's bucket stores it at."""
+    found = [
         Channel(
-            f"bucket_{name}",
-            f"$KV.{subjects.BUCKETS[name]}.{{key}}",
-            f"KV_{subjects.BUCKETS[name]}",
+            f"key_{key.partition('.')[0]}",
+            subjects.value_subject("{run}", key),
+            subjects.BUCKET,
             events,
-            f"Entries of the key-value bucket {subjects.BUCKETS[name]}.",
+            f"Values of the key {key} of the run's key-value bucket.",
             "the service it describes",
         )
-        for name, events in BUCKET_EVENTS.items()
+        for key, events in KEY_EVENTS.items()
     ]
-    return [*CHANNELS, *buckets]
+    return [*CHANNELS, *found]
 
 
 def _events() -> list[type[Event]]:
@@ -118,7 +117,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
         "description": channel.about,
         "parameters": {name: {"description": _PARAMETERS[name]} for name in channel.parameters},
         "messages": {event.__name__: {"$ref": f"#/components/messages/{event.__name__}"} for event in events},
-        "x-stream": channel.stream,
+        "x-stream": None if channel.stream is None else subjects.stream_name("{run}", channel.stream),
         "x-writer": channel.writer,
     }
 

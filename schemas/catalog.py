@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import (
     CurriculumEvent,
@@ -28,7 +28,6 @@ from lachesis.schemas.control import (
     LeaseReply,
     LeaseRequest,
     PolicyRecord,
-    RunRecord,
     StageIncident,
     StatePart,
     StateSnapshot,
@@ -37,10 +36,10 @@ from lachesis.schemas.control import (
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.promotion import Promotions
 from lachesis.schemas.replay import PastRecord, RescoreEvent, RevisionRecord
-from lachesis.schemas.retention import Reservations, Retention
+from lachesis.schemas.retention import Retention
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["BINARY", "BUCKET_EVENTS", "CHANNELS", "Channel", "channel_of", "narrow"]
+__all__ = ["BINARY", "CHANNELS", "KEY_EVENTS", "Channel", "channel_of", "narrow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +195,16 @@ CHANNELS: tuple[Channel, ...] = (
     ),
 )
 
-BUCKET_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
+KEY_EVENTS: Mapping[str, tuple[type[Event], ...]] = MappingProxyType(
     {
-        "runs": (RunRecord, SupervisorLease),
-        "policy": (PolicyRecord,),
-        "curriculum": (CurriculumSnapshot,),
-        "retention": (Retention, Reservations),
-        "resume": (ResumeRequest,),
+        keys.SUPERVISOR: (SupervisorLease,),
+        keys.POLICY: (PolicyRecord,),
+        keys.curriculum("{revision}", "{env}"): (CurriculumSnapshot,),
+        keys.RETENTION: (Retention,),
+        keys.resume("{env}"): (ResumeRequest,),
     }
 )
-"""What the values of a key-value bucket hold, by its name in `subjects.BUCKETS`; the other buckets hold plain text."""
+"""What the values of the run's bucket hold, by key; those of other keys are no events."""
 
 BINARY: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

@@ -1,6 +1,6 @@
 """Control messages: leases, policy records, curriculum snapshots, run records, state snapshots and heartbeats."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.rollout import is_word
-from lachesis.schemas.values import Count, Finite, Seq, check_plain
+from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "AdmissionStatus",
@@ -23,7 +23,6 @@ __all__ = [
     "LeaseRequest",
     "PackedHistogram",
     "PolicyRecord",
-    "RunRecord",
     "StageIncident",
     "StageState",
     "StageVitals",
@@ -93,7 +92,7 @@ class AdmissionStatus(Event, frozen=True, kw_only=True):
 
 
 class PolicyRecord(Event, frozen=True, kw_only=True):
-    """The newest weights of a run, under its name in the policy bucket. `weights` is a safetensors file.
+    """The newest weights of a run, by the key `policy`. `weights` is a safetensors file.
 
     `vocabulary` is the number of token ids that the model knows, 0 and up (None: the trainer did not say).
     """
@@ -134,21 +133,8 @@ class CurriculumSnapshot(Event, frozen=True, kw_only=True):
             raise SchemaError("weights: must be finite, not negative and not all zero")
 
 
-class RunRecord(Event, frozen=True, kw_only=True):
-    """What a run is, under its name in the runs bucket. `config` is the resolved configuration without secrets."""
-
-    run: str
-    created_ns: Count
-    envs: list[str]
-    trainer: str
-    config: dict[str, Any] = {}
-
-    def check(self) -> None:
-        check_plain("config", self.config)
-
-
 class SupervisorLease(Event, frozen=True, kw_only=True):
-    """Who runs a run's services, under `<run>.supervisor` in the runs bucket; written again and again while it lives.
+    """Who runs a run's services, by the key `supervisor`; written again and again while it lives.
 
     `folder` is the run's folder and `folder_id` what its lock file says, which no other folder's does. `machine` names
     the booted machine and its space of pids, `started` is when the process did, in ticks since that boot: together

@@ -1,17 +1,15 @@
-"""The record of a run's history: how far it may have been trimmed, and who holds what back from that; and what the runs
-of a server have been promised of its streams.
+"""The record of a run's history: how far it may have been trimmed, and who holds what back from that.
 
-One key a run, and one for all runs, changed by compare-and-set alone. So a hold and a trim, or two promises of the same
-bytes, can never miss each other: whoever wrote first is seen by the other.
+One key, changed by compare-and-set alone. So a hold and a trim can never miss each other: whoever wrote first is seen
+by the other.
 """
 
 import msgspec
 
 from lachesis.schemas.codec import Event
 from lachesis.schemas.errors import SchemaError
-from lachesis.schemas.values import Count
 
-__all__ = ["Hold", "Reservation", "Reservations", "Retention"]
+__all__ = ["Hold", "Retention"]
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,21 +43,3 @@ class Retention(Event, frozen=True, kw_only=True):
         sequences = [*self.trimmed.values(), *(seq for hold in self.holds.values() for seq in hold.needs.values())]
         if any(seq < 0 for seq in sequences):
             raise SchemaError("trimmed, holds: a sequence must not be negative")
-
-
-class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run may promise at most, and what it asks for beyond that, bytes by stream.
-
-    It lasts until `expires_ns` (Unix time) unless renewed; `term` names the governor that promises.
-    """
-
-    term: str
-    expires_ns: int
-    bytes: dict[str, Count]
-    wants: dict[str, Count] = {}
-
-
-class Reservations(Event, frozen=True, kw_only=True):
-    """The reservations of all runs that share streams, by run."""
-
-    runs: dict[str, Reservation] = {}

@@ -1,6 +1,8 @@
 """Every subject, stream, durable name and bucket, in one place. Nothing else in the tree spells a subject out.
 
-Streams (all: limits retention, file storage, discard new, bounded in bytes, no maximum age):
+Each run has streams of its own: `lachesis_<run>_ROLLOUTS` and so on. Code names a stream by its kind, since a bus is
+opened for one run; `stream_name` gives the name that the server knows. All have limits retention, file storage, discard
+new, a bound in bytes and no maximum age:
 
     ROLLOUTS  rl.rollout.<run>.<env>                               payloads, immutable
               rl.promotion.<run>.<revision>                        the revisions that the run was switched to
@@ -20,14 +22,13 @@ from lachesis.schemas.errors import ConfigError
 
 __all__ = [
     "BLOB_KINDS",
-    "BUCKETS",
-    "BUCKET_TEXTS",
+    "BUCKET",
+    "BUCKET_TEXT",
     "ENVIRONMENT",
     "EVENTS",
     "LEDGER",
     "LIVE",
     "REPLAY",
-    "RESERVATIONS",
     "ROLLOUTS",
     "STREAMS",
     "STREAM_TEXTS",
@@ -36,13 +37,15 @@ __all__ = [
     "ReplayKind",
     "admission",
     "blob",
-    "bucket_change",
+    "bucket_name",
     "check_name",
     "durable",
     "event",
     "health",
     "heartbeat",
     "incident",
+    "key_change",
+    "kind_of",
     "lease",
     "ledger",
     "logprobs",
@@ -52,10 +55,14 @@ __all__ = [
     "replay",
     "revision",
     "rollout",
+    "run_of",
+    "run_of_stream",
     "service_name",
     "shadow",
     "state",
-    "supervisor_lease",
+    "stream_name",
+    "stream_subjects",
+    "value_subject",
 ]
 
 ROLLOUTS: Final = "ROLLOUTS"
@@ -63,6 +70,8 @@ EVENTS: Final = "EVENTS"
 REPLAY: Final = "REPLAY"
 TEACHER: Final = "TEACHER"
 LEDGER: Final = "LEDGER"
+BUCKET: Final = "KEYS"
+"""The run's key-value bucket, where it is meant as one store among the streams."""
 
 LIVE: Final = "live"
 """The revision of a run's first, live annotations; re-scored ones have names of their own."""
@@ -74,25 +83,20 @@ ReplayKind = Literal["rescore", "revision"]
 BLOB_KINDS: Final = {"rollout": ROLLOUTS, "logprobs": TEACHER}
 """What may be stored in chunks, by kind, and the stream that takes them."""
 
-STREAMS: Final[dict[str, list[str]]] = {
-    ROLLOUTS: ["rl.rollout.*.*", "rl.blob.rollout.*.*", "rl.promotion.*.*"],
-    EVENTS: [f"rl.{kind}.*.*.*" for kind in get_args(Kind)],
-    REPLAY: [f"rl.replay.{kind}.*.*.*" for kind in get_args(ReplayKind)],
-    TEACHER: ["rl.logprobs.*.*.*", "rl.blob.logprobs.*.*"],
-    LEDGER: ["rl.ledger.*.*", "rl.state.*.*.*.*"],
-}
 
-BUCKETS: Final = {
-    "runs": "lachesis_runs",
-    "policy": "lachesis_policy",
-    "curriculum": "lachesis_curriculum",
-    "attempts": "lachesis_attempts",
-    "inference": "lachesis_inference",
-    "retention": "lachesis_retention",
-    "resume": "lachesis_resume",
-    "gateway": "lachesis_gateway",
-}
-"""Key-value buckets by what they hold."""
+def stream_subjects(run: str) -> dict[str, list[str]]:
+    """Return by kind what the streams of `run` store."""
+    return {
+        ROLLOUTS: [f"rl.rollout.{run}.*", f"rl.blob.rollout.{run}.*", f"rl.promotion.{run}.*"],
+        EVENTS: [f"rl.{kind}.{run}.*.*" for kind in get_args(Kind)],
+        REPLAY: [f"rl.replay.{kind}.{run}.*.*" for kind in get_args(ReplayKind)],
+        TEACHER: [f"rl.logprobs.{run}.*.*", f"rl.blob.logprobs.{run}.*"],
+        LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.*.*.*"],
+    }
+
+
+STREAMS: Final = stream_subjects("*")
+"""The kinds of streams that each run has, and what they store."""
 
 STREAM_TEXTS: Final = {
     ROLLOUTS: "Lachesis: rollout groups as environments published them, never changed; queue and history",
@@ -103,25 +107,45 @@ STREAM_TEXTS: Final = {
 }
 """What each stream holds, as the server's own tools show it."""
 
-BUCKET_TEXTS: Final = {
-    "runs": "Lachesis: the runs of this server",
-    "policy": "Lachesis: each run's newest policy and where its weights are",
-    "curriculum": "Lachesis: the newest weights of each environment's tasks",
-    "attempts": "Lachesis: rollouts whose handling has ended a process, and how often",
-    "inference": "Lachesis: where each role's inference server listens",
-    "retention": "Lachesis: what each run still needs of the streams",
-    "resume": "Lachesis: requests that an environment go on after a health check stopped it",
-    "gateway": "Lachesis: environments of other projects that registered at the gateway",
-}
-"""What each bucket holds, as the server's own tools show it."""
-
-RESERVATIONS: Final = "reservations="
-"""Key of the bucket "retention" under which all runs of a server agree on its streams; no run can have that name."""
+BUCKET_TEXT: Final = "Lachesis: what a run keeps by key: its newest policy, who supervises it, what it still needs..."
+"""What the bucket holds, as the server's own tools show it."""
 
 ENVIRONMENT: Final = "environment"
 """The service that generates rollouts; `environment-<name>` is the one of an environment."""
 
+_PREFIX = "lachesis_"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def stream_name(run: str, kind: str) -> str:
+    """Return the server's name of a run's stream, or of the stream behind its bucket."""
+    return f"KV_{bucket_name(run)}" if kind == BUCKET else f"{_PREFIX}{run}_{kind}"
+
+
+def bucket_name(run: str) -> str:
+    """Return the server's name of a run's key-value bucket."""
+    return f"{_PREFIX}{run}"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of the run's stream that the server knows as `name`; of any other stream its name."""
+    if name.startswith(f"KV_{_PREFIX}"):
+        return BUCKET
+    return name.rpartition("_")[2] if run_of_stream(name) is not None else name
+
+
+def run_of_stream(name: str) -> str | None:
+    """Return the run that the stream called `name` is of; None if it is no run's."""
+    if name.startswith(f"KV_{_PREFIX}"):
+        return name.removeprefix(f"KV_{_PREFIX}")
+    run, _, kind = name.removeprefix(_PREFIX).rpartition("_")
+    return run if name.startswith(_PREFIX) and run and kind in STREAMS else None
+
+
+def run_of(subject: str) -> str:
+    """Return the run that a stored subject is of."""
+    tokens = subject.split(".")
+    return tokens[3] if tokens[1] in ("blob", "replay") else tokens[2]
 
 
 def check_name(what: str, name: str) -> str:
@@ -199,14 +223,14 @@ def health(run: str, service: str) -> str:
     return f"rl.health.{run}.{service}"
 
 
-def supervisor_lease(run: str) -> str:
-    """Key of the bucket "runs" under which it is stored who runs a run's services."""
-    return f"{run}.supervisor"
+def value_subject(run: str, key: str) -> str:
+    """Where the value of a key of the run's bucket is stored."""
+    return f"$KV.{bucket_name(run)}.{key}"
 
 
-def bucket_change(bucket: str, key: str) -> str:
-    """Where the server says, of each value that it has stored under a key, that it has."""
-    return f"rl.kv.{bucket}.{key}"
+def key_change(run: str, key: str) -> str:
+    """Where the server says, of each value that it has stored under a key of the run's bucket, that it has."""
+    return f"rl.kv.{run}.{key}"
 
 
 def incident(run: str) -> str:

@@ -204,7 +204,7 @@ async def _events_kept_from_ns(bus: Bus, run: str) -> int | None:
     trimmed = (await retention_record(bus, run)).trimmed.get(subjects.EVENTS, 1)
     if trimmed <= 1:
         return None
-    everything = subjects.STREAMS[subjects.EVENTS]
+    everything = subjects.stream_subjects(run)[subjects.EVENTS]
     async with bus.read(subjects.EVENTS, everything, start=trimmed, headers_only=True, follow=False) as messages:
         async for message in messages:
             return message.time_ns

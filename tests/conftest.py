@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from integration.cluster.nodes import Cluster
 
-from lachesis.pipeline.bus.answers import Answer
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.memory import MemoryBus
+from lachesis.schemas.subjects import BUCKET, STREAMS
 
 settings.register_profile(
     "patient",
@@ -74,17 +74,24 @@ async def fresh_server(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Embe
 
 
 @pytest.fixture
-async def nats_bus(nats_server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+def run_name(request: pytest.FixtureRequest) -> str:
+    """The run that the test's bus is opened for: the one that its module calls `RUN`."""
+    named = getattr(request.module, "RUN", None)
+    return named if isinstance(named, str) else "run"
+
+
+@pytest.fixture
+async def nats_bus(nats_server: EmbeddedServer, run_name: str) -> AsyncIterator[NatsBus]:
     """The bus over the session's server, with empty streams."""
-    async with await connect(nats_server.url, name="tests", token=nats_server.token) as connected:
+    async with await connect(nats_server.url, run=run_name, name="tests", token=nats_server.token) as connected:
         await connected.ensure_streams(TEST_STREAMS)
         yield connected
         await delete_streams(connected)
 
 
 async def delete_streams(bus: NatsBus) -> None:
-    for stream in await bus.describe_streams():
-        await bus._link.call(Answer, f"$JS.API.STREAM.DELETE.{stream.name}", b"", what="clean-up")
+    for kind in [*STREAMS, BUCKET]:
+        await bus.delete_stream(kind)
 
 
 @pytest.fixture(scope="session")
@@ -95,12 +102,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(params=["memory", "nats", pytest.param("cluster", marks=pytest.mark.slow)])
-async def bus(request: pytest.FixtureRequest, nats_bus: NatsBus) -> AsyncIterator[Bus]:
+async def bus(request: pytest.FixtureRequest, nats_bus: NatsBus, run_name: str) -> AsyncIterator[Bus]:
     """The bus in memory, over a real server, and over a cluster that keeps three copies; with empty streams."""
     if request.param == "nats":
         yield nats_bus
     elif request.param == "cluster":
-        async with await request.getfixturevalue("cluster").connect("tests") as replicated:
+        async with await request.getfixturevalue("cluster").connect("tests", run=run_name) as replicated:
             await replicated.ensure_streams(msgspec.structs.replace(TEST_STREAMS, replicas=3))
             yield replicated
             await delete_streams(replicated)

@@ -28,12 +28,11 @@ from lachesis.pipeline.archive.logic.atropos import Assumed
 from lachesis.pipeline.archive.reading import Placed, read_groups
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.environments.leases import Leases
-from lachesis.pipeline.flow.budget import Budget, Room
-from lachesis.pipeline.flow.sharing import Share, share_of
+from lachesis.pipeline.flow.budget import MEASURED_STREAMS, Budget, Room
 from lachesis.pipeline.replay.history import Found, selected
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseRequest, PolicyRecord
 from lachesis.schemas.errors import (
@@ -46,9 +45,8 @@ from lachesis.schemas.errors import (
 )
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.replay import Selection
-from lachesis.schemas.retention import Reservations
 from lachesis.schemas.rollout import RolloutGroup
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, RESERVATIONS, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import ROLLOUTS
 
 __all__ = ["Imported", "Importer", "Request"]
 
@@ -118,7 +116,7 @@ class Importer:
             raise ConfigError("a governor runs, so groups need its leases: leave --unleased out")
         total = sum(path.stat().st_size for path, _ in request.files)
         before = 0
-        policy = await self._bus.value(BUCKETS["policy"], self._config.run)
+        policy = await self._bus.value(keys.POLICY)
         if policy is not None:
             vocabulary = decode(PolicyRecord, policy.value).vocabulary
             self._limits = self._limits._replace(vocabulary=vocabulary)  # its tokenizer may be unknown in old files
@@ -234,14 +232,7 @@ class Importer:
     async def _measure(self) -> None:
         now_s = time.monotonic()
         if now_s - self._measured_s >= _USAGE_S:
-            entry = await self._bus.value(BUCKETS["retention"], RESERVATIONS)  # before the usage, as a governor does
-            reserved = decode(Reservations, entry.value) if entry else Reservations()
-            now_ns = await self._bus.server_time_ns()
-            valid = {run: one for run, one in reserved.runs.items() if one.expires_ns > now_ns}
-            usage = {name: await self._bus.usage(name) for name in (ROLLOUTS, EVENTS, TEACHER, LEDGER)}
-            share = share_of(reserved.replace(runs=valid), self._config.run)
-            own = {name: figures.max_bytes for name, figures in usage.items()}
-            self._budget.read(now_s, usage, Share(own, share.others, share.names))
+            self._budget.read(now_s, {name: await self._bus.usage(name) for name in MEASURED_STREAMS})
             self._measured_s = now_s
 
     async def _publish(self, group: RolloutGroup) -> int:

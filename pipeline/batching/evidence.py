@@ -13,7 +13,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.state import CHECKPOINTS, POINTER, known_checkpoints, latest_checkpoint, state_of
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, DamagedError, HistoryLostError, LedgerError, SchemaError
@@ -88,7 +88,7 @@ async def _check_policy(bus: Bus, run: str) -> None:
     if (await bus.extent(subjects.LEDGER, subjects.ledger(run, "*"))).messages:
         return
     try:
-        entry = await bus.value(subjects.BUCKETS["policy"], run)
+        entry = await bus.value(keys.POLICY)
         step = decode(PolicyRecord, entry.value).policy_version.step if entry else 0
     except (DamagedError, SchemaError):
         return  # it says nothing; the trainer, which writes it, puts it right

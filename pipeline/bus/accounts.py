@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.permissions import ANSWERS, API, Permissions, inbox_prefix, permissions
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas.access import OBSERVER, OPERATOR, Access
-from lachesis.schemas.subjects import bucket_change
+from lachesis.schemas.subjects import key_change, stream_name
 
 __all__ = ["Account", "accounts_config", "accounts_of"]
 
@@ -43,7 +43,7 @@ def accounts_of(run: str, table: Mapping[str, Access], keys: Mapping[str, str]) 
     streams = Account(f"lachesis-{run}")
     found = {identity: Account(f"{streams.name}/{identity}") for identity in table}
     for identity, access in table.items():
-        account, allowed = found[identity], permissions(identity, access)
+        account, allowed = found[identity], permissions(run, identity, access)
         account.user = (identity, keys[identity], allowed)
         asked = [(other, subject) for other, subject in access.asks if other != identity]
         for other, subject in asked:
@@ -56,27 +56,27 @@ def accounts_of(run: str, table: Mapping[str, Access], keys: Mapping[str, str]) 
                 told = [subject for subject in heard.tells if any(matches(hears, subject) for hears in access.hears)]
                 account.hears += [(found[other].name, subject) for subject in told]
         local = {*(subject for _, subject in access.asks), *access.tells, ANSWERS, f"{inbox_prefix(identity)}.>"}
-        for subject in _without_names(identity, allowed.publish, access):
+        for subject in _without_names(run, identity, allowed.publish, access):
             if subject not in local:
                 account.asks.append((streams.name, subject))
                 streams.serves.append(subject)
-        for bucket, key in access.watches:
-            subject = bucket_change(bucket, key)
+        for key in access.watches:
+            subject = key_change(run, key)
             account.hears.append((streams.name, subject))
             streams.tells.append(subject)
     return [streams, *found.values()]
 
 
-def _without_names(identity: str, publish: list[str], access: Access) -> list[str]:
+def _without_names(run: str, identity: str, publish: list[str], access: Access) -> list[str]:
     """Return `publish` with one subject for those that differ in a reader's name: permissions tell them apart."""
     names = {
-        f"{API}.CONSUMER.{verb}.{stream}.{name}": f"{API}.CONSUMER.{verb}.{stream}.*"
-        for stream in access.reads
+        f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.{name}": f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.*"
+        for kind in access.reads
         for name in reader_names(identity)
         for verb in ("CREATE", "MSG.NEXT")
     }
     collapsed = dict.fromkeys(names.get(subject, subject) for subject in publish)
-    covered = [f"{API}.CONSUMER.{verb}.{stream}.{durable}" for stream, durable in access.consumes
+    covered = [f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.{durable}" for kind, durable in access.consumes
                for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
     wider = {subject.rpartition(".")[0] + ".*" for subject in covered} & collapsed.keys()
     return [subject for subject in collapsed if not (subject in covered and f"{subject.rpartition('.')[0]}.*" in wider)]

@@ -5,6 +5,7 @@ JetStream answers in JSON with an `err_code`; the codes are those of nats-server
 
 import base64
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from lachesis.schemas.errors import (
     NotFoundError,
     StreamFullError,
 )
+from lachesis.schemas.subjects import kind_of
 
 __all__ = [
     "NO_LEADER",
@@ -34,6 +36,9 @@ __all__ = [
     "Purged",
     "State",
     "StreamInfo",
+    "StreamList",
+    "StreamNames",
+    "SubjectsOverlapError",
     "decode_answer",
     "error_in",
     "has_quorum",
@@ -46,6 +51,7 @@ __all__ = [
 _FULL = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
 _STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
 _TOO_LARGE = 10054
+_SUBJECTS_OVERLAP = 10065
 _NO_STORAGE = (10023, 10047)
 _WRONG_SEQUENCE = 10071
 _NAME_TAKEN = 10148
@@ -63,6 +69,10 @@ _LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, 
 
 class NameTakenError(InfrastructureError):
     """Raised when a consumer is to be made under a name that another one has."""
+
+
+class SubjectsOverlapError(InfrastructureError):
+    """Raised when a stream is to store subjects that another stream stores."""
 
 
 class ApiError(msgspec.Struct, frozen=True):
@@ -84,13 +94,16 @@ class ApiError(msgspec.Struct, frozen=True):
             return StreamFullError(text)
         if self.err_code == _TOO_LARGE or (self.err_code == _STORE_FAILED and "size" in self.description):
             return DataError(text)
-        if self.err_code == _WRONG_SEQUENCE:
-            return FencedError(text)
-        if self.err_code in _TOO_FEW_SERVERS:
-            return ConfigError(text)
-        if self.code == _NOT_FOUND:
-            return NotFoundError(text)
-        return NameTakenError(text) if self.err_code == _NAME_TAKEN else InfrastructureError(text)
+        kind = _BY_CODE.get(self.err_code) or (NotFoundError if self.code == _NOT_FOUND else InfrastructureError)
+        return kind(text)
+
+
+_BY_CODE: Mapping[int, type[LachesisError]] = {
+    _WRONG_SEQUENCE: FencedError,
+    _SUBJECTS_OVERLAP: SubjectsOverlapError,
+    **dict.fromkeys(_TOO_FEW_SERVERS, ConfigError),
+    _NAME_TAKEN: NameTakenError,
+}
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -137,6 +150,16 @@ class StreamInfo(Answer, frozen=True):
     state: State = State(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
+
+
+class StreamNames(Answer, frozen=True):
+    streams: list[str] | None = None
+    total: int = 0
+
+
+class StreamList(Answer, frozen=True):
+    streams: list[StreamInfo] | None = None
+    total: int = 0
 
 
 class ConsumerNames(Answer, frozen=True):
@@ -231,7 +254,7 @@ def to_pub_ack(data: bytes, what: str) -> PubAck:
     answer = decode_answer(_PubAnswer, data, what)
     if not answer.seq:
         raise InfrastructureError(f"{what}: acknowledged without a sequence")
-    return PubAck(answer.stream, answer.seq, answer.duplicate)
+    return PubAck(kind_of(answer.stream), answer.seq, answer.duplicate)
 
 
 def stored_message(stream: str, data: bytes, what: str) -> Stored:
@@ -244,7 +267,8 @@ def stored_message(stream: str, data: bytes, what: str) -> Stored:
         name, colon, value = line.partition(":")
         if colon:
             headers[name.strip()] = value.strip()
-    return Stored(stream, raw.subject, raw.seq, base64.b64decode(raw.data), to_ns(raw.time), plain_headers(headers))
+    data = base64.b64decode(raw.data)
+    return Stored(kind_of(stream), raw.subject, raw.seq, data, to_ns(raw.time), plain_headers(headers))
 
 
 def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:

@@ -1,5 +1,8 @@
 """The bus as the rest of the tree sees it: an interface, implemented by `NatsBus` and, in memory, by `MemoryBus`.
 
+A bus is opened for one run, which has streams and a key-value bucket of its own. A stream is named by its kind
+(`subjects.ROLLOUTS`...), a key by `schemas.keys`; subjects name the run themselves.
+
 What every implementation guarantees:
 
 * `publish` returns once the message is stored, and stores it once for each message id within the duplicate window,
@@ -230,8 +233,8 @@ class Bus(Protocol):
         The last message of every subject stays, whatever `before` is. A large message's chunks stay and go with it.
         """
 
-    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
-        """Delete the chunks of `run` that no stored message lists and that ended before Unix time `before_ns`.
+    async def sweep(self, stream: str, *, before_ns: int) -> int:
+        """Delete the chunks that no stored message lists and that ended before Unix time `before_ns`.
 
         Returns how many went. A producer that has not stored their head yet never will: it sends them all again.
         """
@@ -250,19 +253,21 @@ class Bus(Protocol):
     async def server_time_ns(self) -> int:
         """Return the Unix time by the server's clock, as of its answer."""
 
-    async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
-        """Set a key and return the new revision. With `revision` only if it is the current one (0: must not exist).
+    async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
+        """Set a key of the run's bucket and return the new revision.
+
+        With `revision` it is set only if that is the current one (0: the key must not exist).
 
         Raises `FencedError` when it is not.
         """
 
-    async def value(self, bucket: str, key: str) -> Entry | None:
+    async def value(self, key: str) -> Entry | None:
         """Return a key's entry, None where it was never set or was removed. Raises `DamagedError` as `last`."""
 
-    async def delete(self, bucket: str, key: str) -> None:
+    async def delete(self, key: str) -> None:
         """Remove a key, if it is there; it takes no room any more. Whoever watches it is not told."""
 
-    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+    def watch(self, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
         """Yield the key's value (if it has one) and every later one; of several missed ones only the newest."""
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:

@@ -24,7 +24,7 @@ from lachesis.pipeline.bus.routing import (
     MSG_ID_HEADER,
     chunks_subject,
     names_chunks,
-    stream_of,
+    stored_in,
 )
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, NotFoundError
 
@@ -92,7 +92,7 @@ class Blobs:
         for index, offset in enumerate(range(0, len(data), CHUNK_BYTES)):
             part = data[offset : offset + CHUNK_BYTES]
             msg_id = {MSG_ID_HEADER: f"{chunks}/{index}"}
-            seqs.append(await self._publisher.append(stream_of(chunks), chunks, part, after=seqs[-1], headers=msg_id))
+            seqs.append(await self._publisher.append(stored_in(chunks), chunks, part, after=seqs[-1], headers=msg_id))
         head = Head(seqs[1:], len(data), hashlib.sha256(data).digest())
         fence = {EXPECTED_HEADER: str(seqs[-1]), _EXPECTED_SUBJECT_HEADER: chunks}
         return await self._publisher.store(
@@ -109,7 +109,7 @@ class Blobs:
         parts: list[bytes] = []
         left = head.size
         try:
-            async for chunk in self._fetch(message.stream, head.chunks):
+            async for chunk in self._fetch(stored_in(message.subject), head.chunks):
                 left -= len(chunk.data)
                 if chunk.subject != subject or left < 0:
                     raise DataError(f"{place}: sequence {chunk.seq} is no chunk of it")

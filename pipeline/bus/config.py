@@ -6,7 +6,7 @@ import msgspec
 
 from lachesis.pipeline.config.paths import FilePath
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["Connection", "ConnectionConfig", "ServerConfig", "StreamsConfig"]
 
@@ -14,7 +14,7 @@ _GIB = 1 << 30
 
 
 class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Byte budgets and durability of the streams. A full stream refuses messages; nothing is ever dropped silently."""
+    """Byte budgets and durability of the run's streams. A full stream refuses messages; none is dropped in silence."""
 
     rollouts_bytes: int = 8 * _GIB
     """Budget of ROLLOUTS, bytes on the server's disk, per replica."""
@@ -27,7 +27,7 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ledger_bytes: int = 1 * _GIB
     """Budget of LEDGER, bytes. Head-room of its own: its messages are what frees the other streams."""
     bucket_bytes: int = 256 << 20
-    """Budget of each key-value bucket, bytes."""
+    """Budget of the run's key-value bucket, bytes."""
     replicas: int = 1
     """Servers that hold a copy of each message: 1, 3 or 5."""
     duplicate_window_s: float = 600.0
@@ -56,8 +56,8 @@ class StreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
 
     def total_bytes(self) -> int:
-        """Return what all streams and buckets may hold together, bytes."""
-        return sum(self.budgets().values()) + len(BUCKETS) * self.bucket_bytes
+        """Return what the run's streams and its bucket may hold together, bytes."""
+        return sum(self.budgets().values()) + self.bucket_bytes
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

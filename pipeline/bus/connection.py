@@ -31,6 +31,7 @@ from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.schemas.subjects import check_name
 
 __all__ = ["MIN_PAYLOAD_BYTES", "MIN_SERVER_VERSION", "connect", "for_identity"]
 
@@ -64,17 +65,19 @@ def for_identity(config: ConnectionConfig, identity: str) -> ConnectionConfig:
 async def connect(
     url: str | None = None,
     *,
+    run: str,
     name: str,
     token: str | None = None,
     config: ConnectionConfig | None = None,
     needs_jetstream: bool = True,
 ) -> NatsBus:
-    """Connect and return the bus; use it as `async with await connect(...) as bus`.
+    """Connect and return the bus of `run`; use it as `async with await connect(...) as bus`.
 
     `url` goes before `config.url`. `name` is shown in the server's own monitoring. `token` goes before
     `config.token_file`. Waits `config.connect_timeout_s` for a server that is not there yet. Without `needs_jetstream`
     it does not wait for JetStream: what is broadcast can be heard also where nothing can be stored.
     """
+    check_name("run", run)
     config = config or ConnectionConfig()
     if url is not None:
         config = msgspec.structs.replace(config, url=url)
@@ -83,7 +86,7 @@ async def connect(
     config = _shuffled(config)
     deadline = anyio.current_time() + config.connect_timeout_s
     while True:
-        link = await _attempt(config, name, options, errors)
+        link = await _attempt(config, run, name, options, errors)
         if link is not None:
             break
         shown = without_secrets(config.url)
@@ -102,7 +105,7 @@ async def connect(
         await anyio.sleep(_RETRY_S)
 
     async def dial(address: str) -> Link | None:
-        return await _attempt(msgspec.structs.replace(config, url=address), name, options, [])
+        return await _attempt(msgspec.structs.replace(config, url=address), run, name, options, [])
 
     failover = Failover(link, dial, _home(config))
     try:
@@ -152,11 +155,11 @@ def _raise_if_refused(error: Exception, shown: str) -> None:
 
 
 async def _attempt(
-    config: ConnectionConfig, name: str, options: dict[str, Any], errors: list[Exception]
+    config: ConnectionConfig, run: str, name: str, options: dict[str, Any], errors: list[Exception]
 ) -> Link | None:
     nc = NatsClient()
     nc.needs_tls = config.needs_tls
-    link = Link(nc, config)
+    link = Link(nc, config, run)
     try:
         await nc.connect(
             [url.strip() for url in config.url.split(",")],

@@ -19,6 +19,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.schemas.errors import NotFoundError
+from lachesis.schemas.subjects import kind_of
 
 __all__ = ["consume", "forget", "names"]
 
@@ -62,7 +63,7 @@ class _Deliveries:
     def __init__(self, link: Link, pull: Pull, stream: str, blobs: Blobs) -> None:
         self._link = link
         self._pull = pull
-        self._stream = stream
+        self._kind = kind_of(stream)
         self._blobs = blobs
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
@@ -71,7 +72,7 @@ class _Deliveries:
     async def __anext__(self) -> Delivery:
         msg = await self._pull.first()
         meta = Metadata.of(msg)
-        message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        message = Stored(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
         size = weight(msg)
         if LARGE_HEADER in message.headers:
             whole = claimed_size(message.data)

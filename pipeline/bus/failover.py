@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.answers import error_in, has_quorum
 from lachesis.pipeline.bus.diagnosis import ask_about, explain
 from lachesis.pipeline.bus.link import Link, is_no_responder
 from lachesis.pipeline.bus.stalls import Wait
-from lachesis.schemas.subjects import LEDGER
+from lachesis.schemas.subjects import LEDGER, stream_name
 
 __all__ = ["LEAVE_AFTER_S", "Failover"]
 
@@ -46,6 +46,7 @@ class Failover:
         self._link = link
         self._dial = dial
         self._home = home
+        self._ledger = stream_name(link.run, LEDGER)
         self._home_seen = 0  # how often in a row the home has been seen to serve
         self._home_due_s = 0.0
         self._left = 0  # how often a server was found to be cut off
@@ -72,14 +73,14 @@ class Failover:
         if anyio.current_time() < self._ask_s or len(self._link.nc.servers) < 2:
             return
         self._ask_s = anyio.current_time() + random.uniform(*_ASK_S)
-        if await _serves(self._link, LEDGER):
+        if await _serves(self._link, self._ledger):
             if self._unserved is not None:
                 self._link.waits.end(self._unserved)
             self._unserved = None
             return
         if self._unserved is None:
-            self._unserved = self._link.waits.begin(self._link.server_name, LEDGER)
-        self._unserved.reason = await explain(self._link, LEDGER)
+            self._unserved = self._link.waits.begin(self._link.server_name, self._ledger)
+        self._unserved.reason = await explain(self._link, self._ledger)
         self._ask_s = 0.0  # at the next look: it may have been busy for a moment
 
     async def _leave(self, stream: str) -> None:
@@ -109,7 +110,7 @@ class Failover:
         if not self._home_due_s:
             self._look_home_later()
             return
-        serves = await self._is_served_at(self._home, LEDGER)
+        serves = await self._is_served_at(self._home, self._ledger)
         self._home_seen = self._home_seen + 1 if serves else 0
         if self._home_seen >= _HOME_LOOKS and self._link.waits.stall is None:
             log.info("%s serves again; going back there from %s", _address(self._home), self._link.server_name)

@@ -13,6 +13,7 @@ from lachesis.pipeline.bus.answers import plain_headers, to_ns
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.blobs import INLINE_BYTES
 from lachesis.pipeline.bus.link import Link, Question, patience_s, status_of
+from lachesis.schemas.subjects import kind_of
 
 __all__ = ["Getter"]
 
@@ -89,7 +90,7 @@ class Getter:
         if msg is None or not headers or "Nats-Sequence" not in headers or status_of(msg) is not None:
             return None
         return Stored(
-            stream,
+            kind_of(stream),
             headers["Nats-Subject"],
             int(headers["Nats-Sequence"]),
             msg.data,

@@ -1,4 +1,7 @@
-"""`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link."""
+"""`NatsBus`: the bus over NATS JetStream. Each operation lives in a module of its own; here they share one link.
+
+Here a stream's kind becomes the server's name for the run's own stream; below, streams go by that name.
+"""
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -18,15 +21,15 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.reply_subjects import Unanswered
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stream_of
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.pipeline.bus.stalls import Stall
-from lachesis.schemas.subjects import BUCKETS
+from lachesis.schemas.subjects import BUCKET, stream_name
 
 __all__ = ["NatsBus"]
 
 
 class NatsBus:
-    """Implements `api.Bus`; made by `connection.connect`, closed with its context or by `close`."""
+    """Implements `api.Bus` for one run; made by `connection.connect`, closed with its context or by `close`."""
 
     def __init__(self, link: Link, failover: Failover) -> None:
         self._link = link
@@ -44,6 +47,14 @@ class NatsBus:
     async def close(self) -> None:
         """Close the connection. Whatever waits, and every later call, raises `BusClosedError`."""
         await self._link.close()
+
+    @property
+    def run(self) -> str:
+        """The run that the bus was opened for."""
+        return self._link.run
+
+    def _name(self, stream: str) -> str:
+        return stream_name(self._link.run, stream)
 
     @property
     def client(self) -> Client:
@@ -80,7 +91,7 @@ class NatsBus:
 
     async def explain(self, stream: str) -> str:
         """Return why nothing of `stream` is answered, in words; takes a few seconds at most."""
-        return await explain(self._link, stream)
+        return await explain(self._link, self._name(stream))
 
     async def until_up(self) -> None:
         """Wait until there is a connection. Raises the failure where there will be none."""
@@ -98,22 +109,35 @@ class NatsBus:
         await self._failover.run()
 
     async def ensure_streams(self, config: StreamsConfig) -> list[str]:
-        """Create or migrate streams and buckets; see `streams.ensure`."""
+        """Create or change the run's streams and bucket; see `streams.ensure`."""
         return await streams.ensure(self._link, config)
 
     async def describe_streams(self) -> list[streams.StreamDescription]:
+        """Return the run's streams, then its bucket, those of them that exist."""
         return await streams.describe(self._link)
+
+    async def runs(self) -> list[str]:
+        """Return the runs that have streams on the server. Raises `ConfigError` where it has streams of old builds."""
+        return await streams.runs(self._link)
+
+    async def reserved_bytes(self) -> dict[str, int]:
+        """Return by run what its streams may hold together, bytes; other streams of the account by their names."""
+        return await streams.reserved_bytes(self._link)
+
+    async def delete_stream(self, stream: str) -> None:
+        """Delete a stream of the run, or its bucket, with all that it holds, if it is there."""
+        await streams.delete(self._link, self._name(stream))
 
     async def stored_subjects(self, stream: str, filters: Sequence[str]) -> list[str]:
         """Return the subjects within `filters` that messages are on, in order. Raises `NotFoundError`: no stream."""
-        return await streams.stored_subjects(self._link, stream, filters)
+        return await streams.stored_subjects(self._link, self._name(stream), filters)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     async def publish(
         self, subject: str, data: bytes, *, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> PubAck:
-        stream_of(subject)
+        stored_in(subject)
         return await self._publisher.store(subject, data, {**(headers or {}), MSG_ID_HEADER: msg_id})
 
     async def publish_large(
@@ -121,49 +145,48 @@ class NatsBus:
     ) -> PubAck:
         if len(data) <= INLINE_BYTES:
             return await self.publish(subject, data, msg_id=msg_id, headers=headers)
-        stream_of(subject)
+        stored_in(subject)
         return await self._blobs.store(subject, data, {**(headers or {}), MSG_ID_HEADER: msg_id})
 
     async def commit(
         self, subject: str, data: bytes, *, expected: int, msg_id: str, headers: Mapping[str, str] | None = None
     ) -> int:
         return await self._publisher.commit(
-            stream_of(subject), subject, data, expected=expected, headers={**(headers or {}), MSG_ID_HEADER: msg_id}
+            stored_in(subject), subject, data, expected=expected, headers={**(headers or {}), MSG_ID_HEADER: msg_id}
         )
 
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
-        return await trimming.trim(self._link, self._publisher, self._blobs, stream, filters, before=before)
+        return await trimming.trim(self._link, self._publisher, self._blobs, self._name(stream), filters, before=before)
 
     async def erase(self, stream: str, filters: Sequence[str]) -> None:
-        """Delete all that is stored on `filters`, last messages and chunks too: only what nobody will ever write again.
-
-        `stream` may be a bucket's.
-        """
-        await trimming.erase(self._link, stream, filters)
+        """Delete all that is stored on `filters`, last messages too: only what nobody will ever write again."""
+        await trimming.erase(self._link, self._name(stream), filters)
 
     async def consumer_names(self, stream: str) -> list[str]:
-        """Return the names of a stream's or bucket's consumers, in order. Raises `NotFoundError`: no stream."""
-        return await consumers.names(self._link, stream)
+        """Return the names of a stream's consumers, or the bucket's, in order. Raises `NotFoundError`: no stream."""
+        return await consumers.names(self._link, self._name(stream))
 
     async def forget(self, stream: str, durable: str) -> None:
         """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
-        await consumers.forget(self._link, stream, durable)
+        await consumers.forget(self._link, self._name(stream), durable)
 
-    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
-        return await trimming.sweep(self._link, self._publisher, self._blobs, stream, run, before_ns=before_ns)
+    async def sweep(self, stream: str, *, before_ns: int) -> int:
+        return await trimming.sweep(
+            self._link, self._publisher, self._blobs, self._name(stream), self._link.run, before_ns=before_ns
+        )
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def last(self, stream: str, subject: str) -> Stored | None:
-        message = await self._publisher.last(stream, subject)
+        message = await self._publisher.last(self._name(stream), subject)
         return None if message is None else await self._blobs.join(message)
 
     async def get(self, stream: str, seq: int) -> Stored:
-        return await self._blobs.join(await self._getter.get(stream, seq))
+        return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
     async def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
-        getter = self._getter
-        found = getter.fetch(stream, seqs) if subject is None else getter.fetch_among(stream, seqs, subject)
+        getter, name = self._getter, self._name(stream)
+        found = getter.fetch(name, seqs) if subject is None else getter.fetch_among(name, seqs, subject)
         async with aclosing(found) as messages:
             async for message in messages:
                 yield await self._blobs.join(message)
@@ -181,7 +204,7 @@ class NatsBus:
         return consumers.consume(
             self._link,
             self._blobs,
-            stream,
+            self._name(stream),
             durable,
             filters,
             max_messages=max_messages,
@@ -200,38 +223,39 @@ class NatsBus:
         max_bytes: int = 16 << 20,
     ) -> AbstractAsyncContextManager[Reader]:
         options = ReadOptions(start=start, headers_only=headers_only, follow=follow, max_bytes=max_bytes)
-        return read(StreamReader(self._link, self._blobs, stream, filters, options))
+        return read(StreamReader(self._link, self._blobs, self._name(stream), filters, options))
 
     async def lag(self, stream: str, durable: str) -> ConsumerLag:
-        subject = f"$JS.API.CONSUMER.INFO.{stream}.{durable}"
-        info = await self._link.call(ConsumerInfo, subject, b"", what=f"consumer {durable} of {stream}")
+        name = self._name(stream)
+        subject = f"$JS.API.CONSUMER.INFO.{name}.{durable}"
+        info = await self._link.call(ConsumerInfo, subject, b"", what=f"consumer {durable} of {name}")
         return ConsumerLag(info.num_pending, info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq)
 
     async def usage(self, stream: str) -> StreamUsage:
-        return streams.to_usage(await streams.stream_info(self._link, stream))
+        return streams.to_usage(await streams.stream_info(self._link, self._name(stream)))
 
     async def extent(self, stream: str, subject: str) -> Extent:
         # the server counts what is on the subject after it looked how far the stream goes
-        state = (await streams.stream_info(self._link, stream, {"subjects_filter": subject})).state
+        state = (await streams.stream_info(self._link, self._name(stream), {"subjects_filter": subject})).state
         return Extent(state.last_seq, sum((state.subjects or {}).values()))
 
     async def server_time_ns(self) -> int:
-        # of a bucket: an environment is not told what others store
-        return to_ns((await streams.stream_info(self._link, kv.bucket_stream(BUCKETS["policy"]))).ts)
+        # of the bucket: an environment is not told what others store in the streams
+        return to_ns((await streams.stream_info(self._link, self._name(BUCKET))).ts)
 
     # -- key-value -----------------------------------------------------------------------------------------------
 
-    async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
-        return await kv.put(self._publisher, bucket, key, value, revision=revision)
+    async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
+        return await kv.put(self._publisher, self._link.run, key, value, revision=revision)
 
-    async def value(self, bucket: str, key: str) -> Entry | None:
-        return await kv.value(self._publisher, bucket, key)
+    async def value(self, key: str) -> Entry | None:
+        return await kv.value(self._publisher, self._link.run, key)
 
-    async def delete(self, bucket: str, key: str) -> None:
-        await kv.delete(self._link, bucket, key)
+    async def delete(self, key: str) -> None:
+        await kv.delete(self._publisher, self._link.run, key)
 
-    def watch(self, bucket: str, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        return key_watch.watch(self._link, self._publisher, bucket, key)
+    def watch(self, key: str) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        return key_watch.watch(self._link, self._publisher, self._link.run, key)
 
     # -- not stored ----------------------------------------------------------------------------------------------
 

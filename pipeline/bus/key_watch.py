@@ -1,4 +1,4 @@
-"""Watching a key of a bucket: its value, and every later one, of several missed ones the newest alone.
+"""Watching a key of the run's bucket: its value, and every later one, of several missed ones the newest alone.
 
 The server says of each value that it has stored one; the value itself is then read. That takes no consumer, so any
 number of processes may watch, and none of them can use up the consumers that a bucket may have. What is said while the
@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
-from lachesis.schemas.subjects import bucket_change
+from lachesis.schemas.subjects import key_change
 
 __all__ = ["KeyWatch", "watch"]
 
@@ -32,10 +32,10 @@ _RETRY_S = 0.5
 class KeyWatch:
     """A key's values as they come. Iterating it waits for the next one for ever."""
 
-    def __init__(self, link: Link, publisher: Publisher, bucket: str, key: str) -> None:
+    def __init__(self, link: Link, publisher: Publisher, run: str, key: str) -> None:
         self._link = link
         self._publisher = publisher
-        self._bucket = bucket
+        self._run = run
         self._key = key
         self._revision = 0
         self._older_since: float | None = None
@@ -59,7 +59,7 @@ class KeyWatch:
             self._link.check()
             self._changed = anyio.Event()  # before reading: what is stored meanwhile is said again
             try:
-                entry = await kv.value(self._publisher, self._bucket, self._key)
+                entry = await kv.value(self._publisher, self._run, self._key)
             except DamagedError as error:
                 log.warning("what cannot be read is passed over: %s", error)
                 continue
@@ -85,7 +85,7 @@ class KeyWatch:
         self._older_since = self._older_since or now
         if now - self._older_since > _CONVINCED_S:
             raise HistoryLostError(
-                f"bucket {self._bucket}, key {self._key}: its revision is {entry.revision}, but {self._revision} was "
+                f"key {self._key} of run {self._run}: its revision is {entry.revision}, but {self._revision} was "
                 "read already: the broker lost history that it had acknowledged, or its store was replaced by an older "
                 "one"
             )
@@ -93,13 +93,13 @@ class KeyWatch:
 
 
 @asynccontextmanager
-async def watch(link: Link, publisher: Publisher, bucket: str, key: str) -> AsyncIterator[KeyWatch]:
+async def watch(link: Link, publisher: Publisher, run: str, key: str) -> AsyncIterator[KeyWatch]:
     """See `api.Bus.watch`."""
-    check_key(bucket, key)
-    values = KeyWatch(link, publisher, bucket, key)
+    check_key(key)
+    values = KeyWatch(link, publisher, run, key)
     link.observers.add(values.change)
     try:
-        async with link.subscribed(bucket_change(bucket, key), values.on_message):
+        async with link.subscribed(key_change(run, key), values.on_message):
             yield values
     finally:
         link.observers.discard(values.change)

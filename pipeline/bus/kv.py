@@ -1,62 +1,59 @@
-"""Key-value buckets: a stream with one message a key, in the layout that every NATS client knows as a bucket."""
+"""The run's key-value bucket: a stream with one message a key, in the layout of every NATS client's buckets."""
 
 import secrets
 
-import msgspec
-
-from lachesis.pipeline.bus.answers import Purged
 from lachesis.pipeline.bus.api import Entry, Stored
-from lachesis.pipeline.bus.link import Link
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
 from lachesis.schemas.errors import DamagedError, FencedError
+from lachesis.schemas.subjects import BUCKET, stream_name, value_subject
 
-__all__ = ["bucket_stream", "delete", "put", "value", "value_subject"]
+__all__ = ["delete", "put", "value"]
 
-
-def bucket_stream(bucket: str) -> str:
-    """Return the name of the stream behind a bucket."""
-    return f"KV_{bucket}"
-
-
-def value_subject(bucket: str, key: str) -> str:
-    return f"$KV.{bucket}.{key}"
+_OPERATION_HEADER = "KV-Operation"
+_DELETED = {_OPERATION_HEADER: "DEL", "Nats-TTL": "5s"}
+"""Marks a key as deleted. The server forgets the mark by itself, so marks do not fill the bucket."""
 
 
-def _entry(key: str, message: Stored) -> Entry:
-    return Entry(key, message.data, message.seq)
-
-
-async def put(publisher: Publisher, bucket: str, key: str, data: bytes, *, revision: int | None) -> int:
+async def put(publisher: Publisher, run: str, key: str, data: bytes, *, revision: int | None) -> int:
     """See `api.Bus.put`."""
-    check_key(bucket, key)
-    subject, headers = value_subject(bucket, key), {MSG_ID_HEADER: secrets.token_hex(12)}
+    check_key(key)
+    stream, subject = stream_name(run, BUCKET), value_subject(run, key)
+    headers = {MSG_ID_HEADER: secrets.token_hex(12)}
     if revision is None:
         return (await publisher.store(subject, data, headers)).seq
     try:
-        return await publisher.commit(bucket_stream(bucket), subject, data, expected=revision, headers=headers)
+        return await publisher.commit(stream, subject, data, expected=revision, headers=headers)
     except FencedError as error:
-        raise FencedError(f"bucket {bucket}, key {key}: revision is not {revision} any more") from error
+        mark = None if revision else await publisher.last(stream, subject)
+        if mark is None or not _is_mark(mark):
+            raise FencedError(f"key {key} of run {run}: its revision is not {revision} any more") from error
+    try:  # the key was deleted a moment ago
+        return await publisher.commit(stream, subject, data, expected=mark.seq, headers=headers)
+    except FencedError as error:
+        raise FencedError(f"key {key} of run {run}: another writer set it first") from error
 
 
-async def value(publisher: Publisher, bucket: str, key: str) -> Entry | None:
+async def value(publisher: Publisher, run: str, key: str) -> Entry | None:
     """See `api.Bus.value`."""
-    check_key(bucket, key)
+    check_key(key)
+    stream, subject = stream_name(run, BUCKET), value_subject(run, key)
     try:
-        message = await publisher.last(bucket_stream(bucket), value_subject(bucket, key))
+        message = await publisher.last(stream, subject)
     except DamagedError as error:
-        stream, subject = bucket_stream(bucket), value_subject(bucket, key)
         raise DamagedError(
-            f"bucket {bucket}, key {key}: there is a value, and the server cannot read it: its store is damaged. "
+            f"key {key} of run {run}: there is a value, and the server cannot read it: its store is damaged. "
             "Restore it from a backup; in a cluster let another copy lead; or, to begin without what the key held, "
             f"`nats stream purge {stream} --subject '{subject}'`"
         ) from error
-    return None if message is None else _entry(key, message)
+    return None if message is None or _is_mark(message) else Entry(key, message.data, message.seq)
 
 
-async def delete(link: Link, bucket: str, key: str) -> None:
-    """See `api.Bus.delete`. Purged, not marked as deleted: markers would fill the bucket just the same."""
-    check_key(bucket, key)
-    request = msgspec.json.encode({"filter": value_subject(bucket, key)})
-    subject = f"$JS.API.STREAM.PURGE.{bucket_stream(bucket)}"
-    await link.call(Purged, subject, request, what=f"deleting {key} of bucket {bucket}")
+async def delete(publisher: Publisher, run: str, key: str) -> None:
+    """See `api.Bus.delete`. It takes no right but that to write the key."""
+    check_key(key)
+    await publisher.store(value_subject(run, key), b"", {**_DELETED, MSG_ID_HEADER: secrets.token_hex(12)})
+
+
+def _is_mark(message: Stored) -> bool:
+    return _OPERATION_HEADER in message.headers

@@ -122,11 +122,15 @@ async def hang_up(nc: Client, within_s: float) -> None:
 
 
 class Link:
-    """Wraps a connected client; `setup` must be awaited once. `observers` are called at every change of state."""
+    """Wraps a connected client, for the streams of `run`; `setup` must be awaited once.
 
-    def __init__(self, nc: NatsClient, config: ConnectionConfig) -> None:
+    `observers` are called at every change of state.
+    """
+
+    def __init__(self, nc: NatsClient, config: ConnectionConfig, run: str) -> None:
         self.nc = nc
         self.config = config
+        self.run = run
         self.observers: set[Callable[[], None]] = set()
         self.losses = 0
         """How often the connection was lost: whoever sees it change has to ask again."""

@@ -144,7 +144,9 @@ class _Reader:
 
 
 class MemoryBus:
-    """Implements `api.Bus`. `max_bytes` is every stream's byte budget, or one for each by name.
+    """Implements `api.Bus` for one run, whichever that is.
+
+    `max_bytes` is every stream's byte budget, or one for each by kind.
 
     Time is the event loop's; `advance` moves it on, so that a test need not wait for a redelivery.
     """
@@ -154,9 +156,9 @@ class MemoryBus:
             name: Log(name, max_bytes if isinstance(max_bytes, int) else max_bytes.get(name, 1 << 30))
             for name in STREAMS
         }
-        self._entries: dict[str, dict[str, Entry]] = {}
-        self._revisions: dict[str, int] = {}
-        self._damaged: set[tuple[str, str]] = set()
+        self._entries: dict[str, Entry] = {}
+        self._revision = 0
+        self._damaged: set[str] = set()
         self._talk = Talk()
         self._change = anyio.Event()
         self._skipped = 0.0
@@ -203,9 +205,9 @@ class MemoryBus:
         """Make a stored message unreadable, for tests; see `Log.damage`."""
         self._log(stream).damage(seq)
 
-    def damage_value(self, bucket: str, key: str) -> None:
+    def damage_value(self, key: str) -> None:
         """Make a key's value unreadable until it is set again, for tests."""
-        self._damaged.add((bucket, key))
+        self._damaged.add(key)
 
     def wake(self) -> None:
         """Let everything that waits look again."""
@@ -278,7 +280,7 @@ class MemoryBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return self._log(stream).trim(filters, before)
 
-    async def sweep(self, stream: str, run: str, *, before_ns: int) -> int:
+    async def sweep(self, stream: str, *, before_ns: int) -> int:
         self._log(stream)
         return 0  # a large message has no chunks here
 
@@ -333,38 +335,37 @@ class MemoryBus:
         await anyio.lowlevel.checkpoint()
         return time.time_ns()
 
-    async def put(self, bucket: str, key: str, value: bytes, *, revision: int | None = None) -> int:
-        check_key(bucket, key)
+    async def put(self, key: str, value: bytes, *, revision: int | None = None) -> int:
+        check_key(key)
         self._check_open()
         await anyio.lowlevel.checkpoint()
-        entries = self._entries.setdefault(bucket, {})
-        is_readable = key in entries and (bucket, key) not in self._damaged
-        current = entries[key].revision if is_readable else 0
+        is_readable = key in self._entries and key not in self._damaged
+        current = self._entries[key].revision if is_readable else 0
         if revision is not None and revision != current:
-            raise FencedError(f"bucket {bucket}, key {key}: revision is {current}, not {revision}")
-        self._revisions[bucket] = self._revisions.get(bucket, 0) + 1
-        entries[key] = Entry(key, bytes(value), self._revisions[bucket])
-        self._damaged.discard((bucket, key))
+            raise FencedError(f"key {key}: its revision is {current}, not {revision}")
+        self._revision += 1
+        self._entries[key] = Entry(key, bytes(value), self._revision)
+        self._damaged.discard(key)
         self.wake()
-        return entries[key].revision
+        return self._revision
 
-    async def value(self, bucket: str, key: str) -> Entry | None:
-        check_key(bucket, key)
+    async def value(self, key: str) -> Entry | None:
+        check_key(key)
         self._check_open()
-        if (bucket, key) in self._damaged:
-            raise DamagedError(f"bucket {bucket}, key {key}: the value is damaged")
-        return self._entries.get(bucket, {}).get(key)
+        if key in self._damaged:
+            raise DamagedError(f"key {key}: the value is damaged")
+        return self._entries.get(key)
 
-    async def delete(self, bucket: str, key: str) -> None:
-        check_key(bucket, key)
+    async def delete(self, key: str) -> None:
+        check_key(key)
         self._check_open()
         await anyio.lowlevel.checkpoint()
-        self._entries.get(bucket, {}).pop(key, None)
+        self._entries.pop(key, None)
 
     @asynccontextmanager
-    async def watch(self, bucket: str, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
-        check_key(bucket, key)
-        yield _Newest(self, self._entries.setdefault(bucket, {}), key)
+    async def watch(self, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
+        check_key(key)
+        yield _Newest(self, self._entries, key)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         self._check_open()

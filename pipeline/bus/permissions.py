@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lachesis.pipeline.bus.consumer_names import reader_names
-from lachesis.pipeline.bus.kv import bucket_stream, value_subject
 from lachesis.schemas.access import Access
-from lachesis.schemas.subjects import BUCKETS, bucket_change
+from lachesis.schemas.subjects import BUCKET, key_change, stream_name, value_subject
 
-__all__ = ["ANSWERS", "API", "Permissions", "identity_in", "inbox_prefix", "permissions", "stored_as"]
+__all__ = ["ANSWERS", "API", "Permissions", "identity_in", "inbox_prefix", "permissions"]
 
 API = "$JS.API"
 _INBOX = "_INBOX_"
@@ -39,39 +38,39 @@ def identity_in(prefix: str) -> str | None:
     return prefix.removeprefix(_INBOX) if prefix.startswith(_INBOX) and prefix != _INBOX else None
 
 
-def permissions(identity: str, access: Access) -> Permissions:
-    """Return what the server is to allow `identity`."""
+def permissions(run: str, identity: str, access: Access) -> Permissions:
+    """Return what the server is to allow `identity` in `run`."""
+
+    def api(kinds: Iterable[str], *verbs: str) -> list[str]:
+        return [f"{API}.{verb}.{stream_name(run, kind)}" for kind in kinds for verb in verbs]
+
     publish = [f"{API}.INFO", *access.writes, *access.tells, *(subject for _, subject in access.asks)]
-    publish += [value_subject(bucket, key) for bucket, key in access.sets]
+    publish += [value_subject(run, key) for key in access.sets]
     if access.serves:
         publish.append(ANSWERS)
     if any(other == identity for other, _ in access.asks):
         publish.append(f"{inbox_prefix(identity)}.>")
-    publish += [f"{API}.STREAM.INFO.{stream}" for stream in stored_as(access.measures)]
-    for name in access.gets:
-        publish += [f"{API}.{verb}.{stream}" for stream in stored_as([name])
-                    for verb in ("STREAM.MSG.GET", *(() if name in BUCKETS.values() else ("DIRECT.GET",)))]  # fmt: skip
-    publish += [f"{API}.DIRECT.GET.{stream}.{subject}" for stream, subject in access.rereads]
-    publish += [f"{API}.CONSUMER.{verb}.{stream}.{name}" for stream in access.reads for name in reader_names(identity)
-                for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
-    for stream, durable in access.consumes:
+    publish += api(access.measures, "STREAM.INFO")
+    for kind in access.gets:
+        publish += api([kind], "STREAM.MSG.GET", *(() if kind == BUCKET else ("DIRECT.GET",)))
+    publish += [f"{API}.DIRECT.GET.{stream_name(run, kind)}.{subject}" for kind, subject in access.rereads]
+    publish += [f"{API}.CONSUMER.{verb}.{stream_name(run, kind)}.{name}" for kind in access.reads
+                for name in reader_names(identity) for verb in ("CREATE", "MSG.NEXT")]  # fmt: skip
+    for kind, durable in access.consumes:
+        stream = stream_name(run, kind)
         publish += [f"{API}.CONSUMER.{verb}.{stream}.{durable}" for verb in ("CREATE", "MSG.NEXT")]
         # newer servers may put a domain and an account before the stream
         publish += [f"$JS.ACK.{stream}.{durable}.>", f"$JS.ACK.*.*.{stream}.{durable}.>"]
-    publish += [f"{API}.CONSUMER.INFO.{stream}.{durable}" for stream, durable in access.inspects]
-    publish += [f"{API}.STREAM.PURGE.{stream}" for stream in stored_as(access.trims)]
-    publish += [f"{API}.CONSUMER.NAMES.{stream}" for stream in stored_as(access.lists)]
-    publish += [f"{API}.CONSUMER.DELETE.{stream}.*" for stream in stored_as(access.forgets)]
-    publish += [f"{API}.STREAM.{verb}.{stream}" for stream in stored_as(access.makes)
-                for verb in ("CREATE", "UPDATE", "LEADER.STEPDOWN")]  # fmt: skip
-    changes = [bucket_change(bucket, key) for bucket, key in access.watches]
+    publish += [f"{API}.CONSUMER.INFO.{stream_name(run, kind)}.{durable}" for kind, durable in access.inspects]
+    publish += api(access.trims, "STREAM.PURGE")
+    if access.lists:
+        publish += [f"{API}.STREAM.NAMES", f"{API}.STREAM.LIST"]
+    publish += api(access.lists, "CONSUMER.NAMES")
+    publish += [f"{subject}.*" for subject in api(access.forgets, "CONSUMER.DELETE")]
+    publish += api(access.makes, "STREAM.CREATE", "STREAM.UPDATE", "STREAM.DELETE", "STREAM.LEADER.STEPDOWN")
+    changes = [key_change(run, key) for key in access.watches]
     return Permissions(
         list(dict.fromkeys(publish)),
         list(access.spares),
         [*access.hears, *access.serves, *changes, f"{inbox_prefix(identity)}.>"],
     )
-
-
-def stored_as(names: Iterable[str]) -> list[str]:
-    """Return the streams behind streams and buckets."""
-    return [bucket_stream(name) if name in BUCKETS.values() else name for name in names]

@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.answers import error_in, to_pub_ack
 from lachesis.pipeline.bus.api import PubAck, Stored
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patience_s
-from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stream_of
+from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
 
 __all__ = ["EXPECTED_HEADER", "Publisher", "Window"]
@@ -169,6 +169,6 @@ class Publisher:
 
 
 def _stream_behind(subject: str) -> str:
-    """Return the stream that stores `subject`, which may be a bucket's key ($KV.<bucket>.<key>)."""
+    """Return the server's name of the stream that stores `subject`, or the key ($KV.<bucket>.<key>)."""
     tokens = subject.split(".", 2)
-    return f"KV_{tokens[1]}" if tokens[0] == "$KV" else stream_of(subject)
+    return f"KV_{tokens[1]}" if tokens[0] == "$KV" else stored_in(subject)

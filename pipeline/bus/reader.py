@@ -31,6 +31,7 @@ from lachesis.pipeline.bus.puller import Metadata, Pull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.pipeline.bus.stalls import Wait
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError, LachesisError, NotFoundError
+from lachesis.schemas.subjects import kind_of
 
 __all__ = ["ReadOptions", "StreamReader", "read"]
 
@@ -71,6 +72,7 @@ class StreamReader:
         self._link = link
         self._blobs = blobs
         self._stream = stream
+        self._kind = kind_of(stream)
         self._filters = list(filters)
         self._headers_only = options.headers_only
         self._follow = options.follow
@@ -151,7 +153,7 @@ class StreamReader:
         meta = self._queued[0]
         if not self._follow and self.caught_up:  # published since
             raise StopAsyncIteration
-        message = Stored(self._stream, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        message = Stored(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
         if LARGE_HEADER in message.headers and not self._headers_only:
             message = await self._blobs.join_or_mark(message)
         self.pull.queue.popleft()  # only now: a cancelled wait must not lose it
@@ -213,7 +215,7 @@ class StreamReader:
         }
         identity = identity_in(self._link.config.inbox_prefix)
         if identity is None:
-            names = [reader_name(client, self._stream, self._filters, suffix)]
+            names = [reader_name(client, self._kind, self._filters, suffix)]
         else:
             names = reader_names(identity)
             random.shuffle(names)

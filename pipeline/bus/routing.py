@@ -4,7 +4,7 @@ import functools
 import re
 
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import BLOB_KINDS, BUCKETS, STREAMS, blob
+from lachesis.schemas.subjects import BLOB_KINDS, STREAMS, blob, run_of, stream_name
 
 __all__ = [
     "BROKEN_HEADER",
@@ -15,6 +15,7 @@ __all__ = [
     "chunks_subject",
     "matches",
     "names_chunks",
+    "stored_in",
     "stream_in_api",
     "stream_of",
 ]
@@ -46,11 +47,18 @@ def matches(pattern: str, subject: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def stream_of(subject: str) -> str:
-    """Return the stream that stores `subject`. Raises `ConfigError` where none does."""
+    """Return the kind of stream that stores `subject`. Raises `ConfigError` where none does."""
     for stream, patterns in STREAMS.items():
         if any(matches(pattern, subject) for pattern in patterns):
             return stream
     raise ConfigError(f"subject {subject[:120]!r} belongs to no stream; build subjects with lachesis.schemas.subjects")
+
+
+@functools.lru_cache(maxsize=4096)
+def stored_in(subject: str) -> str:
+    """Return the server's name of the stream that stores `subject`. Raises `ConfigError` where none does."""
+    kind = stream_of(subject)
+    return stream_name(run_of(subject), kind)
 
 
 def stream_in_api(subject: str) -> str:
@@ -77,9 +85,7 @@ def names_chunks(subject: str, header: str) -> bool:
     return bool(_CHUNKS.fullmatch(name)) and header == chunks_subject(subject, name)
 
 
-def check_key(bucket: str, key: str) -> None:
-    """Raise `ConfigError` unless `bucket` is one of ours and `key` can be part of a subject."""
-    if bucket not in BUCKETS.values():
-        raise ConfigError(f"bucket {bucket[:80]!r}: there are {', '.join(sorted(BUCKETS.values()))}")
+def check_key(key: str) -> None:
+    """Raise `ConfigError` unless `key` can be part of a subject."""
     if not _KEY.fullmatch(key):
         raise ConfigError(f"key {key[:80]!r}: use letters, digits, '-', '_', '/', '=' and single dots between them")

@@ -1,4 +1,4 @@
-"""The streams and buckets on the server: made where missing, changed in place where they differ.
+"""A run's streams and its bucket on the server: made where missing, changed in place where they differ.
 
 `ensure_streams` may run at any time, from any number of processes: it ends with the same streams. What the server
 cannot change in place (storage, retention) is an error that names the stream, never a deletion. Further copies
@@ -6,25 +6,39 @@ cannot change in place (storage, retention) is an error that names the stream, n
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import StreamInfo
+from lachesis.pipeline.bus.answers import Deleted, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.bus.link import Link
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
-from lachesis.schemas.subjects import BUCKET_TEXTS, BUCKETS, STREAM_TEXTS, STREAMS, bucket_change
+from lachesis.schemas.subjects import (
+    BUCKET,
+    BUCKET_TEXT,
+    STREAM_TEXTS,
+    STREAMS,
+    key_change,
+    kind_of,
+    run_of_stream,
+    stream_name,
+    stream_subjects,
+    value_subject,
+)
 
 __all__ = [
     "StreamDescription",
     "definitions",
+    "delete",
     "describe",
     "differences",
     "ensure",
+    "reserved_bytes",
+    "runs",
     "stored_subjects",
     "stream_info",
     "to_usage",
@@ -32,6 +46,7 @@ __all__ = [
 
 _NS = 1_000_000_000
 _FIXED = ("storage", "retention")
+_MAX_OWNERS_SHOWN = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +59,8 @@ class StreamDescription:
     usage: StreamUsage
 
 
-def definitions(config: StreamsConfig) -> list[dict[str, Any]]:
-    """Return every stream's definition in the server's own form."""
+def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
+    """Return the definition of each stream of the run, and of its bucket, in the server's own form."""
     common: dict[str, Any] = {
         "retention": "limits",
         "storage": "file",
@@ -60,29 +75,27 @@ def definitions(config: StreamsConfig) -> list[dict[str, Any]]:
     streams = [
         {
             **common,
-            "name": name,
-            "description": STREAM_TEXTS[name],
+            "name": stream_name(run, kind),
+            "description": f"{STREAM_TEXTS[kind]}, of run {run}",
             "subjects": subjects,
-            "max_bytes": config.budgets()[name],
+            "max_bytes": config.budgets()[kind],
             "max_msgs_per_subject": -1,
         }
-        for name, subjects in STREAMS.items()
+        for kind, subjects in stream_subjects(run).items()
     ]
-    buckets = [
-        {
-            **common,
-            "name": bucket_stream(bucket),
-            "description": BUCKET_TEXTS[kind],
-            "subjects": [f"$KV.{bucket}.>"],
-            "max_bytes": config.bucket_bytes,
-            "max_msgs_per_subject": 1,
-            "allow_rollup_hdrs": True,
-            # whoever watches a key is told of a new value, and then reads it
-            "republish": {"src": f"$KV.{bucket}.>", "dest": bucket_change(bucket, ">"), "headers_only": True},
-        }
-        for kind, bucket in BUCKETS.items()
-    ]
-    return streams + buckets
+    bucket = {
+        **common,
+        "name": stream_name(run, BUCKET),
+        "description": f"{BUCKET_TEXT}, of run {run}",
+        "subjects": [value_subject(run, ">")],
+        "max_bytes": config.bucket_bytes,
+        "max_msgs_per_subject": 1,
+        "allow_rollup_hdrs": True,
+        "allow_msg_ttl": True,  # for the marks of deleted keys
+        # whoever watches a key is told of a new value, and then reads it
+        "republish": {"src": value_subject(run, ">"), "dest": key_change(run, ">"), "headers_only": True},
+    }
+    return [bucket, *streams]  # the bucket first, and deleted last: it says what becomes of the run
 
 
 async def stream_info(link: Link, name: str, request: dict[str, Any] | None = None) -> StreamInfo:
@@ -119,11 +132,12 @@ def to_usage(info: StreamInfo) -> StreamUsage:
 
 
 async def ensure(link: Link, config: StreamsConfig) -> list[str]:
-    """Create or change the streams; return one line for each thing done, none when all was as it should be.
+    """Create or change the run's streams; return one line for each thing done, none when all was as it should be.
 
     Raises `ConfigError` where a stream cannot become what it should be.
     """
-    return [line for wanted in definitions(config) if (line := await _ensure_one(link, wanted)) is not None]
+    wanted = definitions(link.run, config)
+    return [line for definition in wanted if (line := await _ensure_one(link, definition)) is not None]
 
 
 async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
@@ -164,10 +178,13 @@ async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
         )
     except StreamFullError as error:
         raise ConfigError(
-            f"the server has no room for stream {name} with a budget of {definition['max_bytes']} bytes ({error}): "
-            "lower streams.*_bytes, or raise what limits it: server.max_file_bytes of the run's own server, elsewhere "
+            f"the server has no room for stream {name} with a budget of {definition['max_bytes']:,} bytes "
+            f"({error}){_reserved_text(await reserved_bytes(link))}: lower streams.*_bytes, delete a run that is over "
+            "(`lachesis delete`), or raise what limits it: server.max_file_bytes of the run's own server, elsewhere "
             "max_file in the server's jetstream block or the account's max_storage"
         ) from error
+    except SubjectsOverlapError as error:
+        raise await _overlap(link, definition, error) from error
     except ConfigError as error:
         raise ConfigError(
             f"stream {name} is to have {definition['num_replicas']} copies, but too few servers run that have room for "
@@ -179,12 +196,95 @@ async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
 
 
 async def describe(link: Link) -> list[StreamDescription]:
-    """Return every stream and bucket that exists, in the order of the definitions."""
+    """Return the run's streams, then its bucket, those of them that exist."""
     found = []
-    for name in [*STREAMS, *map(bucket_stream, BUCKETS.values())]:
+    for kind in [*STREAMS, BUCKET]:
+        name = stream_name(link.run, kind)
         try:
             info = await stream_info(link, name)
         except NotFoundError:
             continue
         found.append(StreamDescription(name, info.config["subjects"], int(info.config["num_replicas"]), to_usage(info)))
     return found
+
+
+async def delete(link: Link, name: str) -> None:
+    """Delete a stream, if it is there."""
+    with suppress(NotFoundError):
+        await link.call(Deleted, f"$JS.API.STREAM.DELETE.{name}", b"", what=f"stream {name}")
+
+
+async def runs(link: Link) -> list[str]:
+    """Return the runs that have streams on the server, in order. Raises `ConfigError` where it has shared ones."""
+    names = await _names(link, ">")
+    shared = [name for name in names if name in STREAMS]
+    if shared:
+        overlapping = await _names(link, "rl.>")
+        if shared := [name for name in shared if name in overlapping]:
+            raise ConfigError(_old_layout(shared))
+    found = {run_of_stream(name) for name in names if kind_of(name) in STREAMS}
+    return sorted(run for run in found if run is not None)
+
+
+async def reserved_bytes(link: Link) -> dict[str, int]:
+    """Return what each run's streams may hold together, bytes; other streams count under their own names."""
+    found: dict[str, int] = {}
+    for info in await _list(link):
+        name, size = str(info.config["name"]), int(info.config.get("max_bytes", -1))
+        run = run_of_stream(name)
+        owner = f"stream {name}" if run is None else f"run {run}"
+        found[owner] = found.get(owner, 0) + max(0, size)
+    return found
+
+
+def _reserved_text(reserved: dict[str, int]) -> str:
+    """Say who has reserved how much, the greatest first."""
+    largest = sorted(reserved.items(), key=lambda one: -one[1])
+    shown = [f"{owner} {size:,}" for owner, size in largest[:_MAX_OWNERS_SHOWN]]
+    if len(largest) > len(shown):
+        shown.append(f"{len(largest) - len(shown)} more {sum(size for _, size in largest[len(shown) :]):,}")
+    return f". Reserved are, in bytes: {', '.join(shown)}" if shown else ""
+
+
+async def _overlap(link: Link, definition: dict[str, Any], error: SubjectsOverlapError) -> ConfigError:
+    found: set[str] = set()
+    for subject in definition["subjects"]:
+        found.update(await _names(link, subject))
+    found.discard(definition["name"])
+    if found & STREAMS.keys():
+        return ConfigError(_old_layout(sorted(found)))
+    return ConfigError(
+        f"stream {definition['name']} cannot be made: {', '.join(sorted(found)) or 'another stream'} stores the same "
+        f"subjects ({error}); use another account or server"
+    )
+
+
+def _old_layout(names: Sequence[str]) -> str:
+    return (
+        f"the server has streams that all runs share ({', '.join(sorted(names))}), as older builds of Lachesis made "
+        "them; this build gives each run streams of its own. To move: with the older build, `lachesis export` each run "
+        "that is to be kept; then use another server or account (where the server is the run's own: another "
+        "folder), or delete these streams with `nats stream rm`; then `lachesis init` and `lachesis "
+        "import` with this build"
+    )
+
+
+async def _names(link: Link, subject: str) -> list[str]:
+    """Return the names of the streams that store anything within `subject`."""
+    found: list[str] = []
+    while True:
+        body = msgspec.json.encode({"subject": subject, "offset": len(found)})
+        answer = await link.call(StreamNames, "$JS.API.STREAM.NAMES", body, what="names of streams")
+        found += answer.streams or []
+        if not answer.streams or len(found) >= answer.total:
+            return found
+
+
+async def _list(link: Link) -> list[StreamInfo]:
+    found: list[StreamInfo] = []
+    while True:
+        body = msgspec.json.encode({"offset": len(found)})
+        answer = await link.call(StreamList, "$JS.API.STREAM.LIST", body, what="list of streams")
+        found += answer.streams or []
+        if not answer.streams or len(found) >= answer.total:
+            return found

@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
 from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
-from lachesis.schemas.subjects import BLOB_KINDS, blob
+from lachesis.schemas.subjects import BLOB_KINDS, blob, kind_of
 
 __all__ = ["erase", "sweep", "trim"]
 
@@ -57,7 +57,7 @@ async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run
     A message written behind chunks keeps their head out for good (see `blobs`). So what no head lists after that is
     listed by none, whatever its producer does.
     """
-    kind = next((kind for kind, owner in BLOB_KINDS.items() if owner == stream), None)
+    kind = next((kind for kind, owner in BLOB_KINDS.items() if owner == kind_of(stream)), None)
     if kind is None:
         raise ConfigError(f"stream {stream} holds no chunks")
     if not await stored_subjects(link, stream, [blob(kind, run)]):
@@ -97,7 +97,8 @@ async def _headers(
 
 async def _may_be_large(link: Link, stream: str, subject: str) -> bool:
     """Whether there are chunks in `stream` that could belong to messages on `subject`."""
-    return stream in BLOB_KINDS.values() and bool(await stored_subjects(link, stream, [chunks_subject(subject)]))
+    takes_chunks = kind_of(stream) in BLOB_KINDS.values()
+    return takes_chunks and bool(await stored_subjects(link, stream, [chunks_subject(subject)]))
 
 
 async def _purge(link: Link, stream: str, request: dict[str, str | int]) -> int:

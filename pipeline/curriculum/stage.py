@@ -4,7 +4,7 @@ Every finished group teaches, dropped ones too, unless it names a policy step th
 the newest, it would make all that follows too old to learn from. A group that is of no task of the pool teaches
 nothing; such groups are counted, and environments without a curriculum are named in log and heartbeats. A commit holds
 the feedback of one burst, which is all that rebuilds the state; the snapshot that environments draw by goes to the
-curriculum bucket, at most twice a second.
+run's bucket, at most twice a second.
 """
 
 import logging
@@ -28,7 +28,7 @@ from lachesis.pipeline.stage.commitlog import Restored
 from lachesis.pipeline.stage.inputs import Source
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
@@ -217,7 +217,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
 
     async def publish_snapshots(self) -> None:
         """Publish the newest weights whenever they changed. Runs until cancelled."""
-        key = f"{self.service.run}.{self.service.revision}.{self.env}"
+        key = keys.curriculum(self.service.revision, self.env)
         while True:
             await self._changed.wait()
             self._changed = anyio.Event()
@@ -232,9 +232,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
                 weights=as_bytes(snapshot.weights, "float32"),
             )
             try:
-                await self.service.retrying("publish a curriculum snapshot")(
-                    self.service.bus.put, subjects.BUCKETS["curriculum"], key, encode(event)
-                )
+                await self.service.retrying("publish a curriculum snapshot")(self.service.bus.put, key, encode(event))
             except InfrastructureError:
                 return  # draining; the next start publishes
             figures = self.strategy.metrics()

@@ -25,7 +25,7 @@ from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_t
 from lachesis.pipeline.inference.directory import Directory, control_token, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.traces import traced_update
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import MAX_EVALUATED_TASKS, EvalEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
@@ -71,7 +71,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         for one in envs:
             if doubt := _doubt(one):
                 evaluator.note(f"environment {one.name}", doubt)
-        async with service.bus.watch(subjects.BUCKETS["policy"], config.run) as entries:
+        async with service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
                 step = record.policy_version.step

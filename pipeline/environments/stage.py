@@ -36,7 +36,7 @@ from lachesis.pipeline.telemetry.messages import publish_span
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, generate_id, generate_span
 from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, PolicyRecord
 from lachesis.schemas.errors import (
@@ -145,8 +145,7 @@ class _Producer:
 
     async def follow_curriculum(self) -> None:
         """Draw by the newest snapshot. Until there is one, draw uniformly."""
-        key = f"{self.service.run}.{self.service.revision}.{self.name}"
-        async with self.service.bus.watch(subjects.BUCKETS["curriculum"], key) as entries:
+        async with self.service.bus.watch(keys.curriculum(self.service.revision, self.name)) as entries:
             async for entry in entries:
                 try:
                     snapshot = decode(CurriculumSnapshot, entry.value)
@@ -172,7 +171,7 @@ class _Producer:
         self.collect = msgspec.structs.replace(
             self.collect, max_context=capabilities.max_model_len, model=Path(capabilities.model).name
         )
-        async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as entries:
+        async with self.service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 policy = decode(PolicyRecord, entry.value)
                 self.tokenizer_hash = policy.tokenizer_hash

@@ -1,25 +1,26 @@
 """The byte budgets: what the streams hold, and what has been promised room in them but is not stored yet. Pure.
 
-Guarantees that nothing is promised that could bring a stream above the closing share of its budget, nor more than the
-run's share of what is left where others use the same streams (`sharing`). Bytes that were just stored count twice until
-the figures are read again.
+The streams are the run's own, so nobody else stores anything in them. Guarantees that nothing is promised that could
+bring a stream above the closing share of its budget. Bytes that were just stored count twice until the figures are read
+again.
 """
 
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.sharing import Demand, Share
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["LEAST_BYTES_PER_TOKEN", "Budget", "Pressure", "Room"]
+__all__ = ["LEAST_BYTES_PER_TOKEN", "MEASURED_STREAMS", "Budget", "Pressure", "Room"]
 
 LEAST_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
+MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER)
+"""The streams whose sizes a budget is read from."""
 _BLIND_S = 5.0
 """Age of the streams' figures, seconds, from which they are not trusted any more."""
 
@@ -60,10 +61,6 @@ class Budget:
         self._config = config
         self._promised = dict.fromkeys(Room().by_stream(), 0)
         self._usage: Mapping[str, StreamUsage] = {}
-        self._share: Share | None = None
-        self._refused: dict[str, int] = {}
-        self.lacks = False
-        """Whether something was refused since the last figures that a larger share might allow."""
         self._read_s: float | None = None
         self.disk_bytes: int | None = None
         """What may still be stored before the disk under the streams is nearly full; None: not known."""
@@ -76,22 +73,16 @@ class Budget:
             self._promised[stream] += size
 
     def is_mostly_promised(self, stream: str) -> bool:
-        """Return whether more of a stream is promised, by any run, than stored: trimming would make little room."""
+        """Return whether more of a stream is promised than stored: trimming would make little room."""
         usage = self._usage.get(stream)
-        return usage is not None and self._promised[stream] + self._elsewhere(stream) > usage.bytes
+        return usage is not None and self._promised[stream] > usage.bytes
 
     def explain_promises(self, stream: str) -> str:
-        """Say what of a stream is stored, what is promised and to whom, and how to get more room."""
-        own, elsewhere, budget = self._promised[stream], self._elsewhere(stream), f"streams.{stream.lower()}_bytes"
-        room = f"it holds {self._usage[stream].bytes:,} bytes, and"
-        if elsewhere > own:
-            return (
-                f"{room} {own + elsewhere:,} more are promised{self._to_whom(stream)}: wait until they end, stop what "
-                f"is not needed of them, or raise {budget}"
-            )
+        """Say what of a stream is stored, what is promised, and how to get more room."""
         return (
-            f"{room} {own + elsewhere:,} more are promised to groups under way{self._to_whom(stream)}: wait until they "
-            f"end, or lower environments.*.longest_tokens or samples, or raise {budget}"
+            f"it holds {self._usage[stream].bytes:,} bytes, and {self._promised[stream]:,} more are promised to groups "
+            "under way: wait until they end, or lower environments.*.longest_tokens or samples, or raise "
+            f"streams.{stream.lower()}_bytes"
         )
 
     def release(self, room: Room) -> None:
@@ -103,22 +94,9 @@ class Budget:
         self._landing.append((now_s, size))
         self._promised[ROLLOUTS] += size
 
-    def demand(self) -> Demand:
-        """Return what is promised, and what was refused; LEDGER has head-room of its own."""
-        return Demand({name: size for name, size in self._promised.items() if name != LEDGER}, dict(self._refused))
-
-    def narrow(self, share: Share) -> None:
-        """Promise no more than `share` allows either: it may be the one that is valid already."""
-        if self._share is not None:
-            own = {stream: min(size, share.own.get(stream, 0)) for stream, size in self._share.own.items()}
-            self._share = replace(self._share, own=own)
-
-    def read(self, now_s: float, usage: Mapping[str, StreamUsage], share: Share | None = None) -> None:
-        """Take in the figures of the streams, asked for at `now_s`, and the run's share; None: nobody else has one."""
+    def read(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
+        """Take in the figures of the streams, asked for at `now_s`."""
         self._usage = usage
-        self._share = share
-        self._refused.clear()
-        self.lacks = False
         self._read_s = now_s
         while self._landing and self._landing[0][0] < now_s:
             self._promised[ROLLOUTS] -= self._landing.popleft()[1]
@@ -130,9 +108,6 @@ class Budget:
             for stream, promised in self._promised.items()
             if stream in self._usage and self._usage[stream].max_bytes > 0
         }
-
-    def _elsewhere(self, stream: str) -> int:
-        return self._share.others.get(stream, 0) if self._share is not None else 0
 
     def is_blind(self, now_s: float) -> bool:
         """Whether the figures are missing or too old, so that nothing may be promised."""
@@ -164,33 +139,14 @@ class Budget:
             usage = self._usage.get(stream)
             if usage is None or usage.max_bytes <= 0:
                 continue
-            promised, elsewhere = self._promised[stream] + size, self._elsewhere(stream)
-            if usage.bytes + promised + elsewhere > self._config.close_at * usage.max_bytes:
-                for refused in (self._wanted, self._refused):
-                    refused[stream] = max(size, refused.get(stream, 0))
+            promised = self._promised[stream] + size
+            if usage.bytes + promised > self._config.close_at * usage.max_bytes:
+                self._wanted[stream] = max(size, self._wanted.get(stream, 0))
                 return (
-                    f"stream {stream} holds {usage.bytes:,} bytes and {promised + elsewhere:,} more are promised"
-                    f"{self._to_whom(stream)}, of {self._config.close_at:.0%} of {usage.max_bytes:,}; "
-                    f"{self._why.get(stream) or self._what_helps(stream)}"
+                    f"stream {stream} holds {usage.bytes:,} bytes and {promised:,} more are promised, of "
+                    f"{self._config.close_at:.0%} of {usage.max_bytes:,}; {self._why.get(stream) or 'trimming history'}"
                 )
-            if self._share is not None and promised > self._share.own.get(stream, 0):
-                self._refused[stream] = max(size, self._refused.get(stream, 0))
-                self.lacks = True
-                return f"{promised} bytes of stream {stream} are being reserved for this run"
         return None
-
-    def _to_whom(self, stream: str) -> str:
-        """Say what other runs on the server hold."""
-        elsewhere = self._elsewhere(stream)
-        if self._share is None or not elsewhere:
-            return ""
-        names = self._share.names
-        return f", {elsewhere:,} of them to {'runs' if len(names) > 1 else 'run'} {', '.join(names)}"
-
-    def _what_helps(self, stream: str) -> str:
-        if not self._elsewhere(stream):
-            return "trimming history"
-        return f"trimming history, or see that they go on, or raise streams.{stream.lower()}_bytes"
 
     def explain(self, stream: str, why: str | None) -> None:
         """Say what keeps a stream full and what to do about it; refusals tell it on. None: nothing that is known."""
@@ -209,7 +165,6 @@ class Budget:
             return Pressure()
         retention = self._config.retention
         load = usage.bytes + self._promised[stream] + wanted
-        load += self._elsewhere(stream) if wanted else 0  # much of what others hold in reserve is never used
         if load <= retention.trim_at * usage.max_bytes:
             return Pressure()
         excess = min(usage.bytes, math.ceil(load - retention.trim_to * usage.max_bytes))

@@ -4,8 +4,8 @@ Guarantees
 
 * beside a live governor: both write down what may be gone by compare-and-set in one record (`retention`), where holds
   are too, so neither takes what the other, or a hold, was promised; the governor's term is left as it is;
-* killed anywhere, the same command finishes: what is written down as gone is at least what is gone, a revision's
-  definition goes after all that it defines, a run's record after everything else.
+* killed anywhere, the same command finishes: what is written down as gone is at least what is gone, and a revision's
+  definition goes after all that it defines.
 """
 
 import re
@@ -17,7 +17,6 @@ import msgspec
 
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.kv import bucket_stream, value_subject
 from lachesis.pipeline.bus.newest import newest, owned
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
@@ -42,7 +41,7 @@ from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.retention import Hold, Retention
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
+from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
 __all__ = ["Collector", "Found", "Limits"]
 
@@ -333,15 +332,6 @@ class Collector:
         messages, size, _ = await self._measure(LEDGER, _of_trainer(self._config.run, trainer.name))
         return trainer._replace(messages=messages, bytes=size)
 
-    # -- a whole run
-
-    async def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return by stream the messages and bytes of all of the run."""
-        return {
-            stream: (await self._measure(stream, filters))[:2]
-            for stream, filters in everything(self._config.run).items()
-        }
-
     async def check_unread(self) -> None:
         """Raise `ConfigError` where anybody holds any of the run's history."""
         run = self._config.run
@@ -350,40 +340,6 @@ class Collector:
         if held:
             name, hold = next(iter(held.items()))
             raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
-
-    async def erase(self) -> None:
-        """Delete all of the run, its record last. Raises as `check_unread`."""
-        await self.check_unread()
-        run = self._config.run
-        durables = [
-            subjects.durable(stage, run, revision)
-            for stage in ("scorer", "teacher")
-            for revision in sorted(await self._revisions_of_events())
-        ]
-        for durable in durables:
-            await self._bus.forget(ROLLOUTS, durable)
-        for bucket in BUCKETS.values():  # before the events and the ledger, which tell the durables and the run
-            keys = [run, f"{run}.>"] if bucket != BUCKETS["attempts"] else [f"{durable}.*" for durable in durables]
-            if bucket != BUCKETS["retention"]:
-                await self._bus.erase(bucket_stream(bucket), [value_subject(bucket, key) for key in keys])
-        for stream, filters in everything(run).items():
-            await self._bus.erase(stream, filters)
-        await self._bus.delete(BUCKETS["retention"], run)
-
-    async def _revisions_of_events(self) -> set[str]:
-        stored = await self._bus.stored_subjects(EVENTS, [f"rl.*.{self._config.run}.*.*"])
-        return {self._config.revision, *(subject.split(".")[3] for subject in stored)}
-
-
-def everything(run: str) -> dict[str, list[str]]:
-    """Return by stream the filters that all of a run is within; what others are told of goes first, its ledger last."""
-    return {
-        REPLAY: [f"rl.replay.*.{run}.*.*"],
-        TEACHER: [f"rl.logprobs.{run}.*.*", subjects.blob("logprobs", run)],
-        EVENTS: [f"rl.*.{run}.*.*"],
-        ROLLOUTS: [subjects.rollout(run), subjects.blob("rollout", run), subjects.promotion(run, "*")],
-        LEDGER: [f"rl.ledger.{run}.*", f"rl.state.{run}.>"],
-    }
 
 
 def _of_trainer(run: str, name: str) -> list[str]:

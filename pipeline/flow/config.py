@@ -46,9 +46,6 @@ class FlowConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of annotations in EVENTS reserved for each of its sequences. Default 1024."""
     teacher_bytes_per_token: Bytes = 4
     """Bytes in TEACHER reserved for each token. Default 4: its logprob; 6 * k + 2 more for k alternatives."""
-    reservation_s: Seconds = 60.0
-    """Seconds for which the room that a run was promised stays its own after its governor has gone and its leases have
-    run out, where several runs share a server: until then what is under way may still be stored. Default 60."""
     retention: RetentionConfig = RetentionConfig()
     """What is trimmed, and when."""
 

@@ -80,7 +80,7 @@ class History:
         if now - self._sweep_s >= orphans_s:
             before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
             for stream in subjects.BLOB_KINDS.values():
-                await self._bus.sweep(stream, run, before_ns=before_ns)
+                await self._bus.sweep(stream, before_ns=before_ns)
             self._sweep_s = now
 
     # what goes to make room
@@ -221,9 +221,9 @@ class History:
         if first is None and self._budget.is_mostly_promised(stream):
             return self._budget.explain_promises(stream)
         if first is None and self._config.flow.retention.min_age_s:
-            return f"what is left is younger than flow.retention.min_age_s, or not this run's: wait, or {budget}"
+            return f"what is left is younger than flow.retention.min_age_s: wait, or {budget}"
         if first is None:
-            return f"what is left is of other runs or revisions: purge what nobody needs of them, or {budget}"
+            return f"what is left is of other revisions: delete what nobody needs of them (`lachesis gc`), or {budget}"
         self.metrics[f"flow/held_from/{stream}"] = first.seq
         most = [*list(holders.values())[:_MOST_HOLDERS], *(["others"] if len(holders) > _MOST_HOLDERS else [])]
         return f"history is still needed by {', '.join(most)}: see that they go on, or {budget}"

@@ -19,7 +19,6 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.budget import Budget, Room
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.shares import Shares
-from lachesis.pipeline.flow.sharing import Share
 from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
@@ -136,9 +135,9 @@ class Governor:
         else:
             self._halted[env] = reason
 
-    def usage(self, streams: Mapping[str, StreamUsage], now_s: float, share: Share | None = None) -> None:
+    def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
         """What the streams hold, asked for at `now_s`, and what the run may promise; None: all that is left."""
-        self.budget.read(now_s, streams, share)
+        self.budget.read(now_s, streams)
 
     def contact(self, now_s: float) -> None:
         """The broker answered, or a request came.
@@ -262,7 +261,7 @@ class Governor:
         if reason is None:
             free = self.capacity - self.outstanding
             reason = self._shares.refusal(request.env, request.sequences, free, now_s)
-        self._wanting = reason is not None and not self.budget.lacks  # that the next figures may change
+        self._wanting = reason is not None
         return reason
 
     def _closed(self, env: str) -> str | None:

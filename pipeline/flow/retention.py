@@ -14,33 +14,33 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
+from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundError
 from lachesis.schemas.retention import Hold, Retention
-from lachesis.schemas.subjects import BUCKETS, check_name
+from lachesis.schemas.subjects import check_name
 
 __all__ = ["Holding", "change", "holding", "record"]
 
-_BUCKET = BUCKETS["retention"]
 _LONGEST_NAME = 50
 
 
 async def record(bus: Bus, run: str) -> Retention:
     """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
-    entry = await bus.value(_BUCKET, run)
+    entry = await bus.value(keys.RETENTION)
     return decode(Retention, entry.value) if entry else Retention(run=run)
 
 
 async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
     """Store what `update` makes of the record, which it is given anew until nobody else wrote meanwhile."""
     while True:
-        entry = await bus.value(_BUCKET, run)
+        entry = await bus.value(keys.RETENTION)
         old = decode(Retention, entry.value) if entry else Retention(run=run)
         new = update(old)
         if new == old:
             return old
         try:
-            await bus.put(_BUCKET, run, encode(new), revision=entry.revision if entry else 0)
+            await bus.put(keys.RETENTION, encode(new), revision=entry.revision if entry else 0)
         except FencedError:
             continue
         return new

@@ -9,6 +9,7 @@ import math
 import time
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
+from pathlib import Path
 
 import anyio
 
@@ -16,13 +17,15 @@ from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.api import Stored
 from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.store_room import KEEP_FREE_BYTES
 from lachesis.pipeline.config.run import RunConfig
+from lachesis.pipeline.disk import room_at
+from lachesis.pipeline.flow.budget import MEASURED_STREAMS
 from lachesis.pipeline.flow.history import History
 from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.flow.measure import Measure
 from lachesis.pipeline.health.standing import Standings, halted_reason
 from lachesis.pipeline.stage.service import Service
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import DamagedError, FencedError, InfrastructureError, SchemaError
@@ -32,8 +35,7 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 __all__ = ["run_governor"]
 
 _USAGE_S = 1.0
-_SHORTEST_S = 0.05
-"""Seconds between two measurements at least."""
+"""Seconds between two measurements of the streams."""
 
 
 async def run_governor(service: Service, config: RunConfig) -> None:
@@ -54,8 +56,6 @@ async def run_governor(service: Service, config: RunConfig) -> None:
             return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
         reply = governor.ask(request, time.monotonic())
-        if governor.budget.lacks:
-            follower.wanted.set()
         if governor.blocked and not was_blocked:  # the batcher waits for that
             await follower.publish_status()
         return encode(reply)
@@ -116,8 +116,7 @@ class _Follower:
         self.governor = governor
         self.trainer = config.training.name
         self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
-        self.measure = Measure(service, config, governor)
-        self.wanted = anyio.Event()
+        self.store = config.store
         self.history = History(service, config, governor.budget)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
@@ -144,16 +143,13 @@ class _Follower:
         for env in self.standings.environments:
             self._heed(env)
         try:
-            policy = await bus.value(subjects.BUCKETS["policy"], self.service.run)
+            policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
             self.service.note("policy", str(error))
         else:
             if policy is not None:
                 self._trained(policy.value)
-        try:
-            await self.measure.take()
-        except SchemaError as error:
-            self.service.note("sizes", f"what other runs on the server were promised cannot be read: {error}")
+        await self._measure()
         await self._read_members()
 
     async def _read_members(self) -> None:
@@ -211,7 +207,7 @@ class _Follower:
             self.readers.untrained.report(report)
 
     async def policy(self) -> None:
-        async with self.service.bus.watch(subjects.BUCKETS["policy"], self.service.run) as records:
+        async with self.service.bus.watch(keys.POLICY) as records:
             async for record in records:
                 self._trained(record.value)
 
@@ -237,22 +233,25 @@ class _Follower:
         self.governor.halt(env, halted_reason(env, self.standings.of(env)))
 
     async def streams(self) -> None:
-        """Measure the streams and let leases run out, once a second, or sooner where a larger share is wanted."""
+        """Measure the streams and let leases run out, once a second."""
         while True:
             try:
-                await self.measure.take()
+                await self._measure()
                 await self._let_run_out()
                 self.service.note("sizes", None)
             except InfrastructureError as error:
                 self.service.note("sizes", f"stream sizes unknown: {error}")
-            except SchemaError as error:  # nothing is granted for as long
-                self.service.note("sizes", f"what other runs on the server were promised cannot be read: {error}")
             self.show()
             await self.publish_status()
-            await anyio.sleep(_SHORTEST_S)
-            with anyio.move_on_after(_USAGE_S - _SHORTEST_S):
-                await self.wanted.wait()
-            self.wanted = anyio.Event()
+            await anyio.sleep(_USAGE_S)
+
+    async def _measure(self) -> None:
+        """Tell the governor what the streams hold, and how much may still be stored on their disk."""
+        asked_s = time.monotonic()
+        usage = {name: await self.service.bus.usage(name) for name in MEASURED_STREAMS}
+        self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
+        self.governor.usage(usage, asked_s)
+        self.governor.contact(time.monotonic())
 
     async def _let_run_out(self) -> None:
         """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
@@ -270,3 +269,9 @@ class _Follower:
     def show(self) -> None:
         """Put the newest figures into the heartbeat."""
         self.service.vitals.metrics = self.governor.metrics() | self.history.metrics
+
+
+def _disk_bytes(store: Path) -> int | None:
+    """Return what may still be stored on the disk under the streams, bytes; None: not known."""
+    room = room_at(store)
+    return max(0, room.free_bytes - KEEP_FREE_BYTES) if room.total_bytes else None

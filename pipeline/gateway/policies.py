@@ -6,7 +6,7 @@ from bisect import bisect_right
 import anyio
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import SchemaError
@@ -19,7 +19,7 @@ _MOST = 4096
 
 
 class Policies:
-    """Follows the policy bucket; run `follow` beside whatever asks."""
+    """Follows the run's policy record; run `follow` beside whatever asks."""
 
     def __init__(self) -> None:
         self._records: list[PolicyRecord] = []  # by the time they were written
@@ -27,7 +27,7 @@ class Policies:
 
     async def follow(self, bus: Bus, run: str) -> None:
         """Note every policy version from now on, the newest there is first. Runs until cancelled."""
-        async with bus.watch(subjects.BUCKETS["policy"], run) as entries:
+        async with bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 try:
                     self.add(decode(PolicyRecord, entry.value))

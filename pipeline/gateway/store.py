@@ -1,4 +1,4 @@
-"""What the gateway must not forget, in a bucket: who has registered, and the groups that wait for others.
+"""What the gateway must not forget, in the run's bucket: who has registered, and the groups that wait for others.
 
 Guarantees that what it returns is stored when a change returns, and that of two gateways of a run the earlier one ends
 (`FencedError`) at its next change.
@@ -11,12 +11,11 @@ import msgspec
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.gateway.logic.buffer import Buffer
 from lachesis.pipeline.gateway.logic.registry import Registry
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.errors import SchemaError
 
 __all__ = ["Store"]
 
-_BUCKET = subjects.BUCKETS["gateway"]
 _REGISTRY = "registry"
 T = TypeVar("T", Registry, Buffer)
 
@@ -51,7 +50,7 @@ class Store:
         self.buffers[env] = buffer
 
     async def _get(self, name: str, kind: type[T]) -> T | None:
-        entry = await self._bus.value(_BUCKET, f"{self._run}.{name}")
+        entry = await self._bus.value(keys.gateway(name))
         if entry is None:
             return None
         self._revisions[name] = entry.revision
@@ -59,12 +58,12 @@ class Store:
             return msgspec.msgpack.decode(entry.value, type=kind)
         except msgspec.MsgspecError as error:
             raise SchemaError(
-                f"bucket {_BUCKET}, key {self._run}.{name}: {error}; delete the key to begin anew"
+                f"key {keys.gateway(name)} of run {self._run}: {error}; delete the key to begin again"
             ) from error
 
     async def _put(self, name: str, value: Registry | Buffer) -> None:
         data, at = msgspec.msgpack.encode(value), self._revisions.get(name, 0)
-        self._revisions[name] = await self._bus.put(_BUCKET, f"{self._run}.{name}", data, revision=at)
+        self._revisions[name] = await self._bus.put(keys.gateway(name), data, revision=at)
 
 
 def _buffer(env: str) -> str:

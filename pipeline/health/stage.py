@@ -28,7 +28,7 @@ from lachesis.pipeline.stage.commitlog import Restored
 from lachesis.pipeline.stage.inputs import Source
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode
@@ -221,8 +221,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
 
     async def watch_requests(self) -> None:
         """Apply each request to resume, once. Runs until cancelled."""
-        key = f"{self.service.run}.{self.env}"
-        async with self.service.bus.watch(subjects.BUCKETS["resume"], key) as requests:
+        async with self.service.bus.watch(keys.resume(self.env)) as requests:
             async for entry in requests:
                 async with self.turn:
                     if entry.revision <= self.monitor.resumed:

@@ -20,21 +20,16 @@ from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.private_file import shared_token
 from lachesis.pipeline.telemetry.performance import Call
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError, DamagedError
 
 __all__ = ["Directory", "control_token", "open_role", "register", "stay_registered"]
 
 log = logging.getLogger("lachesis")
 
-_BUCKET = subjects.BUCKETS["inference"]
 _LOOK_S = 0.5
 _SILENT_S = 2.0
 """Without an answer for so long another server counts as gone."""
-
-
-def _key(run: str, role: str) -> str:
-    return f"{run}.{role}"
 
 
 def control_token(folder: Path, role: str) -> str:
@@ -47,17 +42,17 @@ def control_token(folder: Path, role: str) -> str:
 
 async def register(bus: Bus, run: str, role: str, url: str) -> None:
     """Say that the server of `role` answers at `url`."""
-    await bus.put(_BUCKET, _key(run, role), url.encode())
+    await bus.put(keys.inference(role), url.encode())
 
 
 async def stay_registered(bus: Bus, run: str, role: str, url: str) -> None:
     """Register `url` again whenever the server that registered after it is gone. Runs until cancelled."""
-    async with bus.watch(_BUCKET, _key(run, role)) as entries:
+    async with bus.watch(keys.inference(role)) as entries:
         async for entry in entries:
             if entry.value != url.encode():
                 await _until_gone(entry.value)
                 try:
-                    newest = await bus.value(_BUCKET, _key(run, role))
+                    newest = await bus.value(keys.inference(role))
                 except DamagedError:
                     newest = None
                 if newest is None or newest.value == entry.value:
@@ -104,7 +99,7 @@ class Directory:
 
     async def follow(self, bus: Bus, run: str, role: str, token: str | None = None) -> None:
         """Keep `current` true to the register; its clients bear `token`. Runs until cancelled."""
-        async with bus.watch(_BUCKET, _key(run, role)) as entries:
+        async with bus.watch(keys.inference(role)) as entries:
             async for entry in entries:
                 try:
                     await self.use(entry.value.decode(), token)

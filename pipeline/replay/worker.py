@@ -79,13 +79,13 @@ async def _work(told: int, out: BinaryIO) -> None:
             return
         server, token = start.connection
         try:
-            judge = _judge(start)
+            judge, run = _judge(start), start.config.run
             async with (
-                await connect(name=f"{start.config.run}.replay", config=server, token=token) as bus,
+                await connect(run=run, name=f"{run}.replay", config=server, token=token) as bus,
                 background() as tasks,
             ):
                 tasks.start_soon(bus.keep_served)
-                worker = _Worker(bus, start.config.run, judge, out)
+                worker = _Worker(bus, run, judge, out)
                 _tell(out, Ready())
                 while (block := await read_frame(stream, _blocks)) is not None:
                     tasks.start_soon(worker.answer, block)

@@ -20,7 +20,7 @@ from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
 from lachesis.pipeline.trainability import TrainerLimits, why_nothing_to_train, why_untrainable
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
@@ -132,7 +132,7 @@ class _Limits:
             return self._limits
         self._next_s = anyio.current_time() + _POLICY_EVERY_S
         try:
-            entry = await self._service.bus.value(subjects.BUCKETS["policy"], self._service.run)
+            entry = await self._service.bus.value(keys.POLICY)
             policy = decode(PolicyRecord, entry.value) if entry is not None else None
         except (SchemaError, DamagedError) as error:  # no group is to blame: what it does not tell is not checked here
             log.warning("the policy record cannot be read: %s", error)

@@ -5,28 +5,26 @@ redelivered message notes a death before it starts and takes the note back when 
 """
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.errors import DamagedError
 
 __all__ = ["Attempts"]
 
-_BUCKET = subjects.BUCKETS["attempts"]
-
 
 class Attempts:
-    """Deaths by message of one durable consumer, in the attempts bucket. Calls raise `InfrastructureError`."""
+    """Deaths by message of one durable consumer, in the run's bucket. Calls raise `InfrastructureError`."""
 
     def __init__(self, bus: Bus, durable: str) -> None:
         self._bus = bus
         self._durable = durable
 
     def _key(self, seq: int) -> str:
-        return f"{self._durable}.{seq}"
+        return keys.attempts(self._durable, seq)
 
     async def deaths(self, seq: int) -> int:
         """Return how many handlings of the message at `seq` were noted and never came to an end."""
         try:
-            entry = await self._bus.value(_BUCKET, self._key(seq))
+            entry = await self._bus.value(self._key(seq))
         except DamagedError:
             entry = None
         count = entry.value if entry else b""
@@ -36,6 +34,6 @@ class Attempts:
     async def note(self, seq: int, deaths: int) -> None:
         """Set the record; there is none of no deaths."""
         if deaths == 0:
-            await self._bus.delete(_BUCKET, self._key(seq))
+            await self._bus.delete(self._key(seq))
             return
-        await self._bus.put(_BUCKET, self._key(seq), str(deaths).encode())
+        await self._bus.put(self._key(seq), str(deaths).encode())

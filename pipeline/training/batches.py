@@ -113,11 +113,11 @@ class Batches:
         match self._nats:
             case None:
                 endpoint = read_endpoint(self._folder / "nats")
-                bus = await connect(endpoint.url, name=name, token=endpoint.token)
+                bus = await connect(endpoint.url, run=self.run, name=name, token=endpoint.token)
             case str() as url:
-                bus = await connect(url, name=name)
+                bus = await connect(url, run=self.run, name=name)
             case ConnectionConfig() as config:
-                bus = await connect(name=name, config=for_identity(config, "trainer"))
+                bus = await connect(run=self.run, name=name, config=for_identity(config, "trainer"))
             case given:
                 return given
         await stack.enter_async_context(bus)

@@ -23,7 +23,7 @@ from lachesis.pipeline.bus.newest import newest
 from lachesis.pipeline.stage.retries import retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
@@ -110,7 +110,7 @@ class BatchFeed:
         if feed.report is not None:
             feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
         try:
-            policy = await bus.value(subjects.BUCKETS["policy"], run)
+            policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # the checkpoint is the truth; what is published next replaces the record
             log.warning("the published policy cannot be read, and is published anew: %s", error)
             policy = None
@@ -148,12 +148,11 @@ class BatchFeed:
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""
-        bucket = subjects.BUCKETS["policy"]
         try:
-            revision = await self._bus.put(bucket, self._run, encode(record), revision=self._policy_revision)
+            revision = await self._bus.put(keys.POLICY, encode(record), revision=self._policy_revision)
         except FencedError:
             # An earlier attempt of ours may have been stored without our hearing of it: no two lives share a version.
-            entry = await self._bus.value(bucket, self._run)
+            entry = await self._bus.value(keys.POLICY)
             known = _policy(entry.value) if entry else None
             if entry is None or known is None or known.version != record.version:
                 raise

@@ -10,7 +10,7 @@ import anyio
 from lachesis.pipeline.inference.directory import Directory
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.traces import traced_update
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError, InfrastructureError, SchemaError, VersionError
@@ -25,7 +25,7 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
 
     `trainer` is who makes them: each update is a span of the step that made the weights.
     """
-    async with service.bus.watch(subjects.BUCKETS["policy"], service.run) as entries:
+    async with service.bus.watch(keys.POLICY) as entries:
         async for entry in entries:
             try:
                 record = decode(PolicyRecord, entry.value)

@@ -132,7 +132,8 @@ def show_auth(options: Options, *, as_json: bool) -> None:
 
 
 def _permissions(config: RunConfig) -> dict[str, Permissions]:
-    return {identity: permissions(identity, access) for identity, access in access_table(scope_of(config)).items()}
+    table = access_table(scope_of(config))
+    return {identity: permissions(config.run, identity, access) for identity, access in table.items()}
 
 
 def _cells(access: Access) -> list[str | None]:
@@ -142,9 +143,8 @@ def _cells(access: Access) -> list[str | None]:
     writes = [subject for subject in (*access.writes, *asked) if not subject.startswith(shared)]
     hears = [subject for subject in (*access.hears, *access.serves) if not subject.startswith(shared[1:])]
     durables = [durable for _, durable in access.consumes]
-    sets = [f"{bucket}: {key}" for bucket, key in access.sets]
     changes = list(dict.fromkeys((*access.makes, *access.trims)))
-    return [", ".join(names) or None for names in (writes, hears, access.gets, durables, sets, changes)]
+    return [", ".join(names) or None for names in (writes, hears, access.gets, durables, access.sets, changes)]
 
 
 def _new_seed() -> bytes:

@@ -8,12 +8,11 @@ import sys
 
 import anyio
 
-from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import NotFoundError
-from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.schemas.subjects import BUCKET, STREAMS
 from lachesis.services.cli.options import Options
 from lachesis.services.output import print_json, print_table
 from lachesis.services.run.connect import open_run
@@ -24,7 +23,7 @@ _STAGES = ("scorer", "teacher")
 
 
 def collect_consumers(options: Options, *, yes: bool, as_json: bool) -> None:
-    """Show how many readers each stream and bucket has, and delete them if `yes`."""
+    """Show how many readers each stream and the bucket have, and delete them if `yes`."""
     config = options.config()
     found = anyio.run(_collect, config, yes)
     if as_json:
@@ -38,12 +37,12 @@ async def _collect(config: RunConfig, yes: bool) -> dict[str, list[str]]:
     kept = {subjects.durable(stage, config.run, config.revision) for stage in _STAGES}
     found: dict[str, list[str]] = {}
     async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
-        for stream in (*STREAMS, *map(bucket_stream, BUCKETS.values())):
+        for stream in (*STREAMS, BUCKET):
             try:
                 names = await history.bus.consumer_names(stream)
             except NotFoundError:
                 continue
-            # a durable of another run or revision has two `=`, as those of this one
+            # a durable of another revision has two `=`, as those of this one
             found[stream] = [name for name in names if name not in kept and not _is_shared(name)]
             for name in found[stream] if yes else []:
                 await history.bus.forget(stream, name)

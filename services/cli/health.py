@@ -15,7 +15,7 @@ from rich.text import Text
 from lachesis.pipeline.bus.api import Bus, Stored
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import reason_no_curriculum
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.alerts import Alert, AlertEvent, ResumeRequest, Standing
 from lachesis.schemas.codec import decode, encode
@@ -243,7 +243,7 @@ async def ask_to_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float)
     start = (await bus.usage(subjects.EVENTS)).last + 1
     after = (await bus.usage(subjects.ROLLOUTS)).last
     request = ResumeRequest(run=config.run, env=env, after=after, asked_ns=time.time_ns())
-    await bus.put(subjects.BUCKETS["resume"], f"{config.run}.{env}", encode(request))
+    await bus.put(keys.resume(env), encode(request))
     with anyio.move_on_after(wait_s):
         async with bus.read(subjects.EVENTS, [subject], start=start) as messages:
             async for message in messages:

@@ -1,4 +1,4 @@
-"""`lachesis init`: the streams and buckets, created or changed in place."""
+"""`lachesis init`: the run's streams and its bucket, created or changed in place."""
 
 import anyio
 
@@ -13,7 +13,7 @@ __all__ = ["init"]
 
 @with_options
 def init(options: Options) -> None:
-    """Create the streams and buckets on the server, or change them to fit the configuration. Safe to repeat."""
+    """Create the run's streams and bucket on the server, or change them to fit the configuration. Safe to repeat."""
     anyio.run(_init, options.config())
 
 
@@ -23,4 +23,6 @@ async def _init(config: RunConfig) -> None:
     for line in done:
         print(line)
     where = f"on {without_secrets(config.nats.url)}" if config.nats else f"in {config.path}"
-    print(f"{'done' if done else 'nothing to do'}: the streams {where} are as the configuration says")
+    print(
+        f"{'done' if done else 'nothing to do'}: the streams of run {config.run} {where} are as the configuration says"
+    )

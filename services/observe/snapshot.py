@@ -21,7 +21,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import (
@@ -356,7 +356,7 @@ async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
 
 
 async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
-    entry = await bus.value(subjects.BUCKETS["policy"], config.run)
+    entry = await bus.value(keys.POLICY)
     if entry is None:
         return None
     record = decode(PolicyRecord, entry.value)

@@ -13,7 +13,6 @@ import nats.errors
 
 from lachesis.pipeline.bus.answers import NO_LEADER
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.kv import bucket_stream
 from lachesis.schemas import subjects
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
 
@@ -68,7 +67,8 @@ async def cluster_problems(bus: NatsBus) -> list[str]:
     """Return what is wrong with the servers of a cluster, as `doctor` sees it."""
     infos: dict[str, dict[str, Any]] = {}
     with suppress(nats.errors.Error):
-        for name in (*subjects.STREAMS, *map(bucket_stream, subjects.BUCKETS.values())):
+        for kind in (*subjects.STREAMS, subjects.BUCKET):
+            name = subjects.stream_name(bus.run, kind)
             answer = await bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=_ANSWER_S)
             infos[name] = msgspec.json.decode(answer.data)
     return [f"{finding.text}; {finding.mend}" for finding in check_copies(infos) if finding.mend]

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.streams import definitions
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import Finding, fail, ok
 
-__all__ = ["ServerStorage", "ask_monitor", "check_account", "check_storage"]
+__all__ = ["ServerStorage", "ask_monitor", "check_account", "check_sharing", "check_storage"]
 
 MONITOR_PORT = 8222
 _MONITOR_S = 1.0
@@ -31,7 +31,7 @@ class ServerStorage(NamedTuple):
 
 
 def check_account(
-    account: Mapping[str, Any], config: StreamsConfig, present: Mapping[str, Mapping[str, Any]]
+    account: Mapping[str, Any], run: str, config: StreamsConfig, present: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """Yield findings on what this account may store, by the server's answer `account`.
 
@@ -52,7 +52,7 @@ def check_account(
         return
     level = tier or account
     limits, copies = level["limits"], 1 if tier else config.replicas
-    wanted = {one["name"]: one for one in definitions(config)}
+    wanted = {one["name"]: one for one in definitions(run, config)}
     of_others = level.get("reserved_storage", 0) - copies * _reserved(present)
     budget = copies * config.total_bytes()
     problems = list(_exceeded(limits, wanted, budget=budget, of_others=max(0, of_others)))
@@ -73,7 +73,7 @@ def _exceeded(
         text = f"this account may store {human_bytes(storage)}, the streams want {human_bytes(budget)}{others}"
         yield fail("jetstream", text, f"raise the account's max_storage, {_LOWER}")
     if 0 <= streams < len(wanted):
-        text = f"this account may have {streams} streams, a run's server has {len(wanted)}"
+        text = f"this account may have {streams} streams, a run has {len(wanted)}"
         yield fail("jetstream", text, "raise the account's max_streams")
     too_large = [name for name, one in wanted.items() if 0 < largest < one["max_bytes"]]
     if too_large:
@@ -81,6 +81,14 @@ def _exceeded(
             f"a stream of this account may have {human_bytes(largest)}, which is less than {', '.join(too_large)} want"
         )
         yield fail("jetstream", text, f"raise the account's max_stream_bytes, {_LOWER}")
+
+
+def check_sharing(reserved: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield who has reserved how much of what this account or server may store, where it is more than one run."""
+    if len(reserved) > 1:
+        largest = sorted(reserved.items(), key=lambda one: -one[1])
+        text = ", ".join(f"{owner} {human_bytes(size)}" for owner, size in largest)
+        yield ok("shared", f"the account's limit is for all of its runs together; reserved: {text}")
 
 
 def check_storage(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -12,12 +13,12 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.streams import definitions, differences
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OBSERVER
-from lachesis.schemas.errors import AccessError, ConfigError, StartupError
+from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.cluster import check_copies
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
-from lachesis.services.preflight.room import ask_monitor, check_account, check_storage
+from lachesis.services.preflight.room import ask_monitor, check_account, check_sharing, check_storage
 from lachesis.services.run.connect import LOOK_S, connect_run, has_history, server_version
 
 __all__ = ["check_consumers", "check_server", "clock_offset_s"]
@@ -64,15 +65,12 @@ async def check_server(config: RunConfig) -> list[Finding]:
 async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
     yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
     account = await _ask(bus, "$JS.API.INFO")
-    wanted = {definition["name"]: definition for definition in definitions(config.streams)}
+    wanted = {definition["name"]: definition for definition in definitions(config.run, config.streams)}
     answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
     present = [name for name, info in answers.items() if "error" not in info]
     there = {name: answers[name] for name in present}
-    for limited in check_account(account, config.streams, there):
+    async for limited in _room(bus, config, account, there):
         yield limited
-    if config.nats is not None:
-        for limited in check_storage(await ask_monitor(*_server(bus)), config.streams, there):
-            yield limited
     for copies in check_copies(answers):
         yield copies
     led = [name for name, info in answers.items() if info.get("error", {}).get("err_code") != NO_LEADER]
@@ -84,11 +82,26 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
     if missing := ", ".join(sorted(set(led) - set(present))):
         yield fail("streams", f"missing or unreadable: {missing}", "lachesis init")
     elif not findings and present:
-        yield ok("streams", f"{len(present)} streams and buckets are as configured")
+        yield ok("streams", f"{len(present)} streams (the bucket among them) are as configured")
     async for stored in check_ledger(bus, config, there):
         yield stored
     if present:
         yield _clock(await clock_offset_s(bus, present[0]))
+
+
+async def _room(
+    bus: NatsBus, config: RunConfig, account: dict[str, Any], there: Mapping[str, dict[str, Any]]
+) -> AsyncIterator[Finding]:
+    """Yield findings on what the account and the server may store, and who has reserved how much of it."""
+    for limited in check_account(account, config.run, config.streams, there):
+        yield limited
+    if "error" not in account:
+        with suppress(InfrastructureError):  # said elsewhere: there is no leader that could tell
+            for shared in check_sharing(await bus.reserved_bytes()):
+                yield shared
+    if config.nats is not None:
+        for limited in check_storage(await ask_monitor(*_server(bus)), config.streams, there):
+            yield limited
 
 
 def _server(bus: NatsBus) -> tuple[str, str]:

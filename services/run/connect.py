@@ -41,7 +41,6 @@ __all__ = [
     "recent_heartbeats",
     "roomy",
     "server_version",
-    "stored_runs",
     "unknown_run",
     "until_ended",
 ]
@@ -74,13 +73,18 @@ async def connect_run(
     if patience_s is not None:
         settings = msgspec.structs.replace(settings, give_up_s=patience_s, connect_timeout_s=patience_s)
     if config.nats is not None:
-        return await connect(name=name, config=settings, needs_jetstream=needs_jetstream)
+        return await connect(run=config.run, name=name, config=settings, needs_jetstream=needs_jetstream)
     try:
         endpoint = read_endpoint(config.path / NATS_FOLDER)
     except StartupError as error:
         raise StartupError(f"{_no_server(config)}, or name a server with --nats URL") from error
     return await connect(
-        endpoint.url, name=name, token=endpoint.token, config=settings, needs_jetstream=needs_jetstream
+        endpoint.url,
+        run=config.run,
+        name=name,
+        token=endpoint.token,
+        config=settings,
+        needs_jetstream=needs_jetstream,
     )
 
 
@@ -176,11 +180,11 @@ async def open_run(
             if patience_s is not None:  # it only reads: it may be killed at any moment
                 settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
             server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
-            bus = await connect(server.url, name=name, token=server.token)
+            bus = await connect(server.url, run=config.run, name=name, token=server.token)
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
             await check_known(bus, config.run, await other_runs(bus, config))
-        elif ended:
+        elif ended or not await bus.describe_streams():
             await bus.ensure_streams(config.streams)
         yield History(bus, ended)
 
@@ -207,21 +211,9 @@ def server_version(bus: NatsBus) -> str:
 
 
 async def other_runs(bus: NatsBus, config: RunConfig) -> list[str]:
-    """Return the runs that the server has if it has stored nothing of this one, else nothing."""
-    runs = await stored_runs(bus)
+    """Return the runs that the server has if it has no streams of this one, else nothing. Raises as `NatsBus.runs`."""
+    runs = await bus.runs()
     return [] if config.run in runs else runs
-
-
-async def stored_runs(bus: NatsBus) -> list[str]:
-    """Return the names of the runs of which the server has stored anything."""
-    try:
-        stored = [
-            *await bus.stored_subjects(subjects.ROLLOUTS, [subjects.rollout("*")]),
-            *await bus.stored_subjects(subjects.LEDGER, ["rl.ledger.>", "rl.state.>"]),
-        ]
-    except NotFoundError:
-        return []  # no streams yet, so no runs
-    return sorted({subject.split(".")[2] for subject in stored})
 
 
 def unknown_run(run: str, others: Collection[str]) -> NotFoundError:

@@ -25,8 +25,8 @@ from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
-from lachesis.schemas.subjects import BUCKETS
-from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, roomy, stored_runs
+from lachesis.schemas.subjects import BUCKET, STREAMS
+from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, roomy
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
@@ -56,7 +56,7 @@ class FolderContents(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredAmount(msgspec.Struct, frozen=True):
-    """What a stream holds of a run."""
+    """What one of the run's streams holds."""
 
     messages: int
     bytes: int
@@ -84,17 +84,19 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
             if bus is not None:
                 await _check_over(bus, config)
             contents = await _contents(bus, config, problem)
-            if contents.folder is None and (bus is None or not (contents.streams or await _has_records(bus, config))):
+            stored = [] if bus is None else [one.name for one in await bus.describe_streams()]
+            has_bucket = subjects.stream_name(config.run, BUCKET) in stored
+            if contents.folder is None and not stored:
                 raise NotFoundError(f"there is nothing of a run {config.run}: no folder {folder}, no history")
             if not confirm(contents):
                 return contents, False
-            if bus is not None and contents.streams:
+            if bus is not None and has_bucket:
                 await Collector(bus, config).check_unread()
             if folder.is_dir():
                 (folder / DELETION_MARK).touch()
                 fsync(folder)
             if bus is not None and config.nats is not None:  # all that its own server has is in the folder
-                await _delete_stored(bus, config)
+                await _delete_stored(bus, config, has_bucket=has_bucket)
         if folder.is_dir():
             await anyio.to_thread.run_sync(delete_folder, folder)
     forget_run(folder)
@@ -111,7 +113,7 @@ async def _server(config: RunConfig) -> AsyncIterator[tuple[NatsBus | None, str 
         elif has_history(config) and not (config.path / DELETION_MARK).exists():
             try:
                 server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, roomy(config)))
-                bus = await connect(server.url, name=f"{config.run}.delete", token=server.token)
+                bus = await connect(server.url, run=config.run, name=f"{config.run}.delete", token=server.token)
                 await stack.enter_async_context(bus)
             except StoreInUseError:
                 raise
@@ -125,7 +127,7 @@ async def _check_over(bus: NatsBus, config: RunConfig) -> None:
 
     Services that a killed supervisor left connect to whatever server is started on the run's folder.
     """
-    others = sorted(set(await stored_runs(bus)) - {config.run}) if config.nats is None else []
+    others = sorted(set(await bus.runs()) - {config.run}) if config.nats is None else []
     if others:
         raise ConfigError(
             f"the server in {config.path} has other runs as well, which would go with the folder: {', '.join(others)}; "
@@ -140,31 +142,28 @@ async def _check_over(bus: NatsBus, config: RunConfig) -> None:
 async def _contents(bus: NatsBus | None, config: RunConfig, problem: str | None) -> RunContents:
     streams: dict[str, StoredAmount] = {}
     if bus is not None:
-        with suppress(NotFoundError):  # it has no streams yet
-            sizes = await Collector(bus, config).sizes()
-            streams = {name: StoredAmount(*size) for name, size in sizes.items() if size[0]}
+        for kind in STREAMS:
+            with suppress(NotFoundError):
+                usage = await bus.usage(kind)
+                if usage.messages:
+                    streams[kind] = StoredAmount(usage.messages, usage.bytes)
     folder = await anyio.to_thread.run_sync(measure_folder, config.path) if config.path.is_dir() else None
     return RunContents(run=config.run, streams=streams, folder=folder, problem=problem)
 
 
-async def _has_records(bus: NatsBus, config: RunConfig) -> bool:
-    """Whether a server from which all messages of the run are gone has a record of it yet."""
-    keys = (("retention", config.run), ("runs", subjects.supervisor_lease(config.run)))
-    try:
-        return any([await bus.value(BUCKETS[bucket], key) is not None for bucket, key in keys])
-    except NotFoundError:
-        return False  # no buckets: no run was ever here
-
-
-async def _delete_stored(bus: NatsBus, config: RunConfig) -> None:
-    """Delete what a server that has other runs too has stored of this one."""
-    async with background() as tasks:
-        lease = RunLease(bus, config.run, config.path, tasks.cancel_scope.cancel, deletes=True)
-        await lease.acquire()
-        async with lease.held():
+async def _delete_stored(bus: NatsBus, config: RunConfig, *, has_bucket: bool) -> None:
+    """Delete the run's streams, and last its bucket: until then the lease there says that the run is being deleted."""
+    async with AsyncExitStack() as held:
+        if has_bucket:  # without it nobody can run the run
+            tasks = await held.enter_async_context(background())
+            lease = RunLease(bus, config.run, config.path, tasks.cancel_scope.cancel, deletes=True)
+            await lease.acquire()
+            await held.enter_async_context(lease.held())
             await lease.begin_deletion()
-            await Collector(bus, config).erase()
-    await bus.delete(BUCKETS["runs"], subjects.supervisor_lease(config.run))
+            await Collector(bus, config).check_unread()
+        for kind in STREAMS:
+            await bus.delete_stream(kind)
+    await bus.delete_stream(BUCKET)
 
 
 def measure_folder(folder: Path) -> FolderContents:

@@ -1,4 +1,4 @@
-"""The right to run a run's services: one supervisor at a time has it, by a lease in the bucket "runs".
+"""The right to run a run's services: one supervisor at a time has it, by a lease in the run's bucket.
 
 Guarantees: of two supervisors one is refused before it starts anything, by the name of the other; a lease whose holder
 died is taken over at once on the same machine or in the same folder, and elsewhere once it was not renewed for
@@ -20,7 +20,7 @@ import anyio
 
 from lachesis.pipeline.bus.api import Bus, Entry
 from lachesis.pipeline.bus.background import background
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
 from lachesis.schemas.errors import FencedError, InfrastructureError, LachesisError, SchemaError, StartupError
@@ -42,8 +42,6 @@ _LOOK_S = 0.5
 _RELEASE_S = 2.0
 _ATTEMPTS = 10
 
-_BUCKET = subjects.BUCKETS["runs"]
-
 
 class RunLease:
     """The lease of the run called `run` for this process, which holds the lock of the run's `folder`.
@@ -63,7 +61,6 @@ class RunLease:
         deletes: bool = False,
     ) -> None:
         self._bus = bus
-        self._key = subjects.supervisor_lease(run)
         self._lost = lost
         self._deletes = deletes
         self._mine = SupervisorLease(
@@ -86,7 +83,7 @@ class RunLease:
     async def acquire(self) -> None:
         """Take the lease. Raises StartupError that names the supervisor that has it."""
         for _ in range(_ATTEMPTS):
-            entry = await self._bus.value(_BUCKET, self._key)
+            entry = await self._bus.value(keys.SUPERVISOR)
             holder = self._read(entry)
             if entry is not None and holder is not None and not await self._is_free(holder, entry):
                 continue
@@ -95,7 +92,8 @@ class RunLease:
                 return
         raise StartupError(
             f"the lease of run {self._mine.run} changes whenever it is to be taken: start one supervisor, not several; "
-            f"if there is no other, delete the key {self._key} of the bucket {_BUCKET}"
+            f"if there is no other, delete the key {keys.SUPERVISOR} of the bucket "
+            f"{subjects.bucket_name(self._mine.run)}"
         )
 
     async def _is_free(self, holder: SupervisorLease, entry: Entry) -> bool:
@@ -138,7 +136,7 @@ class RunLease:
             await anyio.sleep(min(_LOOK_S, within_s / _RENEWALS))
             asked_s = anyio.current_time()
             with suppress(InfrastructureError):
-                now = await self._bus.value(_BUCKET, self._key)
+                now = await self._bus.value(keys.SUPERVISOR)
                 if now is None or now.revision != entry.revision:
                     return True
                 if anyio.current_time() - asked_s < within_s / _RENEWALS:
@@ -189,7 +187,7 @@ class RunLease:
         try:
             self._revision = await self._write(lease, self._revision or 0)
         except FencedError:
-            entry = await self._bus.value(_BUCKET, self._key)
+            entry = await self._bus.value(keys.SUPERVISOR)
             holder = self._read(entry)
             if holder is not None and not holder.released and not self._is_mine(holder):
                 self._taken_by = holder
@@ -197,7 +195,7 @@ class RunLease:
                 self._revision = await self._write(lease, entry.revision if entry else 0)
 
     async def _write(self, lease: SupervisorLease, revision: int) -> int:
-        return await self._bus.put(_BUCKET, self._key, encode(lease), revision=revision)
+        return await self._bus.put(keys.SUPERVISOR, encode(lease), revision=revision)
 
     def _is_mine(self, other: SupervisorLease) -> bool:
         mine = self._mine
@@ -211,7 +209,7 @@ class RunLease:
         except SchemaError as error:
             raise StartupError(
                 f"the lease of run {self._mine.run} cannot be read ({error}): if nobody runs it, delete the key "
-                f"{self._key} of the bucket {_BUCKET}"
+                f"{keys.SUPERVISOR} of the bucket {subjects.bucket_name(self._mine.run)}"
             ) from error
 
     def _loss(self, holder: SupervisorLease) -> str:

@@ -105,7 +105,10 @@ async def servers(folder: Path, replicas: int) -> AsyncIterator[tuple[str, str]]
 
 
 async def run(size: int, count: int, folder: Path, replicas: int) -> dict[str, float]:
-    async with servers(folder, replicas) as (url, token), await connect(url, name="bench", token=token) as bus:
+    async with (
+        servers(folder, replicas) as (url, token),
+        await connect(url, run="bench", name="bench", token=token) as bus,
+    ):
         client = await nats.connect(url.split(","), token=token)
         js = client.jetstream()
         data, rates = bytes(size), {}

@@ -131,7 +131,7 @@ async def raw(server: EmbeddedServer, count: int) -> float:
     try:
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, filter_subject=subjects.rollout(RUN, ENV))
         pull = await client.jetstream().pull_subscribe(
-            subjects.rollout(RUN, ENV), stream=subjects.ROLLOUTS, config=config
+            subjects.rollout(RUN, ENV), stream=subjects.stream_name(RUN, subjects.ROLLOUTS), config=config
         )
         start, got = time.perf_counter(), 0
         while got < count:
@@ -183,7 +183,7 @@ async def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with (
             EmbeddedServer(Path(folder) / "nats", ServerConfig(max_file_bytes=32 * gib)) as server,
-            await connect(server.url, name="bench", token=server.token) as bus,
+            await connect(server.url, run=RUN, name="bench", token=server.token) as bus,
         ):
             await bus.ensure_streams(streams)
             size = await fill(bus, options.groups)

@@ -127,7 +127,7 @@ async def compare(url: str, count: int, rounds: int) -> int:
     with tempfile.TemporaryDirectory(prefix="lachesis bench ") as folder:
         async with (
             EmbeddedServer(Path(folder)) as server,
-            await connect(server.url, name="b", token=server.token) as bus,
+            await connect(server.url, run="bench", name="b", token=server.token) as bus,
         ):
             await bus.ensure_streams(StreamsConfig())
             await fill(bus, count)

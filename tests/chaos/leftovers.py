@@ -30,7 +30,7 @@ async def consumers(bus: NatsBus, run: str) -> list[str]:
     known = {subjects.durable(stage, run, subjects.LIVE) for stage in ("scorer", "teacher")}
     found = []
     for stream in subjects.STREAMS:
-        for info in await bus.client.jetstream().consumers_info(stream):
+        for info in await bus.client.jetstream().consumers_info(subjects.stream_name(run, stream)):
             passing = info.config.inactive_threshold is not None and info.config.inactive_threshold <= _INACTIVE_S
             if info.name not in known and not passing:
                 found.append(f"consumer {info.name} of {stream} belongs to nobody")

@@ -25,8 +25,7 @@ from integration.cluster.partition import SplitCluster, open_split_cluster
 from integration.harness import RUN, Run
 
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.kv import bucket_stream
-from lachesis.schemas.subjects import BUCKETS, LEDGER, STREAMS
+from lachesis.schemas.subjects import BUCKET, LEDGER, STREAMS
 
 __all__ = ["OPERATIONS", "operate"]
 
@@ -34,7 +33,7 @@ FRESH = 5
 """Steps after which every service has worked since: more than what may have been under way."""
 _NO_QUORUM_S = 10.0
 _CUT_OFF_S = 60.0
-_STORED = [*STREAMS, *map(bucket_stream, BUCKETS.values())]
+_STORED = [*STREAMS, BUCKET]
 """Every stream and every key-value bucket of a run."""
 _ENDLESS = 100_000
 """Steps that no campaign reaches."""

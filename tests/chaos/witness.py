@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from integration.servers import RUN
+
 from lachesis.pipeline.bus.api import PubAck
-from lachesis.pipeline.bus.kv import value_subject
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.ids import PolicyVersion
 
 __all__ = ["Acknowledged", "bear_witness", "read_witness"]
 
-_POLICY = value_subject(subjects.BUCKETS["policy"], "")
+_POLICY = subjects.value_subject(RUN, keys.POLICY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ MATH = subjects.rollout("run", "math")
 CODE = subjects.rollout("run", "code")
 ALL = subjects.rollout("run")
 STATE = subjects.state("run", "normalizer", LIVE, "math")
-POLICY = subjects.BUCKETS["policy"]
 
 
 def now(bus: Bus) -> float:
@@ -557,68 +556,68 @@ async def test_trimming_leaves_the_last_of_every_subject(bus: Bus) -> None:
 
 
 async def test_key_value_compare_and_set(bus: Bus) -> None:
-    assert await bus.value(POLICY, "run") is None
-    first = await bus.put(POLICY, "run", b"1", revision=0)
+    assert await bus.value("run") is None
+    first = await bus.put("run", b"1", revision=0)
     with pytest.raises(FencedError):
-        await bus.put(POLICY, "run", b"again", revision=0)
-    second = await bus.put(POLICY, "run", b"2", revision=first)
+        await bus.put("run", b"again", revision=0)
+    second = await bus.put("run", b"2", revision=first)
     with pytest.raises(FencedError):
-        await bus.put(POLICY, "run", b"3", revision=first)
-    third = await bus.put(POLICY, "run", b"3")
+        await bus.put("run", b"3", revision=first)
+    third = await bus.put("run", b"3")
     assert first < second < third
-    entry = await bus.value(POLICY, "run")
+    entry = await bus.value("run")
     assert entry is not None
     assert (entry.key, entry.value, entry.revision) == ("run", b"3", third)
-    assert await bus.value(POLICY, "other.key") is None
+    assert await bus.value("other.key") is None
     for bad in ("", "a b", "a..b", "*", "a.>"):
         with pytest.raises(ConfigError):
-            await bus.put(POLICY, bad, b"")
-    with pytest.raises(ConfigError):
-        await bus.value("nobucket", "run")
+            await bus.put(bad, b"")
 
 
 async def test_a_deleted_key_is_gone_and_takes_no_room(bus: Bus) -> None:
-    await bus.delete(POLICY, "run")  # not there: nothing to do
-    first = await bus.put(POLICY, "run", b"1")
-    await bus.put(POLICY, "other", b"2")
-    await bus.delete(POLICY, "run")
-    assert await bus.value(POLICY, "run") is None
+    await bus.delete("run")  # not there: nothing to do
+    first = await bus.put("run", b"1")
+    await bus.put("other", b"2")
+    await bus.delete("run")
+    assert await bus.value("run") is None
     if not isinstance(bus, MemoryBus):
-        assert (await bus.usage(f"KV_{POLICY}")).messages == 1
+        with anyio.fail_after(60):
+            while (await bus.usage(subjects.BUCKET)).messages > 1:  # noqa: ASYNC110 - the server forgets the mark by itself
+                await anyio.sleep(0.1)
     with pytest.raises(FencedError):
-        await bus.put(POLICY, "run", b"3", revision=first)
-    assert await bus.put(POLICY, "run", b"3", revision=0) > first
-    assert await bus.value(POLICY, "other") is not None
+        await bus.put("run", b"3", revision=first)
+    assert await bus.put("run", b"3", revision=0) > first
+    assert await bus.value("other") is not None
     for bad in ("", "*", "a.>"):
         with pytest.raises(ConfigError):
-            await bus.delete(POLICY, bad)
+            await bus.delete(bad)
 
 
 async def test_a_large_value(bus: Bus) -> None:
     value = os.urandom(4 << 20)  # the weights of a million items
-    await bus.put(POLICY, "run", value)
-    entry = await bus.value(POLICY, "run")
+    await bus.put("run", value)
+    entry = await bus.value("run")
     assert entry is not None
     assert entry.value == value
 
 
 async def test_watch_yields_the_newest(bus: Bus) -> None:
-    await bus.put(POLICY, "run", b"0")
-    await bus.put(POLICY, "run", b"1")
-    await bus.put(POLICY, "other", b"x")
-    async with bus.watch(POLICY, "run") as entries, bus.watch(POLICY, "new") as fresh:
+    await bus.put("run", b"0")
+    await bus.put("run", b"1")
+    await bus.put("other", b"x")
+    async with bus.watch("run") as entries, bus.watch("new") as fresh:
         with anyio.fail_after(30):
             assert (await anext(entries)).value == b"1"
             with anyio.move_on_after(0.05):
                 await anext(entries)
                 pytest.fail("nothing has changed")
             for i in range(2, 50):
-                await bus.put(POLICY, "run", b"%d" % i)
+                await bus.put("run", b"%d" % i)
             seen = [(await anext(entries)).value]
             while seen[-1] != b"49":  # it may still be on its way
                 seen.append((await anext(entries)).value)
             assert len(seen) < 10, "those in between are passed over"
-            await bus.put(POLICY, "new", b"n")
+            await bus.put("new", b"n")
             assert (await anext(fresh)).value == b"n"
 
 

@@ -13,12 +13,11 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DamagedError, FencedError
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, stream_name
 
 LINE = subjects.ledger("run", "main")
 OTHER = subjects.ledger("run", "other")
 MATH, CODE = (subjects.event("score", "run", "live", env) for env in ("math", "code"))
-POLICY = BUCKETS["policy"]
 
 
 class Store:
@@ -30,18 +29,18 @@ class Store:
 
     async def damage(self, stream: str, marker: bytes) -> None:
         if self._server is not None:
-            await damage_message(self._server, stream, marker)
+            await damage_message(self._server, stream_name("run", stream), marker)
             return
         assert isinstance(self.bus, MemoryBus)
         async with self.bus.read(stream, [], follow=False) as messages:
             (seq,) = [message.seq async for message in messages if marker in message.data]
         self.bus.damage(stream, seq)
 
-    async def damage_value(self, bucket: str, key: str, marker: bytes) -> None:
+    async def damage_value(self, key: str, marker: bytes) -> None:
         if isinstance(self.bus, MemoryBus):
-            self.bus.damage_value(bucket, key)
+            self.bus.damage_value(key)
         else:
-            await self.damage(f"KV_{bucket}", marker)
+            await self.damage(BUCKET, marker)
 
 
 @pytest.fixture(params=["memory", "nats"])
@@ -54,7 +53,7 @@ async def store(
         return
     async with (
         EmbeddedServer(tmp_path / "store", ServerConfig(max_file_bytes=4 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run="run", name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(streams_config)
         yield Store(bus, server)
@@ -85,23 +84,23 @@ async def test_the_only_message_of_a_subject_may_be_the_damaged_one(store: Store
 
 
 async def test_what_was_deleted_on_purpose_is_none(store: Store) -> None:
-    await store.bus.put(POLICY, "run", b"a-value")
-    await store.bus.delete(POLICY, "run")
-    assert await store.bus.value(POLICY, "run") is None
+    await store.bus.put("run", b"a-value")
+    await store.bus.delete("run")
+    assert await store.bus.value("run") is None
 
 
 async def test_a_damaged_value_is_an_error_until_it_is_set_anew(store: Store) -> None:
     bus = store.bus
-    await bus.put(POLICY, "run", b"a-first-value")
-    await bus.put(POLICY, "elsewhere", b"another-value")
-    await store.damage_value(POLICY, "run", b"a-first-value")
-    with pytest.raises(DamagedError, match="bucket lachesis_policy, key run"):
-        await bus.value(POLICY, "run")
-    assert await bus.value(POLICY, "never") is None
+    await bus.put("run", b"a-first-value")
+    await bus.put("elsewhere", b"another-value")
+    await store.damage_value("run", b"a-first-value")
+    with pytest.raises(DamagedError, match="key run"):
+        await bus.value("run")
+    assert await bus.value("never") is None
     with pytest.raises(FencedError):
-        await bus.put(POLICY, "elsewhere", b"", revision=0)
-    await bus.put(POLICY, "run", b"a-second-value", revision=0)  # to the server it is not there
-    entry = await bus.value(POLICY, "run")
+        await bus.put("elsewhere", b"", revision=0)
+    await bus.put("run", b"a-second-value", revision=0)  # to the server it is not there
+    entry = await bus.value("run")
     assert entry is not None
     assert entry.value == b"a-second-value"
 

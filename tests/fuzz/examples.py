@@ -30,7 +30,6 @@ from lachesis.schemas.control import (
     LeaseRequest,
     PackedHistogram,
     PolicyRecord,
-    RunRecord,
     StageIncident,
     StageVitals,
     StatePart,
@@ -214,7 +213,6 @@ EXAMPLES: list[Event] = [
     CurriculumSnapshot(
         **_NAMES, id="1-ab", observed=1, strategy="sec", weights=as_bytes([0.5, 1.0, 2.0, 0.0], "float32")
     ),
-    RunRecord(run="r", created_ns=1, envs=["sums"], trainer="main", config={"seed": 0, "folder": None}),
     StateSnapshot(stage="normalizer", index=0, covers=1, cursors={"ROLLOUTS": 1}, state=b"\x80"),
     StateSnapshot(
         stage="curriculum", index=1, covers=2, cursors={}, state=b"", parts=[1, 2], slot=1, sha256=b"0" * 32

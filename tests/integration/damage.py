@@ -3,12 +3,14 @@
 from pathlib import Path
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
+from lachesis.schemas.subjects import kind_of
 
 __all__ = ["damage_in_place", "damage_message", "drop_blocks", "truncate"]
 
 
 def _blocks(store: Path, stream: str) -> list[Path]:
-    found = [path for path in store.rglob("*.blk") if path.parent.parent.name == stream]
+    """Return the blocks of a stream, which is named in full or by its kind."""
+    found = [path for path in store.rglob("*.blk") if stream in (name := path.parent.parent.name, kind_of(name))]
     return sorted(found, key=lambda path: int(path.stem))
 
 

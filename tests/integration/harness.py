@@ -11,7 +11,7 @@ from typing import Self
 
 import anyio
 import torch
-from integration.servers import Servers
+from integration.servers import RUN, Servers
 
 from lachesis.pipeline.batching.chain import Position
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
@@ -28,7 +28,6 @@ from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 
 __all__ = ["CONFIG", "RUN", "SUMS", "Run", "alive", "trained_in_one_go", "until"]
 
-RUN = "killed"
 SUMS = Path(__file__).parents[1] / "examples" / "sums.py"
 CONFIG = """
 [environments.sums]

@@ -21,7 +21,11 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas.errors import StartupError
 from lachesis.services.run.connect import NATS_FOLDER
 
-__all__ = ["Servers", "Standalone", "Supervised"]
+__all__ = ["RUN", "Servers", "Standalone", "Supervised"]
+
+
+RUN = "killed"
+"""The run that the servers are for."""
 
 
 class Servers(Protocol):
@@ -78,7 +82,7 @@ class Supervised:
     async def _attempt(self, name: str) -> NatsBus | None:
         try:
             endpoint = read_endpoint(self._folder / NATS_FOLDER)
-            return await connect(endpoint.url, name=name, token=endpoint.token)
+            return await connect(endpoint.url, run=RUN, name=name, token=endpoint.token)
         except StartupError:
             return None  # it starts just now
 
@@ -86,7 +90,7 @@ class Supervised:
     async def afterwards(self, name: str) -> AsyncIterator[NatsBus]:
         async with (
             EmbeddedServer(self._folder / NATS_FOLDER) as server,
-            await connect(server.url, name=name, token=server.token) as bus,
+            await connect(server.url, run=RUN, name=name, token=server.token) as bus,
         ):
             yield bus
 
@@ -126,7 +130,7 @@ class Standalone:
 
     @asynccontextmanager
     async def during(self, name: str) -> AsyncIterator[NatsBus]:
-        async with await connect(self.server.url, name=name, token=self.server.token) as bus:
+        async with await connect(self.server.url, run=RUN, name=name, token=self.server.token) as bus:
             yield bus
 
     afterwards = during

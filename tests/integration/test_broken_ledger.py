@@ -75,7 +75,7 @@ async def test_a_message_that_the_server_drops_is_told_while_the_run_goes_on_and
     settings = load(RunConfig, file=tmp_path / "run.toml").config
     async with (
         EmbeddedServer(store, ServerConfig(max_file_bytes=4 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run="up", name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(settings.streams)
         named = await write_ledger(bus, tmp_path)
@@ -83,7 +83,7 @@ async def test_a_message_that_the_server_drops_is_told_while_the_run_goes_on_and
     try:
         await ready(up)
         endpoint = read_endpoint(store)
-        async with await connect(endpoint.url, name="tests", token=endpoint.token) as bus:
+        async with await connect(endpoint.url, run="up", name="tests", token=endpoint.token) as bus:
             code, said = await lachesis(tmp_path, "doctor", "--json")
             findings = {finding["check"]: finding for finding in json.loads(said)}
             assert findings["ledger"]["level"] == "OK"

@@ -18,7 +18,7 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.stage.vitals import Vitals
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
@@ -58,7 +58,7 @@ async def run(tmp_path: Path, anyio_backend: str) -> AsyncIterator[Run]:
     (folder / "runs").symlink_to(tmp_path / "runs")
     async with (
         EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run="demo", name="tests", token=server.token) as bus,
     ):
         yield Run(folder, server, bus)
 
@@ -115,7 +115,7 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     await run.publish(subjects.ledger("demo", "main"), entry, "l")
     await run.publish(subjects.state("demo", "trainer", "live", "main"), train_report(step=9, next_batch=4), "t")
     record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)
-    await run.bus.put(subjects.BUCKETS["policy"], "demo", encode(record))
+    await run.bus.put(keys.POLICY, encode(record))
     vitals = Vitals()
     vitals.state, vitals.handled, vitals.lag = "ok", 12, 5
     vitals.wait.record(0.25)

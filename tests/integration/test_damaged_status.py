@@ -7,10 +7,10 @@ from integration.test_cli import Run, run
 from unit.health.test_ledger import make_entries
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
-from lachesis.schemas.subjects import BUCKETS, LEDGER
+from lachesis.schemas.subjects import LEDGER
 
 __all__ = ["run"]  # the fixture
 
@@ -22,7 +22,7 @@ async def test_a_damaged_newest_entry_is_told_and_the_rest_is_shown(run: Run) ->
         headers = {PREVIOUS_HEADER: str(at)}
         await run.bus.publish(subjects.ledger("demo", "main"), encode(entry), msg_id=str(at), headers=headers)
     record = PolicyRecord(run="demo", version="3-a-b", weights="w", tokenizer_hash="h", written_ns=1)
-    await run.bus.put(BUCKETS["policy"], "demo", encode(record))
+    await run.bus.put(keys.POLICY, encode(record))
     findings = {row["check"]: row for row in await run.json("doctor")}
     assert findings["ledger"]["level"] == "OK"
     assert "3 entries follow one another" in findings["ledger"]["text"]

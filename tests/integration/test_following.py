@@ -61,7 +61,8 @@ class World:
         return process
 
     async def readers(self, stream: str) -> int:
-        answer = await self.bus.client.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout=10)
+        name = subjects.stream_name(self.bus.run, stream)
+        answer = await self.bus.client.request(f"$JS.API.STREAM.INFO.{name}", b"", timeout=10)
         return int(json.loads(answer.data)["state"]["consumer_count"])
 
     async def score(self, item: str) -> None:
@@ -88,7 +89,7 @@ class World:
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
     async with (
         EmbeddedServer(tmp_path / "server", ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run="demo", name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(StreamsConfig())
         yield World(tmp_path, server, bus)

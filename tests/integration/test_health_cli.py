@@ -101,7 +101,7 @@ async def world(tmp_path: Path, anyio_backend: str):
     store = tmp_path / "runs" / "demo" / "nats"
     async with (
         EmbeddedServer(store, ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
     ):
         yield World(tmp_path, bus)
 

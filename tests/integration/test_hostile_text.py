@@ -13,14 +13,15 @@ from integration.test_cli import Run, run
 from unit.health.test_ledger import make_entries
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.alerts import ResumeRequest
 from lachesis.schemas.catalog import CHANNELS
 from lachesis.schemas.codec import Event, decode, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.schemas.subjects import BUCKETS, LEDGER
+from lachesis.schemas.subjects import LEDGER
 from lachesis.services.cli.commands import app
 
 __all__ = ["run"]  # the fixture
@@ -100,12 +101,10 @@ async def fill(run: Run) -> None:
                 for subject in _subjects(channel.pattern):
                     number += 1
                     await run.bus.client.publish(subject, encode(hostile(ours)), headers={"Nats-Msg-Id": f"m{number}"})
-    for name in ("policy", "retention", "resume"):
-        examples = (one for one in EXAMPLES if type(one).__name__ in {"PolicyRecord", "ResumeRequest"})
-        for example in examples:
-            key = "demo.words" if name == "resume" else "demo"
-            if name == "policy" or type(example).__name__ == "ResumeRequest":
-                await bus.put(BUCKETS[name], key, encode(hostile(example))) if name != "retention" else None
+    for example in EXAMPLES:
+        if isinstance(example, PolicyRecord | ResumeRequest):
+            key = keys.POLICY if isinstance(example, PolicyRecord) else keys.resume("words")
+            await bus.put(key, encode(hostile(example)))
     (run.folder / "hostile.jsonl").write_text(json.dumps({"group": TEXT, TEXT: TEXT}) + "\n" + TEXT)
     folder = run.folder / "runs" / "demo"
     (folder / "metrics.jsonl").write_text(json.dumps({TEXT: 1.0, "train/step": 1.0}) + "\n" + TEXT + "\n")
@@ -187,7 +186,7 @@ async def test_junk_on_the_subjects_of_single_writers_ends_no_reader(run: Run) -
     reports = subjects.state("demo", "trainer", "live", "main")
     await run.bus.publish(reports, encode(msgspec.structs.replace(report, run="demo")), msg_id="report")
     record = PolicyRecord(run="demo", version="3-a-b", weights="w", tokenizer_hash="h", written_ns=1)
-    await run.bus.put(BUCKETS["policy"], "demo", encode(record))
+    await run.bus.put(keys.POLICY, encode(record))
     before = await run.json("status")
     gone = await run.json("gc")
     junk = [subjects.ledger("demo", "main"), reports]
@@ -212,7 +211,7 @@ async def test_junk_on_the_subjects_of_single_writers_ends_no_reader(run: Run) -
         done = await run.lachesis(*arguments)
         assert b"SchemaError" not in done.stderr
         assert done.returncode in {0, 1}, (arguments, done.stderr)
-    await run.bus.put(BUCKETS["policy"], "demo", b"\xc1")
+    await run.bus.put(keys.POLICY, b"\xc1")
     damaged = await run.json("status")
     assert damaged["policy"] is None
     assert damaged["ledger"] is not None

@@ -92,8 +92,8 @@ async def test_a_run_and_its_past_come_out_the_same(tmp_path: Path) -> None:
         async with (
             EmbeddedServer(folder / NATS_FOLDER) as source,
             EmbeddedServer(copied / NATS_FOLDER, ServerConfig(max_file_bytes=32 << 30)) as target,
-            await connect(source.url, name="tests", token=source.token) as theirs,
-            await connect(target.url, name="tests", token=target.token) as ours,
+            await connect(source.url, run=RUN, name="tests", token=source.token) as theirs,
+            await connect(target.url, run=RUN, name="tests", token=target.token) as ours,
         ):
             await ours.ensure_streams(RunConfig().streams)
             assert await copy_streams(theirs, ours, altering_rewards()) == 1

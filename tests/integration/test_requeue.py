@@ -119,7 +119,7 @@ class World:
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
     async with (
         EmbeddedServer(tmp_path / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(CONFIG.streams)
         yield World(tmp_path, bus)

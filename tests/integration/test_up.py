@@ -142,7 +142,7 @@ async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_ru
     up = await start(folder, "--nats", fresh_server.url, "--set", f"nats.token_file={token}")
     await ready(up)
     async with (
-        await connect(fresh_server.url, name="test", token=fresh_server.token) as bus,
+        await connect(fresh_server.url, run="up", name="test", token=fresh_server.token) as bus,
         bus.listen(subjects.heartbeat("up", "scorer")) as beats,
     ):
         struck: set[int] = set()

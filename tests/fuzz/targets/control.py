@@ -27,7 +27,7 @@ from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.otlp import Otlp
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.pipeline.telemetry.tracing import Incident, Tracing
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord, StageIncident
 from lachesis.services.observe.snapshot import merge
@@ -139,7 +139,7 @@ def _feed_curriculum(data: bytes) -> None:
 def _feed_attempts(data: bytes) -> None:
     async def read() -> int:
         async with MemoryBus() as bus:
-            await bus.put(subjects.BUCKETS["attempts"], "d.1", data)
+            await bus.put(keys.attempts("d", "1"), data)
             return await Attempts(bus, "d").deaths(1)
 
     assert asyncio.run(read()) >= 0
@@ -154,10 +154,10 @@ def _feed_url(data: bytes) -> None:
 
     async def follow() -> None:
         async with MemoryBus() as bus, Directory(1.0) as directory, anyio.create_task_group() as tasks:
-            await bus.put(subjects.BUCKETS["inference"], "r.policy", data)
+            await bus.put(keys.inference("policy"), data)
             tasks.start_soon(directory.follow, bus, "r", "policy")
             await anyio.lowlevel.checkpoint()
-            await bus.put(subjects.BUCKETS["inference"], "r.policy", b"http://127.0.0.1:1")
+            await bus.put(keys.inference("policy"), b"http://127.0.0.1:1")
             while (await directory.current()).config.url != "http://127.0.0.1:1":
                 await bus.changed(until=bus.now() + 0.001)
             tasks.cancel_scope.cancel()

@@ -20,8 +20,7 @@ from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
-from lachesis.schemas.retention import Reservation, Reservations
-from lachesis.schemas.subjects import BUCKETS, RESERVATIONS, ROLLOUTS
+from lachesis.schemas.subjects import ROLLOUTS
 
 MIB = 1 << 20
 
@@ -183,23 +182,6 @@ async def test_without_a_governor_it_keeps_within_the_byte_budgets(tmp_path: Pat
         assert "the run has no environment 'sums'" in await world.refusal(
             "import", tmp_path / "out.jsonl", "--unleased"
         )
-
-
-async def test_without_a_governor_it_leaves_other_runs_what_they_have_reserved(world: World, tmp_path: Path) -> None:
-    async with a_world(tmp_path / "past") as past:
-        await past.store(a_group(1))
-        await past.json("export", tmp_path / "out.jsonl")
-    room = int(0.8 * (await world.bus.usage(ROLLOUTS)).max_bytes)
-    now_ns, hour_ns = await world.bus.server_time_ns(), 3600 * 10**9
-    for expires_ns in (now_ns + hour_ns, now_ns - hour_ns):
-        other = Reservation(term="t", expires_ns=expires_ns, bytes={ROLLOUTS: room})
-        record = encode(Reservations(runs={"other": other}))
-        await world.bus.put(BUCKETS["retention"], RESERVATIONS, record)
-        if expires_ns > now_ns:
-            said = await world.refusal("import", tmp_path / "out.jsonl", "--unleased")
-            assert f"{room:,} of them to run other" in said
-            assert await world.groups() == []
-    assert (await world.json("import", tmp_path / "out.jsonl", "--unleased"))["stored"] == 1, "it has expired"
 
 
 async def test_killed_anywhere_it_goes_on_where_it_was(tmp_path: Path) -> None:

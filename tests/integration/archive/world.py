@@ -157,7 +157,7 @@ async def a_world(folder: Path, streams: StreamsConfig | None = None) -> AsyncIt
     folder.mkdir(exist_ok=True)  # noqa: ASYNC240
     async with (
         EmbeddedServer(folder / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(streams or StreamsConfig())
         yield World(folder, bus)

@@ -10,6 +10,8 @@ from integration.backpressure.world import World, make_config
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 
+RUN = "r"
+
 ALL = ("governor", "batcher", "normalizer", "scorer", "teacher", "environment-words")
 
 

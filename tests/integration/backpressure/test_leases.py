@@ -10,6 +10,8 @@ from integration.backpressure.world import World, make_config
 
 from lachesis.pipeline.bus.jetstream import NatsBus
 
+RUN = "r"
+
 
 async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_goes_on(nats_bus: NatsBus) -> None:
     world = World(nats_bus, make_config(words=8))

@@ -16,7 +16,7 @@ from integration.harness import RUN, Run, alive, until
 from integration.servers import Supervised
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
 
@@ -76,8 +76,8 @@ async def test_a_frozen_trainer_costs_no_memory_and_everything_returns_with_it(r
             assert (await bus.usage(subjects.ROLLOUTS)).last == stored, "stored while the trainer was frozen"
         finally:
             os.kill(pids["trainer"], signal.SIGCONT)
-        policy = await bus.value(subjects.BUCKETS["policy"], RUN)
-        async with bus.watch(subjects.BUCKETS["policy"], RUN) as records:
+        policy = await bus.value(keys.POLICY)
+        async with bus.watch(keys.POLICY) as records:
             async for record in records:
                 if policy is not None and record.revision > policy.revision:
                     break

@@ -11,6 +11,8 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 
+RUN = "r"
+
 
 async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everything_returns_with_it(
     nats_bus: NatsBus,

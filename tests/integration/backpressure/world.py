@@ -39,7 +39,7 @@ from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.pipeline.teacher import stage as teacher_stage
 from lachesis.pipeline.teacher.stage import run_teacher
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.ids import PolicyVersion
@@ -221,7 +221,7 @@ class Trainer:
 
     async def _publish(self, step: int) -> None:
         record = PolicyRecord(run=RUN, version=f"{step}-a-b", weights="w", tokenizer_hash="tok", written_ns=1)
-        await self.world.bus.put(subjects.BUCKETS["policy"], RUN, encode(record))
+        await self.world.bus.put(keys.POLICY, encode(record))
         self.world.inference.step = step
 
     async def until(self, step: int) -> None:

@@ -17,11 +17,19 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig, Streams
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas import subjects
-from lachesis.schemas.errors import AccessError, BusClosedError, ConfigError, InfrastructureError, StartupError
-from lachesis.schemas.subjects import ROLLOUTS, STREAMS
+from lachesis.schemas import keys, subjects
+from lachesis.schemas.errors import (
+    AccessError,
+    BusClosedError,
+    ConfigError,
+    InfrastructureError,
+    StartupError,
+    StreamFullError,
+)
+from lachesis.schemas.subjects import BUCKET, ROLLOUTS, STREAMS, stream_subjects
 
 MATH = subjects.rollout("run", "math")
+SMALL = StreamsConfig(**{f"{kind.lower()}_bytes": 1 << 20 for kind in (*STREAMS, "bucket")})
 SHORT = ConnectionConfig(connect_timeout_s=0.5, give_up_s=3.0)
 
 
@@ -40,7 +48,7 @@ async def test_no_server() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(StartupError, match=rf"no nats-server answers at nats://\*\*\*@127.0.0.1:{port}") as caught:
-        await connect(f"nats://user:secret@127.0.0.1:{port}", name="test", config=SHORT)
+        await connect(f"nats://user:secret@127.0.0.1:{port}", run="run", name="test", config=SHORT)
     assert "secret" not in str(caught.value)
 
 
@@ -48,38 +56,38 @@ async def test_something_else_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"nats://127.0.0.1:{silent.getsockname()[1]}"
         with anyio.fail_after(60), pytest.raises(StartupError, match="no nats-server answers"):
-            await connect(url, name="test", config=SHORT)
+            await connect(url, run="run", name="test", config=SHORT)
 
 
 async def test_a_server_without_jetstream(tmp_path: Path) -> None:
     async with CustomServer(tmp_path, "") as server:
         with pytest.raises(StartupError, match="no JetStream"):
-            await connect(server.url, name="test", config=SHORT)
+            await connect(server.url, run="run", name="test", config=SHORT)
 
 
 async def test_a_server_that_takes_too_small_messages(tmp_path: Path) -> None:
     """As it comes, a server takes 1 MiB, where a group or a commit may have several."""
     async with CustomServer(tmp_path / "store", f'jetstream {{ store_dir: "{tmp_path}/js" }}') as server:
         with pytest.raises(StartupError, match="set max_payload: 8MB"):
-            await connect(server.url, name="test", config=SHORT)
+            await connect(server.url, run="run", name="test", config=SHORT)
 
 
 async def test_an_old_server(nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lachesis.pipeline.bus.connection.MIN_SERVER_VERSION", (99, 0))
     with pytest.raises(StartupError, match=r"is 2\.\d+\.\d+; 99\.0 or newer is needed"):
-        await connect(nats_server.url, name="test", token=nats_server.token)
+        await connect(nats_server.url, run="run", name="test", token=nats_server.token)
 
 
 async def test_secrets_from_files(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(nats_server.token + "\n")
     config = ConnectionConfig(url=nats_server.url, token_file=str(tmp_path / "token"))
-    async with await connect(name="test", config=config) as bus:
+    async with await connect(run="run", name="test", config=config) as bus:
         assert await bus.describe_streams() == []
     with pytest.raises(ConfigError, match=r"nats\.token_file: there is no file"):
-        await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "none")))
+        await connect(run="run", name="test", config=ConnectionConfig(token_file=str(tmp_path / "none")))
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ConfigError, match=r"nats\.token_file: file .* is empty"):
-        await connect(name="test", config=ConnectionConfig(token_file=str(tmp_path / "empty")))
+        await connect(run="run", name="test", config=ConnectionConfig(token_file=str(tmp_path / "empty")))
 
 
 @pytest.fixture
@@ -94,9 +102,9 @@ authorization {{ users = [
 ] }}"""
     async with CustomServer(tmp_path / "store", text) as server:
         admin = server.url.replace("://", "://admin:admin@")
-        async with await connect(admin, name="admin") as bus:
+        async with await connect(admin, run="run", name="admin") as bus:
             await bus.ensure_streams(streams_config)
-        async with await connect(server.url.replace("://", "://producer:p@"), name="producer") as bus:
+        async with await connect(server.url.replace("://", "://producer:p@"), run="run", name="producer") as bus:
             yield server, bus
 
 
@@ -133,11 +141,11 @@ async def test_closing_ends_every_wait(nats_bus: NatsBus, nats_server: EmbeddedS
                 async with bus.listen("rl.heartbeat.>") as beats:
                     await anext(beats)
             else:
-                async with bus.watch(subjects.BUCKETS["policy"], "run") as entries:
+                async with bus.watch(keys.POLICY) as entries:
                     await anext(entries)
         ended.append(kind)
 
-    bus = await connect(nats_server.url, name="test", token=nats_server.token)
+    bus = await connect(nats_server.url, run="run", name="test", token=nats_server.token)
     async with anyio.create_task_group() as tasks:
         for kind in ("read", "consume", "listen", "watch"):
             tasks.start_soon(waits, bus, kind)
@@ -151,31 +159,63 @@ async def test_closing_ends_every_wait(nats_bus: NatsBus, nats_server: EmbeddedS
 async def test_streams_are_made_once_and_migrated(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
     assert await nats_bus.ensure_streams(streams_config) == []
     names = [s.name for s in await nats_bus.describe_streams()]
-    assert names == [*STREAMS, *(f"KV_{b}" for b in subjects.BUCKETS.values())]
+    assert names == [*(f"lachesis_run_{kind}" for kind in STREAMS), "KV_lachesis_run"]
     await nats_bus.publish(MATH, b"kept", msg_id="1")
     larger = StreamsConfig(**{**{f: getattr(streams_config, f) for f in streams_config.__struct_fields__},
                               "rollouts_bytes": 300 << 20})  # fmt: skip
-    assert await nats_bus.ensure_streams(larger) == [f"changed ROLLOUTS: max_bytes {256 << 20} -> {300 << 20}"]
+    changed = f"changed lachesis_run_ROLLOUTS: max_bytes {256 << 20} -> {300 << 20}"
+    assert await nats_bus.ensure_streams(larger) == [changed]
     assert (await nats_bus.usage(ROLLOUTS)).max_bytes == 300 << 20
     assert (await nats_bus.get(ROLLOUTS, 1)).data == b"kept"
 
 
 async def test_a_stream_that_cannot_be_migrated(nats_bus: NatsBus, streams_config: StreamsConfig) -> None:
     link = nats_bus._link
-    await link.nc.jetstream().delete_stream("EVENTS")
-    await link.nc.jetstream().add_stream(name="EVENTS", subjects=STREAMS["EVENTS"], storage="memory")
+    await nats_bus.delete_stream("EVENTS")
+    events = stream_subjects("run")["EVENTS"]
+    await link.nc.jetstream().add_stream(name="lachesis_run_EVENTS", subjects=events, storage="memory")
     with pytest.raises(ConfigError, match=r"EVENTS exists and cannot be changed in place .*storage memory -> file"):
         await nats_bus.ensure_streams(streams_config)
 
 
-async def test_budgets_beyond_the_servers(nats_bus: NatsBus) -> None:
-    with pytest.raises(ConfigError, match="no room for stream"):
+async def test_budgets_beyond_the_servers_say_who_has_reserved_how_much(
+    nats_bus: NatsBus, streams_config: StreamsConfig
+) -> None:
+    reserved = f"Reserved are, in bytes: run run {streams_config.total_bytes():,}"
+    with pytest.raises(ConfigError, match=f"no room for stream lachesis_run_ROLLOUTS .*{reserved}"):
         await nats_bus.ensure_streams(StreamsConfig(rollouts_bytes=1 << 50))
 
 
+async def test_each_run_has_streams_of_its_own(nats_bus: NatsBus, nats_server: EmbeddedServer) -> None:
+    other_math = subjects.rollout("other", "math")
+    async with await connect(nats_server.url, run="other", name="test", token=nats_server.token) as other:
+        assert len(await other.ensure_streams(SMALL)) == len(STREAMS) + 1
+        assert await nats_bus.runs() == ["other", "run"]
+        assert (await nats_bus.publish(MATH, b"ours", msg_id="1")).seq == 1
+        assert (await other.publish(other_math, b"theirs", msg_id="1")).seq == 1  # neither counts what the other stores
+        with pytest.raises(StreamFullError):
+            await other.publish(other_math, bytes(1 << 20), msg_id="2")
+        await nats_bus.publish(MATH, bytes(1 << 20), msg_id="2")  # nor is one full because the other is
+        assert (await nats_bus.put(keys.POLICY, b"ours"), (await other.value(keys.POLICY))) == (1, None)
+        for kind in (*STREAMS, BUCKET):
+            await other.delete_stream(kind)
+        assert (await other.runs(), await other.describe_streams()) == (["run"], [])
+    assert (await nats_bus.get(ROLLOUTS, 1)).data == b"ours"
+
+
+async def test_streams_of_older_builds_are_named_and_never_passed_over(fresh_server: EmbeddedServer) -> None:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token) as bus:
+        await bus.client.jetstream().add_stream(name="EVENTS", subjects=["mine.>"])  # somebody else's
+        assert await bus.runs() == []
+        await bus.client.jetstream().add_stream(name="ROLLOUTS", subjects=STREAMS[ROLLOUTS])
+        for looks in (bus.runs(), bus.ensure_streams(SMALL)):
+            with pytest.raises(ConfigError, match=r"streams that all runs share \(ROLLOUTS\).*`lachesis export`"):
+                await looks
+
+
 async def test_streams_that_were_never_made(fresh_server: EmbeddedServer) -> None:
-    async with await connect(fresh_server.url, name="test", token=fresh_server.token, config=SHORT) as bus:
-        with pytest.raises(InfrastructureError, match="there is no stream ROLLOUTS; run `lachesis init`"):
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token, config=SHORT) as bus:
+        with pytest.raises(InfrastructureError, match="there is no stream lachesis_run_ROLLOUTS; run `lachesis init`"):
             await bus.publish(MATH, b"", msg_id="1")
 
 
@@ -188,7 +228,7 @@ async def test_credentials_that_came_too_late_are_not_refused(tmp_path: Path) ->
     async with (
         CustomServer(tmp_path / "store", text) as server,
         open_proxy(int(server.url.rpartition(":")[2])) as proxy,
-        await connect(f"nats://127.0.0.1:{proxy.port}", name="test", token="t") as bus,
+        await connect(f"nats://127.0.0.1:{proxy.port}", run="run", name="test", token="t") as bus,
         anyio.create_task_group() as tasks,
     ):
         link = bus._link
@@ -202,7 +242,10 @@ async def test_credentials_that_came_too_late_are_not_refused(tmp_path: Path) ->
 
 
 async def test_closing_while_the_server_goes_is_no_error(tmp_path: Path) -> None:
-    async with EmbeddedServer(tmp_path) as server, await connect(server.url, name="test", token=server.token) as bus:
+    async with (
+        EmbeddedServer(tmp_path) as server,
+        await connect(server.url, run="run", name="test", token=server.token) as bus,
+    ):
         pid = server.pid
         os.kill(pid, signal.SIGSTOP)
         await bus.client.publish("unread", b"so that its end resets the connection")
@@ -228,7 +271,7 @@ async def test_no_attempt_to_reconnect_outlives_the_connection(tmp_path: Path, m
             raise ConnectionRefusedError from None
 
     async with EmbeddedServer(tmp_path) as server:
-        bus = await connect(server.url, name="test", token=server.token)
+        bus = await connect(server.url, run="run", name="test", token=server.token)
         os.kill(server.pid, signal.SIGKILL)
         await until(lambda: any(one.reconnects > 1 for one in bus.client._server_pool), 60)
         monkeypatch.setattr("nats.aio.transport.TcpTransport.connect", refused_when_cancelled)
@@ -249,7 +292,7 @@ async def test_a_dead_peer_that_takes_in_nothing_does_not_hold_up_the_next(
     port = int(fresh_server.url.rpartition(":")[2])
     async with open_proxy(port) as one, open_proxy(port) as other:
         url = f"nats://127.0.0.1:{one.port},nats://127.0.0.1:{other.port}"
-        async with await connect(url, name="test", token=fresh_server.token) as bus:
+        async with await connect(url, run="run", name="test", token=fresh_server.token) as bus:
             await bus.ensure_streams(streams_config)
             dead, living = (one, other) if one.connections else (other, one)
             dead.hold_back()

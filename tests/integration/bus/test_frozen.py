@@ -20,7 +20,7 @@ WINDOW = 4 << 20
 async def test_a_frozen_server_bounds_what_waits(fresh_server: EmbeddedServer, streams_config: StreamsConfig) -> None:
     config = ConnectionConfig(window_bytes=WINDOW)
     acked: list[int] = []
-    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token, config=config) as bus:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token, config=config) as bus:
         await bus.ensure_streams(streams_config)
 
         async def publish(i: int) -> None:
@@ -54,7 +54,7 @@ async def test_frozen_until_the_connection_is_given_up(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
     """Longer than the pings allow (9 s): the client lets go, connects again and goes on."""
-    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token) as bus:
         await bus.ensure_streams(streams_config)
         async with bus.read(ROLLOUTS, [ALL]) as reader, bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
             await bus.publish(subjects.rollout("run", "math"), b"0", msg_id="0")
@@ -79,7 +79,7 @@ async def test_an_answer_to_a_flush_that_was_given_up(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
     """The stock client stops reading at such a pong, as late as it may come, and stays deaf until its pings tell."""
-    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token) as bus:
         await bus.ensure_streams(streams_config)
         os.kill(fresh_server.pid, signal.SIGSTOP)
         while psutil.Process(fresh_server.pid).status() != psutil.STATUS_STOPPED:  # noqa: ASYNC110
@@ -100,7 +100,7 @@ async def test_a_plain_cancellation_is_not_swallowed(
 ) -> None:
     """The client's `publish` swallows the one cancellation that asyncio sends; ours must not."""
     config = ConnectionConfig(window_bytes=64 << 20)
-    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token, config=config) as bus:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token, config=config) as bus:
         await bus.ensure_streams(streams_config)
         os.kill(fresh_server.pid, signal.SIGSTOP)
         try:
@@ -120,7 +120,7 @@ async def test_a_plain_cancellation_is_not_swallowed(
 async def test_a_subscription_made_while_the_server_is_frozen_does_not_break_the_connection(
     fresh_server: EmbeddedServer,
 ) -> None:
-    async with await connect(fresh_server.url, name="frozen", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run="run", name="test", token=fresh_server.token) as bus:
         os.kill(fresh_server.pid, signal.SIGSTOP)
         try:
             async with bus.listen("rl.heartbeat.run.a.b") as beats:  # gives up waiting for the server, and goes on

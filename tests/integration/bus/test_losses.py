@@ -12,9 +12,9 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.link import Series
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import FencedError
-from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS
+from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS, stream_name
 
 MATH = subjects.rollout("run", "math")
 ALL = subjects.rollout("run")
@@ -25,7 +25,7 @@ STATE = subjects.state("run", "normalizer", LIVE, "math")
 async def lossy(nats_bus: NatsBus, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """A bus whose next answers can be lost: `lossy.lose = n` drops n of them after the server has acted."""
     config = ConnectionConfig(ack_timeout_s=0.2)
-    async with await connect(nats_server.url, name="lossy", token=nats_server.token, config=config) as bus:
+    async with await connect(nats_server.url, run="run", name="lossy", token=nats_server.token, config=config) as bus:
         ask = bus._link.ask
         bus.lose = 0  # type: ignore[attr-defined]
 
@@ -75,7 +75,7 @@ async def test_a_lost_commit_that_was_overtaken_is_fenced(
 
 
 async def test_a_reader_whose_consumer_vanishes_goes_on(nats_bus: NatsBus) -> None:
-    js = nats_bus._link.nc.jetstream()
+    js, stream = nats_bus._link.nc.jetstream(), stream_name("run", ROLLOUTS)
     for i in range(600):
         await nats_bus.publish(MATH, bytes(1000), msg_id=str(i))
     seen = []
@@ -83,8 +83,8 @@ async def test_a_reader_whose_consumer_vanishes_goes_on(nats_bus: NatsBus) -> No
         async for message in reader:
             seen.append(message.seq)
             if message.seq % 100 == 0:
-                for consumer in await js.consumers_info(ROLLOUTS):
-                    await js.delete_consumer(ROLLOUTS, consumer.name)
+                for consumer in await js.consumers_info(stream):
+                    await js.delete_consumer(stream, consumer.name)
             if message.seq == 600:
                 break
     assert seen == list(range(1, 601))
@@ -111,7 +111,7 @@ async def test_a_durable_consumer_that_vanishes_is_made_again(nats_bus: NatsBus)
     async with nats_bus.consume(ROLLOUTS, "scorer", [ALL]) as deliveries:
         await nats_bus.publish(MATH, b"1", msg_id="1")
         await (await anext(deliveries)).ack()
-        await nats_bus._link.nc.jetstream().delete_consumer(ROLLOUTS, "scorer")
+        await nats_bus._link.nc.jetstream().delete_consumer(stream_name("run", ROLLOUTS), "scorer")
         await nats_bus.publish(MATH, b"2", msg_id="2")
         with anyio.fail_after(60):
             while (await anext(deliveries)).message.data != b"2":
@@ -169,7 +169,7 @@ async def test_nothing_is_left_when_contexts_close(nats_bus: NatsBus) -> None:
     for _ in range(5):
         async with nats_bus.consume(ROLLOUTS, "scorer", [ALL]), nats_bus.read(ROLLOUTS, [ALL]):
             pass
-        async with nats_bus.listen("rl.heartbeat.>"), nats_bus.watch(subjects.BUCKETS["policy"], "run"):
+        async with nats_bus.listen("rl.heartbeat.>"), nats_bus.watch(keys.POLICY):
             pass
         async with nats_bus.serve(subjects.lease("run", "words"), anyio.sleep):  # type: ignore[arg-type]
             pass

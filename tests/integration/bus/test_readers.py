@@ -18,13 +18,14 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig, TeacherConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS
+from lachesis.schemas.subjects import EVENTS, ROLLOUTS, kind_of, stream_name
 
-MATH = subjects.rollout("run", "math")
+RUN = "r"
+MATH = subjects.rollout("r", "math")
 
 
 async def consumers(bus: NatsBus, stream: str) -> list[str]:
-    answer = await bus._link.nc.request(f"$JS.API.CONSUMER.NAMES.{stream}", b"{}", timeout=30)
+    answer = await bus._link.nc.request(f"$JS.API.CONSUMER.NAMES.{stream_name(bus.run, stream)}", b"{}", timeout=30)
     return msgspec.json.decode(answer.data).get("consumers") or []
 
 
@@ -40,7 +41,7 @@ async def counted(bus: NatsBus) -> AsyncIterator[list[str]]:
     made: list[str] = []
 
     async def note(msg: Msg) -> None:
-        made.append(msg.subject.split(".")[-2])
+        made.append(kind_of(msg.subject.split(".")[-2]))
 
     nc = bus._link.nc
     sub = await nc.subscribe("$JS.EVENT.ADVISORY.CONSUMER.CREATED.>", cb=note)
@@ -98,7 +99,7 @@ async def test_a_read_to_the_end_makes_no_consumer_where_it_is_there_already(nat
 async def test_closing_a_reader_does_not_wait_for_a_server_that_is_gone(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
-    async with await connect(fresh_server.url, name="tests", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run="r", name="tests", token=fresh_server.token) as bus:
         await bus.ensure_streams(streams_config)
         await bus.publish(MATH, b"x", msg_id="1")
         with anyio.fail_after(60):

@@ -64,7 +64,7 @@ async def test_server_restarts_under_load(
     fresh_server: EmbeddedServer, how: signal.Signals, streams_config: StreamsConfig
 ) -> None:
     load = Load()
-    options = {"name": "load", "token": fresh_server.token}
+    options = {"run": "run", "name": "load", "token": fresh_server.token}
     async with (
         await connect(fresh_server.url, **options) as producer,
         await connect(fresh_server.url, **options) as consumer,
@@ -111,7 +111,7 @@ async def test_a_fetch_goes_on_when_the_server_is_killed_amid_its_answers(
     fresh_server: EmbeddedServer, streams_config: StreamsConfig
 ) -> None:
     seqs = range(1, 2001)
-    async with await connect(fresh_server.url, name="fetch", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run="run", name="fetch", token=fresh_server.token) as bus:
         await bus.ensure_streams(streams_config)
         async with anyio.create_task_group() as tasks:
             for i in seqs:
@@ -145,7 +145,7 @@ async def test_racing_commits_while_the_server_restarts(
                 last = await bus.last(LEDGER, STATE)
                 expected = last.seq if last else 0
 
-    options = {"name": "race", "token": fresh_server.token}
+    options = {"run": "run", "name": "race", "token": fresh_server.token}
     async with await connect(fresh_server.url, **options) as one, await connect(fresh_server.url, **options) as two:
         await one.ensure_streams(streams_config)
         async with anyio.create_task_group() as tasks:

@@ -33,7 +33,7 @@ async def test_start_and_stop(tmp_path: Path) -> None:
         assert server.token not in server.url + repr(server) + repr(endpoint) + server.log_path.read_text()
         for name in ("nats-server.conf", "endpoint.json", "nats-server.log"):
             assert stat.S_IMODE((store / name).stat().st_mode) == 0o600
-        async with await connect(server.url, name="test", token=server.token):
+        async with await connect(server.url, run="run", name="test", token=server.token):
             pass
         with pytest.raises(StartupError, match="runs already"):
             await server.start()
@@ -72,7 +72,7 @@ async def test_a_server_whose_host_was_killed_is_found_again_where_it_was(tmp_pa
         assert host.stdout is not None
         assert await BufferedByteReceiveStream(host.stdout).receive_until(b"\n", 10) == b"up"
         last = read_endpoint(tmp_path / "store")
-        async with await connect(last.url, name="test", token=last.token) as bus:
+        async with await connect(last.url, run="run", name="test", token=last.token) as bus:
             host.kill()
             await host.wait()
             port = int(last.url.rpartition(":")[2])
@@ -108,7 +108,7 @@ async def test_two_servers_never_share_a_store(tmp_path: Path) -> None:
             StartupError, match=rf"in use by nats-server {server.pid}, started by process {os.getpid()}"
         ):
             await EmbeddedServer(tmp_path / "store").start()
-        async with await connect(server.url, name="test", token=server.token):
+        async with await connect(server.url, run="run", name="test", token=server.token):
             pass  # the first is untouched
     async with EmbeddedServer(tmp_path / "store"):
         pass
@@ -220,5 +220,5 @@ async def test_the_server_dies_with_its_parent(tmp_path: Path, stopped: bool) ->
 async def test_the_token_is_required(nats_server: EmbeddedServer) -> None:
     for token in (None, "wrong"):
         with pytest.raises(AccessError, match="refuses the credentials") as caught:
-            await connect(nats_server.url, name="test", token=token)
+            await connect(nats_server.url, run="run", name="test", token=token)
         assert nats_server.token not in str(caught.value)

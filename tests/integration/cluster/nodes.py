@@ -13,12 +13,14 @@ from typing import Any, Self
 import anyio
 import anyio.to_thread
 import msgspec
+from integration.servers import RUN
 
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent, find_binary
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas.errors import ConfigError
+from lachesis.schemas.subjects import kind_of, stream_name
 
 __all__ = ["Cluster", "leader_of", "make_streams", "settled"]
 
@@ -131,10 +133,10 @@ class Cluster:
         else:
             self.start(name)
 
-    def connect(self, name: str, **config: Any) -> Any:
-        """Return what `await`s to a bus on whichever node answers."""
+    def connect(self, name: str, run: str = RUN, **config: Any) -> Any:
+        """Return what `await`s to the bus of `run` on whichever node answers."""
         settings = ConnectionConfig(**{"connect_timeout_s": 60.0} | config)
-        return connect(self.url, name=name, token=TOKEN, config=settings)
+        return connect(self.url, run=run, name=name, token=TOKEN, config=settings)
 
     @asynccontextmanager
     async def during(self, name: str) -> AsyncIterator[NatsBus]:
@@ -158,7 +160,8 @@ def free_ports(count: int) -> list[int]:
 
 async def group_of(bus: NatsBus, stream: str) -> dict[str, Any]:
     """Return what the server says of a stream's replicas."""
-    msg = await bus._link.call_raw(f"$JS.API.STREAM.INFO.{stream}", b"", what=stream)
+    subject = f"$JS.API.STREAM.INFO.{stream_name(bus.run, kind_of(stream))}"
+    msg = await bus._link.call_raw(subject, b"", what=stream)
     found: dict[str, Any] = msgspec.json.decode(msg.data).get("cluster", {})
     return found
 

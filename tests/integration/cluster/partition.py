@@ -82,10 +82,10 @@ class SecuredCluster(SplitCluster):
     def _ca_file(self) -> str:
         return str(self.folder / "ca.pem")
 
-    def connect(self, name: str, **config: Any) -> Any:
+    def connect(self, name: str, run: str = RUN, **config: Any) -> Any:
         keys = str(self.folder / "auth" / RUN)
         settings = {"url": self.url, "ca_file": self._ca_file, "nkey_folder": keys, "connect_timeout_s": 60.0}
-        return connect(name=name, config=for_identity(ConnectionConfig(**settings | config), OPERATOR))
+        return connect(run=run, name=name, config=for_identity(ConnectionConfig(**settings | config), OPERATOR))
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 async def test_commands_answer_without_a_quorum(tmp_path: Path, streams_config: StreamsConfig) -> None:
     with Cluster(tmp_path / "three nodes") as cluster:
-        async with await cluster.connect("one") as bus:
+        async with await cluster.connect("one", "run") as bus:
             await bus.ensure_streams(msgspec.structs.replace(streams_config, replicas=3))
             await settled(bus, [subjects.LEDGER])
             leader = await leader_of(bus, subjects.LEDGER)
@@ -28,7 +28,7 @@ async def test_commands_answer_without_a_quorum(tmp_path: Path, streams_config: 
         for name in killed:
             await cluster.end(name)
         async with (
-            await connect(cluster.url, name="service", token=TOKEN, needs_jetstream=False) as bus,
+            await connect(cluster.url, run="run", name="service", token=TOKEN, needs_jetstream=False) as bus,
             open_service(bus, "scorer", "run") as service,
         ):
             service.recovered()

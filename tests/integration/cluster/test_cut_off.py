@@ -153,7 +153,7 @@ async def connected_to(cluster: SplitCluster, node: str) -> NatsBus:
     """Return a bus that is connected to `node` and knows all of them."""
     config = ConnectionConfig(connect_timeout_s=60.0, token_file=str(cluster.folder / "token"))
     while True:
-        bus = await connect(cluster.url, name="test", config=config)
+        bus = await connect(cluster.url, run=RUN, name="test", config=config)
         if bus.server == ("127.0.0.1", cluster.ports[node]):
             return bus
         await bus.close()

@@ -72,9 +72,9 @@ async def test_leaders_are_struck_under_load(tmp_path: Path, streams_config: Str
     found: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     with Cluster(tmp_path / "three nodes") as cluster:
         async with (
-            await cluster.connect("producer") as producer,
-            await cluster.connect("consumer") as consumer,
-            await cluster.connect("other") as other,
+            await cluster.connect("producer", "run") as producer,
+            await cluster.connect("consumer", "run") as consumer,
+            await cluster.connect("other", "run") as other,
         ):
             await producer.ensure_streams(msgspec.structs.replace(streams_config, replicas=3, rollouts_bytes=2 << 30))
             async with anyio.create_task_group() as readers:

@@ -14,13 +14,13 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
-from lachesis.schemas.subjects import ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import ROLLOUTS, STREAMS, stream_name
 
 
 async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, streams_config: StreamsConfig) -> None:
     load = Load()
     with Cluster(tmp_path / "three nodes") as cluster:
-        async with await cluster.connect("one") as bus, await cluster.connect("other") as other:
+        async with await cluster.connect("one", "run") as bus, await cluster.connect("other", "run") as other:
             assert len(await bus.ensure_streams(streams_config)) > len(STREAMS)
             async with bus.consume(ROLLOUTS, "scorer", [subjects.rollout("run")]):
                 pass
@@ -31,7 +31,7 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
             assert set(changes) == {f"changed {s.name}: num_replicas 1 -> 3" for s in await bus.describe_streams()}
             assert await bus.ensure_streams(three) == []
             await settled(bus, [stream.name for stream in await bus.describe_streams()])
-            subject = f"$JS.API.CONSUMER.INFO.{ROLLOUTS}.scorer"
+            subject = f"$JS.API.CONSUMER.INFO.{stream_name(bus.run, ROLLOUTS)}.scorer"
             with anyio.fail_after(60):  # a consumer with one copy has no replicas
                 while len(await replicas(bus, subject)) != 2:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
@@ -72,7 +72,7 @@ async def grown(load: Load, by: int) -> None:
 async def test_no_replica_holds_more_than_it_may(tmp_path: Path, streams_config: StreamsConfig) -> None:
     """A consumer with several copies says that a request is done before the request's last messages arrive."""
     with Cluster(tmp_path / "three nodes") as cluster:
-        async with await cluster.connect("one") as bus:
+        async with await cluster.connect("one", "run") as bus:
             await bus.ensure_streams(msgspec.structs.replace(streams_config, replicas=3))
             for i in range(10):
                 await bus.publish(subjects.rollout("run", "math"), bytes(100_000), msg_id=str(i))

@@ -7,7 +7,7 @@ from lachesis.pipeline.bus import puller
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.schemas import subjects
-from lachesis.schemas.subjects import ROLLOUTS
+from lachesis.schemas.subjects import ROLLOUTS, stream_name
 
 MATH = subjects.rollout("run", "math")
 
@@ -48,12 +48,16 @@ async def test_a_read_ends_when_the_rest_was_deleted(nats_bus: NatsBus, monkeypa
     monkeypatch.setattr(puller, "_EXPIRES_S", 2.0)
     for i in range(20):
         await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
-    reader = StreamReader(nats_bus._link, nats_bus._blobs, ROLLOUTS, [MATH], ReadOptions(follow=False))
+    reader = StreamReader(
+        nats_bus._link, nats_bus._blobs, stream_name("run", ROLLOUTS), [MATH], ReadOptions(follow=False)
+    )
     noted = reader.open
 
     async def open_before_the_purge() -> None:
         await noted()
-        await nats_bus.client.request(f"$JS.API.STREAM.PURGE.{ROLLOUTS}", b"")  # by somebody with the `nats` tool
+        await nats_bus.client.request(
+            f"$JS.API.STREAM.PURGE.{stream_name('run', ROLLOUTS)}", b""
+        )  # by somebody with the `nats` tool
 
     monkeypatch.setattr(reader, "open", open_before_the_purge)
     with anyio.fail_after(60):

@@ -21,7 +21,7 @@ async def test_without_a_quorum_services_say_so_until_it_is_back(
 ) -> None:
     caplog.set_level(logging.INFO, logger="lachesis")
     with Cluster(tmp_path / "three nodes") as cluster:
-        async with await cluster.connect("one") as bus:
+        async with await cluster.connect("one", "run") as bus:
             await make_streams(bus, streams_config)
             await bus.publish(subjects.rollout("run", "math"), b"first", msg_id="first")
             survivor, *killed = sorted(cluster.names, key=lambda name: str(cluster.ports[name]) not in str(bus.server))

@@ -44,7 +44,7 @@ async def test_a_stream_that_failed_takes_messages_again_once_there_is_room(smal
 
     async with (
         EmbeddedServer(disk.path / "nats") as server,
-        await connect(server.url, name="test", token=server.token) as bus,
+        await connect(server.url, run="r", name="test", token=server.token) as bus,
         anyio.create_task_group() as tasks,
     ):
         await bus.ensure_streams(STREAMS)
@@ -111,5 +111,5 @@ async def test_a_server_that_is_killed_while_it_first_starts_is_started_once_mor
     binary.chmod(0o700)
     async with EmbeddedServer(tmp_path / "store", binary=binary) as server:
         assert not fail.exists()
-        async with await connect(server.url, name="test", token=server.token):
+        async with await connect(server.url, run="r", name="test", token=server.token):
             pass

@@ -39,7 +39,7 @@ class Site:
         """Run the server on the store; when it stops the store may be copied."""
         async with (
             EmbeddedServer(self.store, ServerConfig(max_file_bytes=4 << 30)) as server,
-            await connect(server.url, name="tests", token=server.token) as bus,
+            await connect(server.url, run="run", name="tests", token=server.token) as bus,
         ):
             await bus.ensure_streams(self._streams)
             yield bus

@@ -17,12 +17,12 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.state import StateStore
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.state import CHECKPOINTS, POINTER, STATE, TrainerState
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent
 from lachesis.schemas.control import PolicyRecord, StateSnapshot
 from lachesis.schemas.errors import DamagedError, HistoryLostError, LedgerError, leaves
 from lachesis.schemas.ids import PolicyVersion
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, LIVE
+from lachesis.schemas.subjects import BUCKET, EVENTS, LEDGER, LIVE
 
 LINE = subjects.ledger(RUN, "main")
 
@@ -30,14 +30,14 @@ LINE = subjects.ledger(RUN, "main")
 @pytest.fixture
 async def server(tmp_path, streams_config, anyio_backend):
     async with EmbeddedServer(tmp_path / "store", ServerConfig(max_file_bytes=4 << 30)) as server:
-        async with await connect(server.url, name="tests", token=server.token) as bus:
+        async with await connect(server.url, run=RUN, name="tests", token=server.token) as bus:
             await bus.ensure_streams(streams_config)
         yield server
 
 
 @pytest.fixture
 async def bus(server):
-    async with await connect(server.url, name="tests", token=server.token) as bus:
+    async with await connect(server.url, run=RUN, name="tests", token=server.token) as bus:
         yield bus
 
 
@@ -205,9 +205,9 @@ async def test_a_stage_whose_snapshot_is_damaged_does_not_begin_anew(server, bus
 
 async def test_a_damaged_policy_record_is_replaced_by_the_trainers_next_one(server, bus):
     await publish_policy(bus, 1)
-    await damage_message(server, f"KV_{BUCKETS['policy']}", b"1-a-b")
+    await damage_message(server, BUCKET, b"1-a-b")
     with pytest.raises(DamagedError):
-        await bus.value(BUCKETS["policy"], RUN)
+        await bus.value(keys.POLICY)
     await publish_policy(bus, 2)
-    entry = await bus.value(BUCKETS["policy"], RUN)
+    entry = await bus.value(keys.POLICY)
     assert b"2-a-b" in entry.value

@@ -20,7 +20,7 @@ from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.feed import BatchFeed
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
@@ -106,7 +106,7 @@ async def test_everything_takes_effect_once(nats_server, nats_bus, make_lab, see
     lab, lossy, repeats, firsts = make_lab(nats_bus), defaultdict(list), [], {}
 
     async def live(number, name, main):
-        async with await connect(nats_server.url, name=name, token=nats_server.token) as own:
+        async with await connect(nats_server.url, run=RUN, name=name, token=nats_server.token) as own:
             view = Lossy(own, seed * 10 + number)
             lossy[name].append(view)
             await main(Service(view, name, RUN), CONFIG)
@@ -147,7 +147,7 @@ async def test_everything_takes_effect_once(nats_server, nats_bus, make_lab, see
 
 async def test_a_rollout_that_comes_again_after_every_dedup_window_is_a_duplicate(fresh_server, streams_config):
     short = msgspec.structs.replace(streams_config, duplicate_window_s=1.0)
-    async with await connect(fresh_server.url, name="tests", token=fresh_server.token) as bus:
+    async with await connect(fresh_server.url, run=RUN, name="tests", token=fresh_server.token) as bus:
         await bus.ensure_streams(short)
         world = World(bus)
         async with batcher(bus, make_config()):
@@ -171,8 +171,8 @@ async def test_a_policy_whose_storing_went_unheard_is_not_another_trainers(nats_
 
     feed = await BatchFeed.open(nats_bus, RUN, "main", term="a")
     await feed.publish_policy(record("1-a-b"))
-    revision = (await nats_bus.value(subjects.BUCKETS["policy"], RUN)).revision
-    await nats_bus.put(subjects.BUCKETS["policy"], RUN, encode(record("2-a-c")), revision=revision)  # ours, unheard
+    revision = (await nats_bus.value(keys.POLICY)).revision
+    await nats_bus.put(keys.POLICY, encode(record("2-a-c")), revision=revision)  # ours, unheard
     await feed.publish_policy(record("2-a-c"))
     await feed.publish_policy(record("3-a-d"))
     other = await BatchFeed.open(nats_bus, RUN, "main", term="b")

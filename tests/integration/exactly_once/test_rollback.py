@@ -30,7 +30,7 @@ from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
 from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import CurriculumEvent, RewardEvent, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
@@ -69,7 +69,7 @@ class Broker:
         await self.server.start()
 
     async def connect(self, name: str = "tests"):
-        return await connect(self.server.url, name=name, token=self.server.token)
+        return await connect(self.server.url, run=RUN, name=name, token=self.server.token)
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ async def test_a_checkpoint_ahead_of_the_ledger_is_refused_and_the_way_back_lead
         with pytest.raises(LedgerError, match=r"write 'step-00000002' into .*/checkpoints/latest") as refused:
             await train(bus, 6, 0)
         assert "lost history" in str(refused.value)
-        record = decode(PolicyRecord, (await bus.value(subjects.BUCKETS["policy"], RUN)).value)
+        record = decode(PolicyRecord, (await bus.value(keys.POLICY)).value)
         assert record.policy_version.step == 2  # nothing of the lost steps was published
         (tmp_path / "checkpoints" / "latest").write_text("step-00000002\n")
         await train(bus, 6, 4)

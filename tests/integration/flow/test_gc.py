@@ -19,7 +19,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord
-from lachesis.schemas.subjects import BUCKETS, EVENTS, LEDGER, REPLAY, ROLLOUTS
+from lachesis.schemas.subjects import LEDGER, REPLAY, ROLLOUTS
 
 PAST = PastRecord(
     run=RUN, trainer="again", revision="short", digest="", model="", start=0, max_staleness=None, min_step=None,
@@ -120,20 +120,6 @@ class _KilledAfter:
         await self._bus.erase(stream, filters)
         if stream == self._stream:
             raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("stream", [EVENTS, LEDGER])
-async def test_once_nothing_tells_what_is_left_of_a_run_little_is(world: World, stream: str) -> None:
-    bus, config = world.bus, load(RunConfig, file=world.folder / "run.toml").config
-    await world.judge({await world.store(one): one for one in (a_group(n) for n in (1, 2, 3))})
-    await bus.publish(subjects.event("score", RUN, "earlier", "sums"), b"x", msg_id="earlier")
-    attempts = f"{subjects.durable('scorer', RUN, 'earlier')}.7"
-    keys = [("policy", RUN), ("resume", f"{RUN}.sums"), ("attempts", attempts)]
-    for bucket, key in keys:
-        await bus.put(BUCKETS[bucket], key, b"x")
-    with pytest.raises(KeyboardInterrupt):
-        await Collector(_KilledAfter(bus, stream), config).erase()  # type: ignore[arg-type]
-    assert [await bus.value(BUCKETS[bucket], key) for bucket, key in keys] == [None] * 3
 
 
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:

@@ -21,7 +21,7 @@ from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.flow.stage import _Follower, run_governor
 from lachesis.pipeline.stage.service import Service, open_service
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
@@ -119,7 +119,7 @@ async def reward(bus: Bus, counter: int, seq: int, group: str, sequences: int) -
 
 async def train(bus: Bus, step: int) -> None:
     record = PolicyRecord(run=RUN, version=f"{step}-a-b", weights="w", tokenizer_hash="h", written_ns=1)
-    await bus.put(subjects.BUCKETS["policy"], RUN, encode(record))
+    await bus.put(keys.POLICY, encode(record))
 
 
 async def test_leases_follow_the_log(bus: Bus) -> None:
@@ -305,13 +305,13 @@ async def test_states_that_later_ones_replaced_do_not_fill_the_ledger(bus: Bus) 
 
 
 async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus: Bus) -> None:
-    await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
+    await bus.put(keys.POLICY, b"\xc1")
     async with governor(bus, make_config()) as service:
         await granted(bus, acquire())
         with anyio.fail_after(60):
             while "policy record" not in str(service.vitals.note):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
-        await bus.put(subjects.BUCKETS["policy"], RUN, b"\xc1")
+        await bus.put(keys.POLICY, b"\xc1")
         await train(bus, 1)
         await granted(bus, acquire())
 
@@ -324,7 +324,7 @@ async def test_what_was_used_or_still_runs_while_the_governor_was_cut_off_counts
     target = int(nats_server.url.rpartition(":")[2])
     async with (
         open_proxy(target) as proxy,
-        await connect(f"nats://127.0.0.1:{proxy.port}", name="governor", token=nats_server.token) as cut_off,
+        await connect(f"nats://127.0.0.1:{proxy.port}", run=RUN, name="governor", token=nats_server.token) as cut_off,
         governor(cut_off, config) as service,
     ):
         used, running = [await granted(nats_bus, acquire()) for _ in range(2)]

@@ -184,7 +184,7 @@ class World:
 async def start(fresh_server, make_lab):
     @asynccontextmanager
     async def begin(config: RunConfig | None = None, streams: StreamsConfig = STREAMS):
-        async with await connect(fresh_server.url, name="history", token=fresh_server.token) as bus:
+        async with await connect(fresh_server.url, run=RUN, name="history", token=fresh_server.token) as bus:
             await bus.ensure_streams(streams)
             world = World(bus, make_lab(bus), config or a_config())
             async with anyio.create_task_group() as world.tasks:

@@ -17,6 +17,8 @@ from integration.gateway.world import World
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 
+RUN = "g"
+
 PYTHON = os.environ.get("ATROPOS_PYTHON")
 pytestmark = [
     pytest.mark.slow,

@@ -12,6 +12,8 @@ from integration.gateway.world import World
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 
+RUN = "g"
+
 
 @pytest.fixture
 async def world(nats_bus: NatsBus, nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[World]:

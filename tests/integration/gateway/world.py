@@ -24,7 +24,7 @@ from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import open_service
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord
 from lachesis.schemas.ledger import Batch
@@ -128,7 +128,7 @@ class World:
 
     async def _publish(self, step: int) -> None:
         record = PolicyRecord(run="g", version=f"{step}-a-b", weights="w", tokenizer_hash="tok", written_ns=step + 1)
-        await self.bus.put(subjects.BUCKETS["policy"], "g", encode(record))
+        await self.bus.put(keys.POLICY, encode(record))
 
     async def _follow_governor(self) -> None:
         async with self.bus.listen(subjects.heartbeat("g", "governor")) as beats:

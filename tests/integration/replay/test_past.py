@@ -73,7 +73,7 @@ class World:
     async def server(self) -> AsyncIterator[NatsBus]:
         async with (
             EmbeddedServer(self.store, ServerConfig(max_file_bytes=32 << 30)) as server,
-            await connect(server.url, name="tests", token=server.token) as bus,
+            await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
         ):
             await bus.ensure_streams(RunConfig().streams)
             yield bus

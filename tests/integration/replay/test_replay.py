@@ -159,7 +159,7 @@ class World:
 async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
     async with (
         EmbeddedServer(tmp_path / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(RunConfig().streams)
         yield World(tmp_path, bus)
@@ -223,7 +223,7 @@ async def test_an_interrupted_replay_goes_on_where_it_was(world: World) -> None:
 async def test_a_run_that_has_ended_is_scored_again_from_its_folder(tmp_path: Path) -> None:
     async with (
         EmbeddedServer(tmp_path / "runs" / RUN / "nats", ServerConfig(max_file_bytes=32 << 30)) as server,
-        await connect(server.url, name="tests", token=server.token) as bus,
+        await connect(server.url, run=RUN, name="tests", token=server.token) as bus,
     ):
         await bus.ensure_streams(RunConfig().streams)
         world = World(tmp_path, bus)

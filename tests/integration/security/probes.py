@@ -9,14 +9,14 @@ from integration.security.secured import Secured
 
 from lachesis.pipeline.bus.connection import _tls
 from lachesis.schemas.access import OBSERVER, OPERATOR
-from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.schemas.subjects import BUCKET, STREAMS, stream_name
 from lachesis.services.registry import SERVICES
 
 __all__ = ["IDENTITIES", "OTHER", "OWN", "STORES", "allowed", "as_table", "publications", "subscriptions"]
 
 ENVIRONMENTS = ("environment-words", "environment-far")
 IDENTITIES = [*(name for name in SERVICES if name != "environment"), *ENVIRONMENTS, OPERATOR, OBSERVER]
-STORES = [*STREAMS, *(f"KV_{bucket}" for bucket in BUCKETS.values())]
+STORES = [stream_name("one", kind) for kind in (*STREAMS, BUCKET)]
 OWN = "<own name>"
 """Stands for a name of consumers, or a prefix of inboxes, that belongs to whoever tries it."""
 OTHER = "<another's name>"
@@ -38,11 +38,10 @@ _OTHERS = (
     "rl.admission.one", "rl.shadow.one.again", "rl.health.one.supervisor",
 )  # fmt: skip
 _KEYS = tuple(
-    f"$KV.lachesis_{key}"
+    f"$KV.lachesis_one.{key}"
     for key in (
-        "policy.one", "curriculum.one.live.words", "inference.one.policy", "attempts.scorer=one=live.7",
-        "attempts.teacher=one=live.7", "runs.one", "runs.one.supervisor", "retention.one", "retention.reservations=",
-        "resume.one.words", "gateway.one.registry",
+        "policy", "curriculum.live.words", "inference.policy", "attempts.scorer=one=live.7",
+        "attempts.teacher=one=live.7", "supervisor", "retention", "resume.words", "gateway.registry",
     )
 )  # fmt: skip
 _SUBJECTS = (*_EVENTS, *_STATES, *_OTHERS, *_KEYS)
@@ -69,7 +68,7 @@ def publications() -> Iterator[str]:
         yield from (f"rl.heartbeat.one.{name}.7-abc", f"rl.health.one.{name}", f"_INBOX_{name}.abc.1")
     yield from ("_INBOX.abc.1", "_R_.abc.def", "$SYS.REQ.SERVER.PING", "$SYS.ACCOUNT.x.CONNECT", "$SRV.PING", "else")
     yield from ("$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.ACCOUNT.PURGE.x")
-    yield from (f"rl.kv.{bucket}.one" for bucket in BUCKETS.values())
+    yield from ("rl.kv.one.policy", "rl.kv.two.policy")
     names = (*_DURABLES, *(f"{name}=0" for name in IDENTITIES), "batcher=one=EVENTS=score=0123456789abcdef")
     for store in STORES:
         yield from (f"$JS.API.{call}.{store}" for call in _STREAM_CALLS)
@@ -93,8 +92,8 @@ def subscriptions() -> Iterator[str]:
         "rl.shadow.one.again",
     )
     yield from ("rl.lease.one.words", "rl.lease.one.far", "rl.health.one.supervisor", "rl.kv.>")
-    yield from (f"rl.kv.{bucket}.>" for bucket in BUCKETS.values())
-    yield from (f"rl.kv.{key.removeprefix('$KV.')}" for key in _KEYS)
+    yield from ("rl.kv.one.>", "rl.kv.two.>", "rl.kv.two.policy")
+    yield from (f"rl.kv.one.{key.removeprefix('$KV.lachesis_one.')}" for key in _KEYS)
     for name in IDENTITIES:
         yield from (f"_INBOX_{name}.>", f"rl.health.one.{name}", f"$SRV.PING.lachesis-{name}")
     yield "$SRV.PING.lachesis-environment"

@@ -91,7 +91,8 @@ class Secured(EmbeddedServer):
         return for_identity(self.config(**more), identity)
 
     async def bus(self, identity: str, **more: Any) -> NatsBus:
-        return await connect(name=f"test.{identity}", config=self.connection(identity, **more))
+        run = Path(more.get("nkey_folder", self.keys)).name
+        return await connect(run=run, name=f"test.{identity}", config=self.connection(identity, **more))
 
     @asynccontextmanager
     async def client(self, identity: str) -> AsyncIterator[Client]:

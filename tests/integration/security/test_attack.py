@@ -26,12 +26,13 @@ from lachesis.services.registry import SERVICES
 STEPS = 60
 LEASE, ROLLOUT = subjects.lease(RUN, "sums"), f"rl.rollout.{RUN}.sums"
 REPLIES = [
-    "rl.any.thing", f"rl.ledger.{RUN}.main", f"rl.reward.{RUN}.live.sums", "$JS.API.STREAM.PURGE.LEDGER",
-    "$JS.API.STREAM.DELETE.LEDGER", f"$KV.lachesis_policy.{RUN}", "_INBOX", "_INBOX_governor.a.1",
+    "rl.any.thing", f"rl.ledger.{RUN}.main", f"rl.reward.{RUN}.live.sums",
+    f"$JS.API.STREAM.PURGE.lachesis_{RUN}_LEDGER",
+    f"$JS.API.STREAM.DELETE.lachesis_{RUN}_LEDGER", f"$KV.lachesis_{RUN}.policy", "_INBOX", "_INBOX_governor.a.1",
     "_INBOX_trainer.of.another", "_INBOX_batcher.>", "_INBOX_observer.*", "_INBOX_environment-sums." + "x" * 3800,
     "_INBOX_environment-sums.\x0b\x0c", "_INBOX_environment-sums.\x1b]0;x\x07", "_INBOX_environment-sums.\u202e",
     "\x0b", ">", "*.*",
-    ".", "$SYS.REQ.SERVER.PING", "_R_.a", "$GR.a", "$JS.ACK.ROLLOUTS.scorer.1.1.1.1.0",
+    ".", "$SYS.REQ.SERVER.PING", "_R_.a", "$GR.a", f"$JS.ACK.lachesis_{RUN}_ROLLOUTS.scorer.1.1.1.1.0",
 ]  # fmt: skip
 JUNK = [b"", b"x", b"\xc1", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\x1b[2J" * 100, b"\xff" * 100_000]
 REQUEST = LeaseRequest(op="acquire", producer="p", env="sums", sequences=2, bytes=100)

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.schemas.subjects import BUCKETS, STREAMS
+from lachesis.schemas.subjects import BUCKET, STREAMS
 
 STEPS = 3
 CANARY = "canary-71d0b3"
@@ -75,7 +75,7 @@ class Heard:
 async def leaks_in_streams(bus: NatsBus) -> list[str]:
     """Return the subjects of the stored messages that hold a canary, buckets included."""
     found, read = [], 0
-    for stream in (*STREAMS, *(f"KV_{bucket}" for bucket in BUCKETS.values())):
+    for stream in (*STREAMS, BUCKET):
         async with bus.read(stream, [], follow=False) as messages:
             async for message in messages:
                 read += 1

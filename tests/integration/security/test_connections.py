@@ -17,9 +17,9 @@ from integration.security.secured import Secured, auth_init, make_certificates
 from lachesis.pipeline.bus.config import ConnectionConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import AccessError, ConfigError, NotFoundError, StartupError
-from lachesis.schemas.subjects import EVENTS, ROLLOUTS
+from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS
 from lachesis.services.process.service_process import REFUSED
 
 SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
@@ -30,9 +30,9 @@ async def test_nobody_without_a_key(secured: Secured) -> None:
     ca_file = str(secured.folder / "ca.pem")
     stranger = ConnectionConfig(url=secured.address, ca_file=ca_file)
     with pytest.raises(AccessError, match="refuses the credentials"):
-        await connect(name="test", config=stranger)
+        await connect(run="one", name="test", config=stranger)
     with pytest.raises(AccessError, match="refuses the credentials"):
-        await connect(name="test", config=stranger, token=secured.token)
+        await connect(run="one", name="test", config=stranger, token=secured.token)
 
 
 async def test_nobody_with_a_key_that_the_server_does_not_know(secured: Secured, tmp_path: Path) -> None:
@@ -85,11 +85,11 @@ async def test_every_way_of_being_refused_ends_the_wait(secured: Secured) -> Non
             bus.serve(subjects.lease("one", "words"), lambda _: anyio.lowlevel.checkpoint()),  # type: ignore[arg-type,return-value]
         ):
             while True:  # it learns with the answer to some call
-                await bus.usage("KV_lachesis_policy")
+                await bus.usage(BUCKET)
 
     async def sets() -> None:
         async with await secured.bus("environment-words", **SHORT) as bus:
-            await bus.put(subjects.BUCKETS["policy"], "one", b"mine")
+            await bus.put(keys.POLICY, b"mine")
 
     for attempt in (lists, consumes, trims, serves, sets):
         with anyio.fail_after(30), pytest.raises(AccessError, match="permissions violation"):
@@ -148,7 +148,7 @@ async def test_tls_that_was_asked_for_is_never_left_out(
     url = nats_server.url.replace("nats://", "tls://") if asked == "url" else nats_server.url
     config = ConnectionConfig(url=url, ca_file=str(tmp_path / "ca.pem") if asked == "ca_file" else None)
     with anyio.fail_after(30), pytest.raises(AccessError, match="offers no TLS"):
-        await connect(name="test", config=config, token=nats_server.token)
+        await connect(run="one", name="test", config=config, token=nats_server.token)
 
 
 async def test_clients_with_certificates(tmp_path: Path) -> None:
@@ -173,13 +173,13 @@ async def test_clients_with_certificates(tmp_path: Path) -> None:
 async def test_a_refusal_of_which_nothing_but_its_end_arrived_is_told_as_one(
     monkeypatch: pytest.MonkeyPatch, error: type[OSError]
 ) -> None:
-    async def hung_up(_config: object, _name: str, _options: object, errors: list[Exception]) -> None:
+    async def hung_up(_config: object, _run: str, _name: str, _options: object, errors: list[Exception]) -> None:
         errors.append(error(32, "gone"))
 
     monkeypatch.setattr("lachesis.pipeline.bus.connection._attempt", hung_up)
     config = ConnectionConfig(url="tls://127.0.0.1:1", connect_timeout_s=0.01)
     with pytest.raises(StartupError, match=r"refuses this client's certificate.*nats\.cert_file"):
-        await connect(name="test", config=config)
+        await connect(run="one", name="test", config=config)
 
 
 async def test_keys_without_tls(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ async def test_a_server_that_hangs_up_may_want_a_certificate(tmp_path: Path) -> 
             url=f"tls://127.0.0.1:{port}", ca_file=str(tmp_path / "ca.pem"), connect_timeout_s=0.2
         )
         with anyio.fail_after(30), pytest.raises(StartupError, match=r"hangs up.*nats\.cert_file"):
-            await connect(name="test", config=config)
+            await connect(run="one", name="test", config=config)
         tasks.cancel_scope.cancel()
 
 

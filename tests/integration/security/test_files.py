@@ -43,17 +43,17 @@ from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.errors import LachesisError
 from lachesis.services.cli.auth import _new_seed, _public_key
 from lachesis.services.cli.selection import _read_groups
-from lachesis.services.live.progress import (
-    newest_checkpoint,
+from lachesis.services.observe.progress import (
     newest_figures,
     progress_line,
     recent_figures,
     step_times,
     training_rewards,
 )
-from lachesis.services.run_file import is_written_here
-from lachesis.services.run_registry import known_runs, register_run
-from lachesis.services.supervisor import goes_on
+from lachesis.services.run.checkpoints import newest_checkpoint
+from lachesis.services.run.file import is_written_here
+from lachesis.services.run.known_runs import known_runs, register_run
+from lachesis.services.supervisor.supervisor import goes_on
 
 HANG_S = 3.0
 MOST_BYTES = 2 << 30

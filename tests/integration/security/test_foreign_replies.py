@@ -24,7 +24,7 @@ HEALTH = subjects.health(RUN, "governor")
 FOREIGN = [
     "rl.any.thing",
     "rl.ledger.one.main",
-    "$JS.API.STREAM.PURGE.LEDGER",
+    "$JS.API.STREAM.PURGE.lachesis_one_LEDGER",
     "_INBOX",
     "_INBOX_scorer.of.another",
     "_INBOX_observer.>",

@@ -14,18 +14,18 @@ from lachesis.pipeline.bus.consumer_names import reader_names
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR, Scope, access_table
-from lachesis.schemas.subjects import BUCKETS, LEDGER, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import LEDGER, ROLLOUTS, STREAMS, stream_name
 
 TABLE = access_table(Scope(run="one", revision="live", trainer="main", environments=("words", "far"), foreign=("far",)))
 FORGED = (
     "rl.rollout.one.forged", "rl.reward.one.live.forged", "rl.score.one.live.forged", "rl.ledger.one.forged",
-    "rl.state.one.trainer.live.forged", "$KV.lachesis_policy.forged", "$KV.lachesis_inference.one.forged",
+    "rl.state.one.trainer.live.forged", "$KV.lachesis_one.forged", "$KV.lachesis_one.inference.forged",
 )  # fmt: skip
 """Subjects that streams store, and that nobody has any business with but where a wildcard allows it."""
 CALLS = (
-    "$JS.API.STREAM.PURGE.LEDGER",
-    "$JS.API.STREAM.DELETE.LEDGER",
-    "$JS.ACK.ROLLOUTS.scorer=one=live.1.1.1.1.0",
+    "$JS.API.STREAM.PURGE.lachesis_one_LEDGER",
+    "$JS.API.STREAM.DELETE.lachesis_one_LEDGER",
+    "$JS.ACK.lachesis_one_ROLLOUTS.scorer=one=live.1.1.1.1.0",
 )
 CHOSEN = b"{}"
 """What is stored to be sent elsewhere: bytes that a request to delete a stream may consist of."""
@@ -94,7 +94,8 @@ async def test_no_consumer_pushes_what_is_stored_to_a_subject_of_its_makers_choi
 ) -> None:
     async with await secured.bus("environment-words") as environment:
         await environment.publish(subjects.rollout("one", "words"), CHOSEN, msg_id=f"pushed {identity}")
-    stream = TABLE[identity].reads[0]
+    kind = TABLE[identity].reads[0]
+    stream = stream_name("one", kind)
     async with await secured.bus(OPERATOR) as operator, secured.client(identity) as client:
         forged = await stored(operator, "forged")
         for name, reply in zip(reader_names(identity), (*FORGED, *CALLS), strict=False):
@@ -110,8 +111,8 @@ async def test_no_consumer_pushes_what_is_stored_to_a_subject_of_its_makers_choi
         await client.request("$JS.API.INFO", timeout=30)
         assert await stored(operator, "forged") == forged
         for name in reader_names(identity)[:12]:
-            await operator.forget(stream, name)
-        await operator.forget(stream, pulls)
+            await operator.forget(kind, name)
+        await operator.forget(kind, pulls)
 
 
 async def test_an_environment_makes_no_consumer_and_others_still_can(secured: Secured) -> None:
@@ -140,13 +141,13 @@ async def test_who_uses_up_its_names_stops_nobody_else_and_the_operator_frees_th
         own = reader_names("health")
         for name in [*(f"health={n}" for n in range(32, 64)), *own]:
             config = {"name": name, "durable_name": name, "ack_policy": "none"}
-            subject = f"$JS.API.CONSUMER.CREATE.EVENTS.{name}"
-            body = json.dumps({"stream_name": "EVENTS", "config": config}).encode()
+            subject = f"$JS.API.CONSUMER.CREATE.lachesis_one_EVENTS.{name}"
+            body = json.dumps({"stream_name": "lachesis_one_EVENTS", "config": config}).encode()
             if name in own:
                 await client.request(subject, body, timeout=30)
             else:
                 await client.publish(subject, body)
-        listed = await operator.client.request("$JS.API.CONSUMER.NAMES.EVENTS", timeout=30)
+        listed = await operator.client.request("$JS.API.CONSUMER.NAMES.lachesis_one_EVENTS", timeout=30)
         names = [name for name in json.loads(listed.data)["consumers"] if name.startswith("health=")]
         assert sorted(names) == sorted(reader_names("health"))
         async with batcher.read(subjects.EVENTS, []):
@@ -172,4 +173,3 @@ def test_nobody_is_in_the_account_of_the_streams() -> None:
     assert not streams.hears
     assert all(account.user for account in others)
     assert {ROLLOUTS, LEDGER} <= set(STREAMS)
-    assert BUCKETS

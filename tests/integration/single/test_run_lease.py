@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
 from lachesis.schemas.errors import StartupError
@@ -23,7 +23,7 @@ from lachesis.services.run import process_identity as identity
 from lachesis.services.run.lease import RunLease, lock_folder
 from lachesis.services.run.process_identity import started_ticks
 
-BUCKET, KEY, RUN = subjects.BUCKETS["runs"], "r.supervisor", "r"
+KEY, RUN = keys.SUPERVISOR, "r"
 
 
 def lease_of(bus: Bus, folder: Path, *, lost: anyio.Event | None = None, ttl_s: float = 0.5) -> RunLease:
@@ -44,7 +44,7 @@ def reboot(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
 
 
 async def stored(bus: Bus) -> SupervisorLease:
-    entry = await bus.value(BUCKET, KEY)
+    entry = await bus.value(KEY)
     assert entry is not None
     return decode(SupervisorLease, entry.value)
 
@@ -157,7 +157,7 @@ async def test_a_holder_whose_lease_was_taken_is_told_and_says_by_whom(
 
     async def hold_until_lost() -> None:
         async with holding(first):
-            await bus.put(BUCKET, KEY, encode(taken))
+            await bus.put(KEY, encode(taken))
             with anyio.fail_after(60):
                 await lost.wait()
 
@@ -177,16 +177,14 @@ async def test_a_lease_that_was_taken_and_given_back_or_deleted_goes_on(bus: Bus
             match change:
                 case "given back":
                     other = mine.replace(host="far", machine="", pid=7, folder_id="x", released=True)
-                    await bus.put(BUCKET, KEY, encode(other))
+                    await bus.put(KEY, encode(other))
                 case "deleted":
-                    await bus.delete(BUCKET, KEY)
+                    await bus.delete(KEY)
                 case _:
-                    await bus.put(BUCKET, KEY, encode(mine))
-            before = await bus.value(BUCKET, KEY)
+                    await bus.put(KEY, encode(mine))
+            before = await bus.value(KEY)
             with anyio.fail_after(60):
-                while (
-                    (now := await bus.value(BUCKET, KEY)) is None or before is None or now.revision <= before.revision
-                ):
+                while (now := await bus.value(KEY)) is None or before is None or now.revision <= before.revision:
                     before = before or now
                     await anyio.sleep(0.01)
             assert await stored(bus) == mine
@@ -214,10 +212,10 @@ async def test_of_many_that_begin_at_once_one_has_the_run(bus: Bus, tmp_path: Pa
 
 
 async def test_what_is_no_lease_is_said_and_not_overwritten(bus: Bus, tmp_path: Path) -> None:
-    await bus.put(BUCKET, KEY, b"?")
+    await bus.put(KEY, b"?")
     with pytest.raises(StartupError, match=r"cannot be read .* delete the key r\.supervisor of the bucket"):
         await lease_of(bus, tmp_path / "one").acquire()
-    entry = await bus.value(BUCKET, KEY)
+    entry = await bus.value(KEY)
     assert entry is not None
     assert entry.value == b"?"
 
@@ -229,8 +227,8 @@ async def test_an_outage_of_the_server_ends_no_lease(
     """Longer than a lease lasts, with somebody who waits for its end the whole time."""
     lost = anyio.Event()
     async with (
-        await connect(fresh_server.url, name="one", token=fresh_server.token) as ours,
-        await connect(fresh_server.url, name="two", token=fresh_server.token) as theirs,
+        await connect(fresh_server.url, run=RUN, name="one", token=fresh_server.token) as ours,
+        await connect(fresh_server.url, run=RUN, name="two", token=fresh_server.token) as theirs,
     ):
         await ours.ensure_streams(streams_config)
         first = lease_of(ours, tmp_path / "one", lost=lost, ttl_s=3.0)

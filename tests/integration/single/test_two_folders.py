@@ -17,7 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import SupervisorLease
 
@@ -118,7 +118,7 @@ async def test_the_second_is_refused_and_the_first_goes_on(
                 assert refused.returncode == 2, said
                 assert re.search(text, said), said
         async with (
-            await connect(fresh_server.url, name="test", token=fresh_server.token) as bus,
+            await connect(fresh_server.url, run="twice", name="test", token=fresh_server.token) as bus,
             bus.listen(subjects.heartbeat("twice", "scorer")) as beats,
             second.running("run", "scorer", "--replica", "2") as scorer,
         ):
@@ -174,16 +174,15 @@ async def test_a_supervisor_whose_lease_was_taken_stops_its_services_and_says_so
 ) -> None:
     """As after a machine slept for longer than a lease lasts."""
     first, _ = folders
-    bucket, key = subjects.BUCKETS["runs"], subjects.supervisor_lease("twice")
     async with (
         first.running("up") as up,
-        await connect(fresh_server.url, name="test", token=fresh_server.token) as bus,
+        await connect(fresh_server.url, run="twice", name="test", token=fresh_server.token) as bus,
     ):
         await first.until(up, READY)
-        entry = await bus.value(bucket, key)
+        entry = await bus.value(keys.SUPERVISOR)
         assert entry is not None
         taken = decode(SupervisorLease, entry.value).replace(host="elsewhere", machine="", pid=7, folder_id="other")
-        await bus.put(bucket, key, encode(taken))
+        await bus.put(keys.SUPERVISOR, encode(taken))
         said = await first.rest(up)
         assert up.returncode == 2, said
         assert said.count("run twice was taken over by a supervisor on elsewhere (pid 7,") == 2

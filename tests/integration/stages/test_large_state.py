@@ -23,7 +23,7 @@ from lachesis.pipeline.stage.state import StateStore
 from lachesis.schemas.control import StateSnapshot
 
 async def main():
-    async with await connect(sys.argv[1], name="writer", token=sys.argv[2]) as bus:
+    async with await connect(sys.argv[1], run="r", name="writer", token=sys.argv[2]) as bus:
         store, found = await StateStore.open(bus, {SUBJECT!r}, "curriculum", sys.argv[3])
         index = 0 if found is None else found.index + 1
         print("ready", flush=True)
@@ -40,7 +40,7 @@ anyio.run(main)
 
 @pytest.fixture
 async def bus(fresh_server, streams_config, anyio_backend):
-    async with await connect(fresh_server.url, name="states", token=fresh_server.token) as connected:
+    async with await connect(fresh_server.url, run="r", name="states", token=fresh_server.token) as connected:
         await connected.ensure_streams(msgspec.structs.replace(streams_config, ledger_bytes=768 << 20))
         yield connected
 

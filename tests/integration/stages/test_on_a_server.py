@@ -18,7 +18,7 @@ from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import build_tiny_policy
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
@@ -29,7 +29,7 @@ CONFIG = RunConfig(run="r", scoring=ScoringConfig(raters=[RaterConfig(rater="len
 
 @pytest.fixture
 async def bus(fresh_server, streams_config, anyio_backend):
-    async with await connect(fresh_server.url, name="stages", token=fresh_server.token) as connected:
+    async with await connect(fresh_server.url, run="r", name="stages", token=fresh_server.token) as connected:
         await connected.ensure_streams(streams_config)
         yield connected
 
@@ -39,7 +39,7 @@ async def test_two_scorers_score_every_group_over_kills_of_the_server(bus, fresh
     services = []
 
     async def scorer():
-        async with await connect(fresh_server.url, name="scorer", token=fresh_server.token) as own:
+        async with await connect(fresh_server.url, run="r", name="scorer", token=fresh_server.token) as own:
             services.append(Service(own, "scorer", "r"))
             await run_scorer(services[-1], CONFIG)
 
@@ -93,7 +93,7 @@ async def test_batches_by_url_and_by_folder_with_commit_and_resume(bus, fresh_se
             if len(numbers) == 2:
                 break
     assert numbers == [2, 3]
-    entry = await bus.value(subjects.BUCKETS["policy"], "r")
+    entry = await bus.value(keys.POLICY)
     assert decode(PolicyRecord, entry.value).version == version
 
 
@@ -129,7 +129,7 @@ async def test_a_loop_that_is_left_before_the_bus_is_closed_ends_in_silence(bus,
     with anyio.fail_after(60):
         for leave in (_leave_by_break, _leave_by_cancel, _leave_a_kept_iterator):
             before = asyncio.all_tasks()
-            async with await connect(fresh_server.url, name="own", token=fresh_server.token) as own:
+            async with await connect(fresh_server.url, run="r", name="own", token=fresh_server.token) as own:
                 batches = lachesis.batches("r", nats=own)
                 if opened:
                     async with batches:

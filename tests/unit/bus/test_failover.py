@@ -32,6 +32,7 @@ class FakeLink:
     """A connection to one server, which answers the same for ever; None: it is silent."""
 
     def __init__(self, number, stream, account=ACCOUNT):
+        self.run = "r"
         self.clock = Clock()
         self.waits = Waits(self.clock)
         self.nc = SimpleNamespace(servers=URLS, server_id=f"id{number}", move_to=self.move_to)
@@ -78,7 +79,7 @@ async def watch(here, others, *, stalled_s, passing_s=0, home=None, looks=30):
         asked.append(url)
         return others.get(urlparse(url).hostname)
 
-    wait = here.waits.begin("publish it", "LEDGER")
+    wait = here.waits.begin("publish it", "lachesis_r_LEDGER")
     if stalled_s is None:
         here.waits.end(wait)
     else:
@@ -138,7 +139,7 @@ async def test_what_the_server_refuses_to_be_asked_is_asked_once():
     here = FakeLink(0, SERVED)
     here.is_refusing = True
     assert await watch(here, {"h2": FakeLink(2, SERVED)}, stalled_s=60) == ([], [])
-    assert here.refused == {"$JS.API.STREAM.INFO.LEDGER"}
+    assert here.refused == {"$JS.API.STREAM.INFO.lachesis_r_LEDGER"}
     here.answers["INFO"] = NO_LEADER
     moved, _ = await watch(here, {"h1": None, "h2": FakeLink(2, SERVED)}, stalled_s=60)
     assert set(moved) == {"h2"}

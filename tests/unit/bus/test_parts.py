@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import BusClosedError, ConfigError, FencedError
-from lachesis.schemas.subjects import BUCKETS, ROLLOUTS, STREAMS
+from lachesis.schemas.subjects import ROLLOUTS, STREAMS
 
 MATH = subjects.rollout("run", "math")
 
@@ -71,8 +71,8 @@ def test_settings_are_checked() -> None:
 
 
 def test_definitions_never_drop_silently() -> None:
-    wanted = definitions(StreamsConfig())
-    assert [d["name"] for d in wanted] == [*STREAMS, *(f"KV_{b}" for b in BUCKETS.values())]
+    wanted = definitions("r", StreamsConfig())
+    assert [d["name"] for d in wanted] == ["KV_lachesis_r", *(f"lachesis_r_{kind}" for kind in STREAMS)]
     assert sum(d["max_bytes"] for d in wanted) == StreamsConfig().total_bytes()
     for definition in wanted:
         assert definition["discard"] == "new"

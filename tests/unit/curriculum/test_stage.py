@@ -8,7 +8,7 @@ import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent, DeadLetter, GroupReward, RewardEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot
@@ -51,7 +51,7 @@ async def form_batches(lab, number):
 
 
 async def snapshot(lab):
-    entry = await lab.bus.value(subjects.BUCKETS["curriculum"], "r.live.sums")
+    entry = await lab.bus.value(keys.curriculum("live", "sums"))
     return None if entry is None else decode(CurriculumSnapshot, entry.value)
 
 

@@ -100,7 +100,7 @@ def test_the_probe_tells_a_fresh_file_from_an_old_one(tmp_path: Path) -> None:
 def test_autoscaling_names_what_is_there() -> None:
     (trigger,) = AUTOSCALING["spec"]["triggers"]
     assert AUTOSCALING["spec"]["scaleTargetRef"]["name"] in pods()
-    assert trigger["metadata"]["stream"] == subjects.ROLLOUTS
+    assert trigger["metadata"]["stream"] == subjects.stream_name("kubernetes", subjects.ROLLOUTS)
     assert trigger["metadata"]["consumer"] == subjects.durable("scorer", "kubernetes", subjects.LIVE)
 
 

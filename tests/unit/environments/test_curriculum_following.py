@@ -5,7 +5,7 @@ import numpy as np
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environments.stage import _Producer
 from lachesis.pipeline.inference.directory import Directory
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot
@@ -42,7 +42,7 @@ async def test_a_snapshot_that_cannot_be_drawn_by_is_passed_over(lab):
             *enumerate(bad),
             ("last", snapshot("last", [0, 1])),
         ]:
-            await lab.bus.put(subjects.BUCKETS["curriculum"], "r.live.sums", value)
+            await lab.bus.put(keys.curriculum("live", "sums"), value)
             if isinstance(name, int):
                 await lab.bus.changed(until=lab.bus.now() + 0.02)
                 assert service.producer.sampler.snapshot_id == "first"

@@ -20,7 +20,7 @@ from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.evaluation.plan import held_out_tasks
 from lachesis.pipeline.inference.directory import Directory
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
@@ -69,7 +69,7 @@ async def test_a_held_out_task_is_never_drawn_whatever_the_curriculum_says(lab, 
         snapshot = CurriculumSnapshot(
             run="r", env="sums", revision="live", id="s", observed=1, strategy="s", weights=as_bytes(weights, "float32")
         )
-        await lab.bus.put(subjects.BUCKETS["curriculum"], "r.live.sums", encode(snapshot))
+        await lab.bus.put(keys.curriculum("live", "sums"), encode(snapshot))
         await lab.until(lambda: _true(service.producer.sampler.snapshot_id == "s"))
         drawn = [draw for _ in range(20) for draw in service.producer.sampler.sample(50, service.producer.rng)]
     assert not {draw.item for draw in drawn} & set(HELD_OUT.tolist())
@@ -143,7 +143,7 @@ def evaluator(config):
 
 async def publish(lab, step):
     record = PolicyRecord(run="r", version=f"{step}-a-d{step}", weights="/w", tokenizer_hash="t", written_ns=1)
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
 
 
 async def measured(lab, env):

@@ -20,7 +20,7 @@ from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.columns import as_bytes
 from lachesis.schemas.control import CurriculumSnapshot, LeaseReply, LeaseRequest, PolicyRecord
@@ -108,7 +108,7 @@ async def inference(lab, monkeypatch):
 
     monkeypatch.setattr(stage_module, "open_role", role)
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1)
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
     return made
 
 
@@ -378,7 +378,7 @@ async def publish_weights(lab, weights, snapshot_id):
         run="r", env="echo", revision="live", id=snapshot_id, observed=1, strategy="irt",
         weights=as_bytes(np.array(weights), "float32"),
     )  # fmt: skip
-    await lab.bus.put(subjects.BUCKETS["curriculum"], "r.live.echo", encode(snapshot))
+    await lab.bus.put(keys.curriculum("live", "echo"), encode(snapshot))
 
 
 async def test_tasks_are_drawn_by_the_newest_snapshot(lab, env, inference):
@@ -404,7 +404,7 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
 async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference, monkeypatch):
     monkeypatch.setattr(stage_module, "MOST_FAILURES", 10**9)
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
     governor = Governor(lab, limit=10)
     async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
         await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))

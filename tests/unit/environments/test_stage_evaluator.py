@@ -11,7 +11,7 @@ from lachesis.pipeline.environments import evaluator as evaluator_module
 from lachesis.pipeline.environments.evaluator import run_evaluator
 from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.environments.testing import FakeInference
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
@@ -100,7 +100,7 @@ async def publish(lab, step, lineage="a"):
     record = PolicyRecord(
         run="r", version=f"{step}-{lineage}-d{step}", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1
     )
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
 
 
 async def measured(lab, env="held"):

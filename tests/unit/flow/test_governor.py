@@ -11,7 +11,6 @@ from lachesis.pipeline.batching.marks import Resolved
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.flow.sharing import Share
 from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
@@ -321,17 +320,6 @@ def test_a_lease_is_not_taken_over_unless_its_producer_says_what_may_have_been_g
     after = governor(grants_from_s=10.0)
     assert not after.ask(renewal("t.1.a.4.1000", sequences, size), 3.0).granted
     assert after.leased == 0
-
-
-def test_what_is_being_reserved_blocks_nobody() -> None:
-    it, streams = governor(), {name: usage(0) for name in (ROLLOUTS, EVENTS, TEACHER)}
-    it.usage(streams, 1e9, Share(dict.fromkeys(streams, 0), {}))
-    refused = it.ask(acquire(), 0.0)
-    assert "being reserved for this run" in (refused.reason or "")
-    assert not it.blocked  # the next figures may let it in, and no batch is cut short before
-    it.usage(streams, 1e9, Share(dict.fromkeys(streams, 0), dict.fromkeys(streams, 10**12)))
-    assert not it.ask(acquire(), 0.0).granted
-    assert it.blocked  # others have all there is
 
 
 def test_blocked_means_that_nothing_under_way_can_help() -> None:

@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.gateway.stage import run_gateway
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest, PolicyRecord
 from lachesis.schemas.rollout import RolloutGroup
@@ -83,7 +83,7 @@ class World:
 
     async def policy(self, step: int = 0, *, written_ns: int = 1) -> None:
         record = PolicyRecord(run="r", version=f"{step}-a-b", weights="w", tokenizer_hash="tok", written_ns=written_ns)
-        await self.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+        await self.bus.put(keys.POLICY, encode(record))
 
     @asynccontextmanager
     async def gateway(self, config: RunConfig | None = None, **client: Any) -> AsyncIterator[httpx.AsyncClient]:

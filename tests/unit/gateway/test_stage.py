@@ -12,7 +12,7 @@ from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import Link, generate_id, root_id
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, PolicyRecord, StageVitals
 from lachesis.schemas.errors import ConfigError, FencedError, StartupError
@@ -460,7 +460,7 @@ async def test_what_environments_ask_for_is_counted(world, make_scored, as_gzip)
 async def test_what_the_trainer_cannot_use_is_refused_and_not_stored(world, make_scored):
     """Seen: acknowledged, stored, and the whole batch that it came into was void."""
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=100)
-    await world.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await world.bus.put(keys.POLICY, encode(record))
     async with world.gateway() as http:
         for changes, text in (
             ({}, "token id 100 in sequence 0 is none of the 100"),

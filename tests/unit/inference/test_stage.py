@@ -15,7 +15,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.weights.files import write_weights
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, StartupError
@@ -45,12 +45,12 @@ async def publish(lab, config, step, *, pruned=False):
     record = PolicyRecord(
         run="r", version=str(version), weights=str(path), tokenizer_hash=policy.tokenizer_hash, written_ns=1
     )
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
     return str(version)
 
 
 async def registered(lab, role):
-    entry = await lab.bus.value(subjects.BUCKETS["inference"], f"r.{role}")
+    entry = await lab.bus.value(keys.inference(role))
     return entry.value.decode() if entry else None
 
 

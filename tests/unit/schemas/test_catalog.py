@@ -17,7 +17,7 @@ from lachesis.schemas import (
     rollout,
     subjects,
 )
-from lachesis.schemas.catalog import BINARY, BUCKET_EVENTS, CHANNELS, channel_of, narrow
+from lachesis.schemas.catalog import BINARY, CHANNELS, KEY_EVENTS, channel_of, narrow
 from lachesis.schemas.codec import Event
 
 
@@ -29,14 +29,13 @@ def test_the_catalog_covers_every_stream_exactly() -> None:
     assert by_stream == {stream: set(patterns) for stream, patterns in subjects.STREAMS.items()}
 
 
-def test_every_event_and_bucket_is_in_the_catalog() -> None:
+def test_every_event_is_in_the_catalog() -> None:
     listed = {event for channel in CHANNELS for event in (*channel.events, channel.reply)}
-    listed |= {event for events in BUCKET_EVENTS.values() for event in events}
+    listed |= {event for events in KEY_EVENTS.values() for event in events}
     modules = (alerts, annotations, control, ledger, promotion, replay, retention, rollout)
     public = {getattr(module, name) for module in modules for name in module.__all__}
     events = {kind for kind in public if isinstance(kind, type) and issubclass(kind, Event)}
     assert events == listed - {None}
-    assert BUCKET_EVENTS.keys() <= subjects.BUCKETS.keys()
     assert set(get_args(subjects.Kind)) <= {channel.name for channel in CHANNELS}
 
 

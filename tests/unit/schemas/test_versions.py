@@ -9,7 +9,7 @@ from lachesis.pipeline.batching.chain import Chain, Position
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.schemas import codec
 from lachesis.schemas.annotations import ScoreEvent, Stamp
-from lachesis.schemas.catalog import BUCKET_EVENTS, CHANNELS
+from lachesis.schemas.catalog import CHANNELS, KEY_EVENTS
 from lachesis.schemas.codec import SCHEMA_VERSION, Event, decode, encode
 from lachesis.schemas.errors import SchemaError, VersionError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
@@ -18,7 +18,7 @@ from lachesis.schemas.rollout import RolloutGroup
 
 EVENTS = sorted(
     {event for channel in CHANNELS for event in (*channel.events, channel.reply) if event}
-    | {event for events in BUCKET_EVENTS.values() for event in events},
+    | {event for events in KEY_EVENTS.values() for event in events},
     key=lambda event: event.__name__,
 )
 

@@ -9,13 +9,13 @@ from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
+from lachesis.schemas import keys
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import pack_mask
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError
 from lachesis.schemas.rollout import Attachment, Message
-from lachesis.schemas.subjects import BUCKETS
 
 EXACT = ScoringConfig(raters=[RaterConfig(rater="exact_match", name="exact")])
 
@@ -219,7 +219,7 @@ async def test_what_the_trainer_cannot_use_is_known_from_its_policy(lab, mode, v
     record = PolicyRecord(
         run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=vocabulary
     )
-    await lab.bus.put(BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
     await lab.store(lab.group(1))  # ids 11 to 18
     await lab.store(lab.group(2, tokenizer_hash="other"))
     await lab.store(lab.group(3, attachments=[Attachment(mime="image/png", data=b"x")]))
@@ -255,7 +255,7 @@ async def test_a_group_without_anything_to_train_on_says_so_and_is_scored(lab):
 
 
 async def test_a_policy_record_that_cannot_be_read_costs_no_group(lab):
-    await lab.bus.put(BUCKETS["policy"], "r", b"\xc1")
+    await lab.bus.put(keys.POLICY, b"\xc1")
     for n in range(1, 4):
         await lab.store(lab.group(n))
     config = RunConfig(run="r", environments={"sums": EnvironmentConfig(kind="x")})

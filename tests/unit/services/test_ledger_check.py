@@ -8,10 +8,11 @@ from unit.health.test_ledger import RUN, make_entries, store
 
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
+from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError
-from lachesis.schemas.subjects import BUCKETS, LEDGER
+from lachesis.schemas.subjects import LEDGER
 from lachesis.services.supervisor import ledger_check
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.supervisor import Supervisor
@@ -47,7 +48,7 @@ async def test_what_was_found_on_the_way_counts_in_the_end(config):
 async def test_a_ledger_that_is_gone_is_known_by_what_was_published(config):
     async with MemoryBus() as bus:
         record = PolicyRecord(run=RUN, version="3-a-b", weights="w", tokenizer_hash="h", written_ns=1)
-        await bus.put(BUCKETS["policy"], RUN, encode(record))
+        await bus.put(keys.POLICY, encode(record))
         with pytest.raises(HistoryLostError, match="published weights of step 3"):
             await verify_ledger(bus, config, "")
 

@@ -13,12 +13,12 @@ from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.room import ServerStorage, ask_monitor, check_account, check_storage
+from lachesis.services.preflight.room import ServerStorage, ask_monitor, check_account, check_sharing, check_storage
 
 GIB = 1 << 30
 STREAMS = StreamsConfig()
 WANTED = STREAMS.total_bytes()
-PRESENT = {one["name"]: {"config": one} for one in definitions(STREAMS)}
+PRESENT = {one["name"]: {"config": one} for one in definitions("r", STREAMS)}
 FREE = {"max_storage": -1, "max_streams": -1, "storage_max_stream_bytes": -1}
 
 
@@ -30,27 +30,33 @@ def account(reserved: int = 0, **limits: int) -> dict[str, Any]:
     ("answer", "present", "said"),
     [
         (account(), {}, "no limit"),
-        (account(max_storage=WANTED), {}, "limit 15.0 GiB"),
-        (account(WANTED, max_storage=WANTED), PRESENT, "limit 15.0 GiB, 15.0 GiB reserved"),
-        (account(max_storage=WANTED - 1), {}, "may store 15.0 GiB, the streams want 15.0 GiB"),
+        (account(max_storage=WANTED), {}, "limit 13.2 GiB"),
+        (account(WANTED, max_storage=WANTED), PRESENT, "limit 13.2 GiB, 13.2 GiB reserved"),
+        (account(max_storage=WANTED - 1), {}, "may store 13.2 GiB, the streams want 13.2 GiB"),
         (account(GIB, max_storage=WANTED), {}, "the streams want 15.0 GiB, and other streams have 1.0 GiB"),
         (account(max_streams=5), {}, "may have 5 streams"),
-        (account(storage_max_stream_bytes=GIB), {}, "less than ROLLOUTS, TEACHER want"),
+        (account(storage_max_stream_bytes=GIB), {}, "less than lachesis_r_ROLLOUTS, lachesis_r_TEACHER want"),
         ({"error": {"description": "JetStream not enabled for account"}}, {}, "JetStream not enabled for account"),
         ({"limits": {"max_storage": 0}, "tiers": {"R1": account()}}, {}, "no limit"),
         ({"limits": {"max_storage": 0}, "tiers": {"R3": account()}}, {}, "streams of R3, not of 1 copies"),
     ],
 )
 def test_the_limits_of_an_account(answer: dict[str, Any], present: dict[str, Any], said: str) -> None:
-    (finding,) = check_account(answer, STREAMS, present)
+    (finding,) = check_account(answer, "r", STREAMS, present)
     assert said in finding.text
     assert (finding.level == "OK") == ("limit" in finding.text.split(",")[0])
     assert (finding.mend is None) == (finding.level == "OK")
 
 
+def test_who_has_reserved_how_much_is_said_where_runs_share_an_account() -> None:
+    assert list(check_sharing({"run one": GIB})) == []
+    (finding,) = check_sharing({"run one": GIB, "run two": 3 * GIB})
+    assert finding.text.endswith("reserved: run two 3.0 GiB, run one 1.0 GiB")
+
+
 def test_copies_count_against_the_limit_of_an_account_and_not_against_that_of_a_tier() -> None:
     three = StreamsConfig(replicas=3)
-    (finding,) = check_account(account(max_storage=2 * WANTED), three, {})
+    (finding,) = check_account(account(max_storage=2 * WANTED), "r", three, {})
     assert finding.level == "FAIL"
     (finding,) = check_account({"limits": {}, "tiers": {"R3": account(max_storage=WANTED)}}, three, {})
     assert finding.level == "OK"

@@ -2,7 +2,7 @@
 
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.stage.attempts import Attempts
-from lachesis.schemas.subjects import BUCKETS
+from lachesis.schemas import keys
 
 
 async def test_a_damaged_record_counts_as_none_and_is_written_anew():
@@ -10,7 +10,7 @@ async def test_a_damaged_record_counts_as_none_and_is_written_anew():
         attempts = Attempts(bus, "scorer=r=live")
         await attempts.note(7, 2)
         assert await attempts.deaths(7) == 2
-        bus.damage_value(BUCKETS["attempts"], "scorer=r=live.7")
+        bus.damage_value(keys.attempts("scorer=r=live", "7"))
         assert await attempts.deaths(7) == 0
         await attempts.note(7, 1)
         assert await attempts.deaths(7) == 1

@@ -11,7 +11,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.messages import process_id
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StageIncident
@@ -277,7 +277,7 @@ async def test_kills_while_a_dependency_is_away_never_make_a_dead_letter(lab):
         await lab.until(settled(lab, 2))
     assert not await lab.events("dead", DeadLetter)
     for seq in (1, 2):
-        assert await lab.bus.value(subjects.BUCKETS["attempts"], f"{DURABLE}.{seq}") is None
+        assert await lab.bus.value(keys.attempts(DURABLE, seq)) is None
 
 
 async def test_a_full_stream_means_waiting_not_loss(lab, monkeypatch):
@@ -421,7 +421,7 @@ async def test_a_group_that_kills_its_process_becomes_a_dead_letter_and_its_neig
     assert letter.attempts == 3
     assert len(lives) == 5  # three on record, the first one that is not, and the life that buried it
     for seq in range(1, 7):  # and nothing is left to fill the bucket
-        assert await lab.bus.value(subjects.BUCKETS["attempts"], f"{DURABLE}.{seq}") is None
+        assert await lab.bus.value(keys.attempts(DURABLE, seq)) is None
 
 
 async def test_orderly_returns_never_count_as_deaths(lab):

@@ -14,7 +14,7 @@ import lachesis
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.weights.files import read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
-from lachesis.schemas import subjects
+from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, DataError, FencedError, LedgerError, StartupError
@@ -136,7 +136,7 @@ async def test_published_weights_are_readable_under_their_name(lab, model, tmp_p
         with torch.no_grad():
             network.lm_head.weight.add_(1.0)
         versions.append(await batch.publish(network, tokenizer, tmp_path))
-    record = decode(PolicyRecord, (await lab.bus.value(subjects.BUCKETS["policy"], "r")).value)
+    record = decode(PolicyRecord, (await lab.bus.value(keys.POLICY)).value)
     assert record.version == versions[1]
     assert [int(version.split("-")[0]) for version in versions] == [0, 1]
     assert record.tokenizer_hash == model[1]

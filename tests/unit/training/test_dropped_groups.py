@@ -18,13 +18,14 @@ from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.pipeline.training.stage import run_trainer
+from lachesis.schemas import keys
 from lachesis.schemas.codec import decode
 from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ledger import GroupDrops
 from lachesis.schemas.rollout import Attachment
-from lachesis.schemas.subjects import BUCKETS, ROLLOUTS
+from lachesis.schemas.subjects import ROLLOUTS
 
 STEPS = 4
 TOKENS = 5
@@ -209,7 +210,7 @@ async def test_many_drops_make_a_checkpoint_due(lab, model, config, monkeypatch)
 async def test_the_policy_record_says_which_token_ids_there_are(lab, model, config):
     await fill(lab, model, "token")
     await run_trainer(Service(lab.bus, "trainer", "r"), config)
-    record = decode(PolicyRecord, (await lab.bus.value(BUCKETS["policy"], "r")).value)
+    record = decode(PolicyRecord, (await lab.bus.value(keys.POLICY)).value)
     assert record.vocabulary == model[2]
 
 

@@ -10,7 +10,7 @@ from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.spans import batch_trace, span_id
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.pipeline.weights.follow import follow_policy
-from lachesis.schemas import subjects
+from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError, InfrastructureError
@@ -36,7 +36,7 @@ async def test_records_that_cannot_be_read_or_loaded_are_passed_over(lab):
     async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference"):
         for weights in (None, "damaged", "whole"):
             record = PolicyRecord(run="r", version="1-a-b", weights=str(weights), tokenizer_hash="t", written_ns=1)
-            await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record) if weights else b"\xc1")
+            await lab.bus.put(keys.POLICY, encode(record) if weights else b"\xc1")
             await lab.bus.changed(until=lab.bus.now() + 0.02)
         with anyio.fail_after(10):
             await loaded.wait()
@@ -69,7 +69,7 @@ class Scripted:
 
 async def publish(lab, step):
     record = PolicyRecord(run="r", version=f"{step}-a-b", weights=f"/w/{step}", tokenizer_hash="t", written_ns=1)
-    await lab.bus.put(subjects.BUCKETS["policy"], "r", encode(record))
+    await lab.bus.put(keys.POLICY, encode(record))
 
 
 def has_loaded(server, count):

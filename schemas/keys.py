@@ -1,0 +1,40 @@
+"""The keys of a run's key-value bucket, in one place. Nothing else in the tree spells a key out.
+
+A key's first part says what it holds; permissions are granted by it.
+"""
+
+from typing import Final
+
+__all__ = ["POLICY", "RETENTION", "SUPERVISOR", "attempts", "curriculum", "gateway", "inference", "resume"]
+
+POLICY: Final = "policy"
+"""The newest policy, and where its weights are."""
+RETENTION: Final = "retention"
+"""Which history is held back from trimming, and how far it may have been trimmed."""
+SUPERVISOR: Final = "supervisor"
+"""Who runs the run's services."""
+
+
+def curriculum(revision: str, env: str = "*") -> str:
+    """The newest weights of an environment's tasks."""
+    return f"curriculum.{revision}.{env}"
+
+
+def attempts(durable: str, seq: int | str = "*") -> str:
+    """How often handling the rollout at `seq` has ended a process of the stage with this durable consumer."""
+    return f"attempts.{durable}.{seq}"
+
+
+def inference(role: str) -> str:
+    """Where the inference server of a role listens."""
+    return f"inference.{role}"
+
+
+def resume(env: str = "*") -> str:
+    """A request that an environment go on after a health check stopped it."""
+    return f"resume.{env}"
+
+
+def gateway(name: str = "*") -> str:
+    """What the gateway must not forget: which environments of other projects registered, and groups that wait."""
+    return f"gateway.{name}"
