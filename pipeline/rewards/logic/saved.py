@@ -85,6 +85,9 @@ def saved_state(value: Any) -> SavedState:
     _check_ranks(state.ranks.values())
     if sorted({*state.starts}) != state.starts or len(state.starts) > state.base:
         raise SchemaError("normalizer state: windows that do not follow one another")
+    folded = [*state.starts, *(seq for seq, _ in (*state.recent, *state.tail))]
+    if state.windows == "groups" and any(seq >= state.watermark for seq in folded):
+        raise SchemaError(f"normalizer state: a folded group from sequence {state.watermark} on, where none is folded")
     if any(int(window) >= state.base for window in (*state.ring, *state.ranks, *state.peaks)):
         raise SchemaError(f"normalizer state: a window beyond {state.base}, the first that is open")
     return state
@@ -95,6 +98,8 @@ def saved_delta(value: Any) -> SavedDelta:
     delta = shaped("normalizer delta", SavedDelta, value)
     _check(part.keys for part in delta.closed)
     _check_ranks(part.ranks for part in delta.closed)
+    if delta.windows == "groups" and any(seq >= delta.watermark for part in delta.closed for seq, _ in part.members):
+        raise SchemaError(f"normalizer delta: a folded group from sequence {delta.watermark} on, where none is folded")
     if any(part.window >= delta.base for part in delta.closed):
         raise SchemaError(f"normalizer delta: a window beyond {delta.base}, the first that is open")
     return delta

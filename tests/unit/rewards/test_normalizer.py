@@ -408,6 +408,8 @@ def test_a_snapshot_survives_encoding_and_normalizes_alike():
         {"ring": {"99": {}}}, {"ring": {"0": {"score": ["1"] * 5}}}, {"ring": {"0": {"score": ["9" * 5000] * 6}}},
         {"ring": {"0": {"score": ["2", "1", "4", "1", "0", "4"]}}},  # two values whose variance is negative
         {"ring": {"0": {"score": ["-1", "0", "0", "0", "0", "0"]}}},
+        {"starts": [5, 5], "watermark": 9}, {"starts": [1, 5, 9, 13], "watermark": 17}, {"starts": [9], "watermark": 9},
+        {"recent": [[9, "g"]], "watermark": 9}, {"tail": [[9, "g"]], "watermark": 9}, {"windows": "sequences"},
     ],
 )  # fmt: skip
 def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(changes):
