@@ -19,7 +19,7 @@ from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas.annotations import RewardEvent
 from lachesis.schemas.errors import ConfigError, DataError
-from lachesis.services.load_check import _loads
+from lachesis.services.preflight.loading import _loads
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "above_median.py"
 
