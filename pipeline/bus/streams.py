@@ -145,6 +145,8 @@ async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
     try:
         current = (await stream_info(link, name)).config
     except NotFoundError:
+        if kind_of(name) == BUCKET:  # the first that a run makes
+            await runs(link)  # raises where shared streams of older builds are in the way
         await _write(link, "CREATE", wanted)
         return f"created {name}"
     changes = differences(current, wanted)
