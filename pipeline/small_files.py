@@ -28,8 +28,11 @@ def open_regular_file(path: Path) -> BinaryIO:
 def read_small_file(path: Path) -> bytes:
     """Return the content of the file. Raises as `open_regular_file`, also where the file is too large."""
     with open_regular_file(path) as file:
-        data = file.read(MAX_SMALL_FILE_BYTES + 1)
-    if len(data) > MAX_SMALL_FILE_BYTES:
+        size = os.fstat(file.fileno()).st_size
+        if size <= MAX_SMALL_FILE_BYTES:
+            data = file.read(size + 1)  # memory is taken for all that is asked for; it may have grown meanwhile
+            size = len(data)
+    if size > MAX_SMALL_FILE_BYTES:
         raise OSError(errno.EFBIG, f"is larger than {MAX_SMALL_FILE_BYTES} bytes", str(path))
     return data
 

@@ -39,7 +39,7 @@ COMMANDS = {
                 "tasks whether it learned."),
         Command("dev", "dev:dev", "Take one trip from a task to an optimizer step in this process, without a server; "
                 "for breakpoints."),
-        Command("init", "init:init", "Create the streams and buckets on the server, or change them to fit the "
+        Command("init", "init:init", "Create the run's streams and bucket on the server, or change them to fit the "
                 "configuration. Safe to repeat."),
         Command("status", "status:status", "Show how the run stands: streams, services, ledger, policy, trainer."),
         Command("top", "top:top", "Watch the run: each stage's lag, rate and times, and which of them is the "

@@ -8,7 +8,7 @@ from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
-from lachesis.schemas.subjects import LEDGER
+from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.finding import Finding, fail, ok, warn
 
@@ -26,7 +26,7 @@ async def check_ledger(
         if lost:
             text = f"the server could not read {human_bytes(lost)} of the store when it started: what it held is gone"
             yield fail(f"stream {name}", text, "look at its log and its disk, and restore the store from a backup")
-    if LEDGER not in streams:
+    if stream_name(config.run, LEDGER) not in streams:
         return
     reader = LedgerReader(bus, config.run, config.training.name)
     try:

@@ -184,7 +184,7 @@ async def open_run(
         await stack.enter_async_context(bus)
         if not create and needs_jetstream:
             await check_known(bus, config.run, await other_runs(bus, config))
-        elif ended or not await bus.describe_streams():
+        elif create and (ended or not await bus.describe_streams()):
             await bus.ensure_streams(config.streams)
         yield History(bus, ended)
 

@@ -76,7 +76,7 @@ async def test_init_makes_the_streams_once_and_doctor_agrees(run: Run) -> None:
 
     done = await run.lachesis("init")
     assert done.returncode == 0
-    assert b"created ROLLOUTS" in done.stdout
+    assert b"created lachesis_demo_ROLLOUTS" in done.stdout
     again = await run.lachesis("init")
     assert again.stdout.startswith(b"nothing to do")
 
@@ -90,7 +90,7 @@ async def test_init_makes_the_streams_once_and_doctor_agrees(run: Run) -> None:
     assert changed.returncode == 1
     assert f"max_bytes is {1 << 30}, should be {64 << 20}".encode() in changed.stdout
     migrated = await run.lachesis("init", "--set", f"streams.events_bytes={64 << 20}")
-    assert b"changed EVENTS: max_bytes" in migrated.stdout
+    assert b"changed lachesis_demo_EVENTS: max_bytes" in migrated.stdout
 
 
 async def test_a_secret_left_open_and_a_nearly_full_stream_are_found(run: Run) -> None:
@@ -131,7 +131,9 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     assert (scorer["state"], scorer["handled"], scorer["lag"]) == ("ok", 12, 5)
     assert scorer["wait"]["p50"] == pytest.approx(0.25, rel=0.011)
     assert scorer["process"] == {"p50": None, "p95": None, "p99": None}
-    assert {row["name"] for row in status["streams"]} >= {*subjects.STREAMS}
+    assert {row["name"] for row in status["streams"]} >= {
+        subjects.stream_name("demo", kind) for kind in subjects.STREAMS
+    }
     assert "2 batched, 1 stale" in text
     assert "250 ms / 250 ms / 250 ms" in text
     assert "\x1b" not in text
@@ -177,7 +179,10 @@ async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_si
     ended = (await run.lachesis("status", "--set", "training.steps=9")).stdout.decode()
     assert ended.startswith("run demo finished at step 9\n")
     assert " -  " not in ended  # no row of dashes
-    assert [line.split()[0] for line in ended.splitlines()[-2:]] == ["stream", "LEDGER"]  # the others are empty
+    assert [line.split()[0] for line in ended.splitlines()[-2:]] == [
+        "stream",
+        "lachesis_demo_LEDGER",
+    ]  # the others are empty
 
 
 def ledger_entry(**fields: Any) -> LedgerEntry:

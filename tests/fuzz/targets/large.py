@@ -24,8 +24,8 @@ class _Stream:
     def __init__(self) -> None:
         self.stored: dict[int, Stored] = {}
 
-    async def commit(self, _: str, subject: str, data: bytes, *, expected: int, headers: Mapping[str, str]) -> int:
-        del expected  # nobody else writes here
+    async def append(self, _: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
+        del after  # nobody else writes here
         return (await self.store(subject, data, headers)).seq
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:

@@ -56,13 +56,13 @@ async def test_a_stream_that_failed_takes_messages_again_once_there_is_room(smal
         async with anyio.create_task_group() as publishing:
             publishing.start_soon(publish, 20)
             await _logged(caplog, f"the disk that holds {disk.path / 'nats'} is full")
-            await _logged(caplog, "no message is taken any more by ROLLOUTS")
+            await _logged(caplog, "no message is taken any more by lachesis_r_ROLLOUTS")
             assert server.pid == first  # a restart would not help yet
             held = len(stored)
             assert held < 23
             disk.free()
         assert server.pid != first
-        assert "restarting nats-server, without which ROLLOUTS" in caplog.text
+        assert "restarting nats-server, without which lachesis_r_ROLLOUTS" in caplog.text
         assert len(stored) == len(set(stored)) == 23
         async with bus.read(subjects.ROLLOUTS, [SUBJECT], follow=False) as messages:
             assert [message.seq async for message in messages] == stored

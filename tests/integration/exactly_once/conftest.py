@@ -28,18 +28,19 @@ SUMS = Path(__file__).parents[2] / "examples" / "sums.py"
 class Site:
     """A run's folder, where its server keeps its store in `nats`, and processes that work on it."""
 
-    def __init__(self, folder: Path, streams: StreamsConfig) -> None:
+    def __init__(self, folder: Path, streams: StreamsConfig, run: str) -> None:
         self.folder = folder
         self.store = folder / "nats"
         self.processes: list[subprocess.Popen[bytes]] = []
         self._streams = streams
+        self._run = run
 
     @asynccontextmanager
     async def server(self) -> AsyncIterator[NatsBus]:
         """Run the server on the store; when it stops the store may be copied."""
         async with (
             EmbeddedServer(self.store, ServerConfig(max_file_bytes=4 << 30)) as server,
-            await connect(server.url, run="run", name="tests", token=server.token) as bus,
+            await connect(server.url, run=self._run, name="tests", token=server.token) as bus,
         ):
             await bus.ensure_streams(self._streams)
             yield bus
@@ -96,10 +97,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, streams_config: StreamsConfig) -> Iterator[Site]:
+def site(tmp_path: Path, streams_config: StreamsConfig, run_name: str) -> Iterator[Site]:
     folder = tmp_path / "a run"
     folder.mkdir()
-    it = Site(folder, streams_config)
+    it = Site(folder, streams_config, run_name)
     try:
         yield it
     finally:
@@ -107,14 +108,14 @@ def site(tmp_path: Path, streams_config: StreamsConfig) -> Iterator[Site]:
 
 
 @pytest.fixture
-def copy_of(streams_config: StreamsConfig) -> Iterator[object]:
+def copy_of(streams_config: StreamsConfig, run_name: str) -> Iterator[object]:
     """Make another site with a copy of a stopped server's store."""
     sites: list[Site] = []
 
     def copy(site: Site, name: str) -> Site:
         folder = site.folder.with_name(name)
         shutil.copytree(site.folder, folder)
-        sites.append(Site(folder, streams_config))
+        sites.append(Site(folder, streams_config, run_name))
         return sites[-1]
 
     yield copy

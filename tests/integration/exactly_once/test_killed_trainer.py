@@ -20,6 +20,7 @@ from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
 
+RUN = "r"
 PROGRAM = str(Path(__file__).parent / "stopping_trainer.py")
 CONFIG = """
 run = "r"

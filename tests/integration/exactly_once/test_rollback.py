@@ -63,7 +63,11 @@ class Broker:
     async def go_back(self, stream: str | None = None) -> None:
         """Replace the store by its copy, or one stream's part of it."""
         await self.server.stop()
-        part = next(self.copy.rglob(f"streams/{stream}")).relative_to(self.copy) if stream else Path()
+        part = (
+            next(self.copy.rglob(f"streams/{subjects.stream_name(RUN, stream)}")).relative_to(self.copy)
+            if stream
+            else Path()
+        )
         shutil.rmtree(self.server.store / part)
         shutil.copytree(self.copy / part, self.server.store / part)
         await self.server.start()

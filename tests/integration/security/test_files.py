@@ -7,7 +7,8 @@ the file, or pass it over where that is documented (a run's record, the log of f
 import os
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,11 +122,17 @@ def make_world(folder: Path) -> None:
     (folder.parent / "outside").write_text(SECRET)
 
 
+def run_apart(call: Callable[[], Awaitable[object]]) -> None:
+    """Run `call` in an event loop and thread of its own: fixtures of other tests keep a loop in this one."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(anyio.run, call).result()
+
+
 def connected(**settings: str) -> Callable[[World], None]:
     def read(world: World) -> None:
         files = {name: str(world.folder / file) for name, file in settings.items()}
         config = ConnectionConfig(url="tls://127.0.0.1:1", connect_timeout_s=0.01, **files)
-        anyio.run(lambda: connect(name="test", config=config))
+        run_apart(lambda: connect(name="test", run="one", config=config))
 
     return read
 
@@ -138,8 +145,8 @@ def figures(world: World) -> None:
     step_times(world.run, 1)
     training_rewards(world.run, 0, 9)
     with Tracking(RunConfig(folder=str(world.run))) as tracking:
-        anyio.run(tracking.resume, 1)
-        anyio.run(tracking.amend, {"x": 1.0})
+        run_apart(lambda: tracking.resume(1))
+        run_apart(lambda: tracking.amend({"x": 1.0}))
 
 
 def archive(name: str) -> Callable[[World], None]:

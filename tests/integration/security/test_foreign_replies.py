@@ -82,8 +82,8 @@ async def test_a_server_without_accounts_gets_no_answer_for_a_foreign_subject(
     nats_server: EmbeddedServer, reply: str
 ) -> None:
     async with (
-        await connect(nats_server.url, name="governor", token=nats_server.token) as bus,
-        await connect(nats_server.url, name="environment", token=nats_server.token) as environment,
+        await connect(nats_server.url, name="governor", run=RUN, token=nats_server.token) as bus,
+        await connect(nats_server.url, name="environment", run=RUN, token=nats_server.token) as environment,
         governor(bus) as service,
     ):
         await send_all(environment, environment, reply)

@@ -53,14 +53,16 @@ async def stored(bus: object, pattern: str) -> int:
 def own_writes(identity: str) -> list[str]:
     """Return subjects that the identity may store its chosen bytes on."""
     access = TABLE[identity]
-    patterns = [*access.writes, *(f"$KV.{bucket}.{key}" for bucket, key in access.sets)]
+    patterns = [*access.writes, *(subjects.value_subject("one", key) for key in access.sets)]
     return [subject for subject in publications() if any(matches(pattern, subject) for pattern in patterns)]
 
 
 @pytest.mark.parametrize("identity", [name for name in IDENTITIES if name != OPERATOR])
 async def test_no_answer_is_stored_or_obeyed_where_its_asker_names_it(secured: Secured, identity: str) -> None:
     may = [subject for subject in publications() if "_INBOX" not in subject and "PURGE" not in subject]
-    own_calls = {f"$JS.API.STREAM.PURGE.{store}" for store in TABLE[identity].trims}  # an answer may ask for no more
+    own_calls = {
+        f"$JS.API.STREAM.PURGE.{stream_name('one', kind)}" for kind in TABLE[identity].trims
+    }  # an answer may ask for no more
     calls = [call for call in CALLS[:2] if call not in own_calls]
     bodies = [b"", b'{"seq":1}', *(json.dumps({"last_by_subj": subject}).encode() for subject in own_writes(identity))]
     async with await secured.bus(OPERATOR) as operator:

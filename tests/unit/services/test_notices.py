@@ -6,14 +6,23 @@ from typing import Any
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.schemas.control import Heartbeat, StageVitals
+from lachesis.schemas.control import Heartbeat, StageVitals, StopKind
 from lachesis.services.supervisor.notices import Notices
 
 
-def beat(service: str, *, state: str = "ok", note: str | None = None, **metrics: float) -> Heartbeat:
+def beat(
+    service: str,
+    *,
+    state: str = "ok",
+    note: str | None = None,
+    stopped: dict[str, list[StopKind]] | None = None,
+    **metrics: float,
+) -> Heartbeat:
     stage: Any = StageVitals(state=state, note=note)
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return Heartbeat(run="r", service=service, instance="1-a", pid=1, time_ns=0, stage=stage, metrics=named)
+    return Heartbeat(
+        run="r", service=service, instance="1-a", pid=1, time_ns=0, stage=stage, metrics=named, stopped=stopped or {}
+    )
 
 
 @pytest.fixture
@@ -24,9 +33,18 @@ def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 def test_a_stopped_environment_is_logged_once_and_again_after_it_went_on(logged: pytest.LogCaptureFixture) -> None:
     notices = Notices(RunConfig())
-    for halted in (0.0, 1.0, 1.0, 0.0, 1.0):
-        notices.report(beat("health", health__sums__halted=halted), evaluates=True)
-    assert logged.text.count("sums is halted by a health check") == 2
+    stops: list[dict[str, list[StopKind]]] = [
+        {},
+        {"a/b": ["quarantined"]},
+        {"a/b": ["quarantined"], "c": []},
+        {"a/b": ["halted", "quarantined"]},
+        {},
+        {"a/b": ["halted"]},
+    ]
+    for stopped in stops:
+        notices.report(beat("health", stopped=stopped), evaluates=True)
+    said = [text.partition(" by ")[0] for text in logged.messages]
+    assert said == ["a/b is quarantined", "a/b is halted", "a/b is halted"]
 
 
 def test_a_broken_ledger_is_logged_once_and_remembered(logged: pytest.LogCaptureFixture) -> None:

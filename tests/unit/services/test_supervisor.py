@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesConfig
-from lachesis.schemas.control import Heartbeat, StageVitals, StopKind
+from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, SettingsChangedError, StartupError
 from lachesis.services.process.service_process import (
     DRAIN_TIMEOUT,
@@ -51,23 +51,6 @@ async def test_settings_that_do_not_go_with_what_is_stored_end_the_run_at_once(
     with pytest.raises(StartupError, match=r"cannot go on:\n2026 ERROR normalization\.window is 8 now"):
         await supervisor._keep_running(row)
     assert lives == [SETTINGS_CHANGED]
-
-
-async def test_an_environment_that_a_health_check_stops_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    supervisor = Supervisor(RunConfig(run="r", environments={"words": EnvironmentConfig(kind="gateway")}), [])
-
-    def beat(**stopped: list[StopKind]) -> Heartbeat:
-        stage = StageVitals()
-        return Heartbeat(run="r", service="health", instance="h", pid=1, time_ns=0, stage=stage, stopped=stopped)
-
-    for stopped in (
-        {},
-        {"a/b": ["quarantined"]},
-        {"a/b": ["quarantined"], "c": []},
-        {"a/b": ["halted", "quarantined"]},
-    ):
-        supervisor._tell_stopped(beat(**stopped))
-    assert [text.partition(" by ")[0] for text in caplog.messages] == ["a/b is quarantined", "a/b is halted"]
 
 
 def test_a_changed_setting_has_an_exit_code_of_its_own(caplog: pytest.LogCaptureFixture) -> None:

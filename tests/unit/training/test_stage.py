@@ -155,9 +155,9 @@ async def test_it_trains_in_order_publishes_checkpoints_and_reports(lab, model, 
     published = []
     put = lab.bus.put
 
-    async def watched(bucket, key, value, **kwargs):
+    async def watched(key, value, **kwargs):
         published.append(decode(PolicyRecord, value))
-        return await put(bucket, key, value, **kwargs)
+        return await put(key, value, **kwargs)
 
     monkeypatch.setattr(lab.bus, "put", watched)
     await fill(lab, model)
@@ -460,8 +460,8 @@ async def test_of_two_trainers_the_older_is_told_and_publishes_nothing_more(lab,
     lineages = []
     put = lab.bus.put
 
-    async def watched(bucket, key, value, **kwargs):
-        revision = await put(bucket, key, value, **kwargs)
+    async def watched(key, value, **kwargs):
+        revision = await put(key, value, **kwargs)
         lineages.append(decode(PolicyRecord, value).policy_version.lineage)
         return revision
 
