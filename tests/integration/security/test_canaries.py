@@ -7,7 +7,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from integration.harness import SUMS, Run
+from integration.harness import RUN, SUMS, Run
 from integration.proxy import Proxy
 from integration.security.test_run import exposed, files_with
 from otlp import Received, receiving
@@ -103,7 +103,10 @@ def configure(run: Run) -> None:
 
 @pytest.mark.slow
 async def test_no_planted_secret_is_found_after_a_run(tmp_path: Path) -> None:
-    async with WithToken(tmp_path / "server") as server, await connect(server.url, name="t", token=server.token) as bus:
+    async with (
+        WithToken(tmp_path / "server") as server,
+        await connect(server.url, run=RUN, name="t", token=server.token) as bus,
+    ):
         with receiving("grpc") as received:
             environ = {
                 **ENVIRON,
