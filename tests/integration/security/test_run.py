@@ -21,6 +21,7 @@ from integration.servers import Servers, Supervised
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.services.run.connect import NATS_FOLDER
+from lachesis.services.run.file import EFFECTIVE_FILE
 
 STEPS = 6
 CANARY = "canary-8c1f2e"
@@ -139,7 +140,9 @@ async def test_a_token_in_an_address_is_shown_nowhere(tmp_path: Path) -> None:
         variables = ("LACHESIS_NATS__URL=", "WANDB_")  # what we gave them, and what wandb hands to its own process
         assert not [line for line in shown if CANARY in line and not line.startswith(variables)]
         assert any(run.folder.glob("wandb/offline-run-*/*.wandb"))
-        assert files_with([CANARY], run.folder) == set()
+        # `lachesis status --run NAME` connects by this file from any folder
+        assert files_with([CANARY], run.folder) == {(EFFECTIVE_FILE, CANARY)}
+        assert (run.folder / EFFECTIVE_FILE).stat().st_mode & 0o077 == 0
         wrong = url.replace(CANARY, f"{CANARY}-wrong")
         for command in (["status"], ["doctor"], ["config", "show"], ["tail", "score"], ["init"], ["run", "scorer"]):
             done = await anyio.run_process(
