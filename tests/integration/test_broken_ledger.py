@@ -34,7 +34,7 @@ WENT_BACK = "it held 6 entries and holds 2 now"
 
 async def write_ledger(bus: NatsBus, folder: Path) -> str:
     """Store twelve rollouts and a ledger of six entries, and return a group that entry 2 alone names."""
-    world = World(bus)
+    world = World(bus, "up")
     ids = {seq: group.id for seq, group in [await world.rollout() for _ in range(12)]}
     entries = make_entries(6, run="up", ids=ids)
     for entry in entries:

@@ -46,7 +46,7 @@ COMMANDS: Sequence[Sequence[str]] = (
     ("shadow", "list"), ("shadow", "list", "--json"), ("shadow", "stop", "again"),
     ("promote", "again", "--wait", "1"), ("resume", "--wait", "1"), ("config", "show"), ("env", "list"), ("init",),
     ("replay", TOKEN), ("train", TOKEN), ("schema",), ("run", TOKEN), ("dev", TOKEN), ("up", "--config", TOKEN),
-    ("demo", TOKEN), ("auth", TOKEN),
+    ("demo", TOKEN), ("auth", TOKEN), ("delete",), ("delete", TOKEN, "--yes", "--json"),
 )  # fmt: skip
 
 

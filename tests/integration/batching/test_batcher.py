@@ -54,8 +54,8 @@ def make_config(**batching: Any) -> RunConfig:
 class World:
     """An environment and a normalizer, as far as the batcher sees them."""
 
-    def __init__(self, bus: Bus) -> None:
-        self.bus = bus
+    def __init__(self, bus: Bus, run: str = RUN) -> None:
+        self.bus, self.run = bus, run
         self.counter = 0
         self.rewards = 0
 
@@ -63,7 +63,7 @@ class World:
         offsets = list(range(0, 2 * sequences + 1, 2))
         group = RolloutGroup(
             id=new_group_id(),
-            run=RUN,
+            run=self.run,
             env=ENV,
             item="i",
             producer="p",
@@ -86,7 +86,7 @@ class World:
 
     async def publish(self, group: RolloutGroup, msg_id: str) -> int:
         headers = {PLAN_HEADER: Plan.of(group).pack()}
-        subject = subjects.rollout(RUN, ENV)
+        subject = subjects.rollout(self.run, ENV)
         return (await self.bus.publish_large(subject, encode(group), msg_id=msg_id, headers=headers)).seq
 
     async def reward(
@@ -114,20 +114,20 @@ class World:
         ]
         self.rewards += 1
         event = RewardEvent(
-            run=RUN,
+            run=self.run,
             env=ENV,
             revision="live",
             advantage="grpo",
             commit=Commit(term="t", index=self.rewards, cursors={}, delta=b""),
             groups=items,
         )
-        subject = subjects.event("reward", RUN, "live", ENV)
+        subject = subjects.event("reward", self.run, "live", ENV)
         await self.bus.publish(subject, encode(event), msg_id=f"reward.{self.rewards}")
 
     async def teach(self, *taught: tuple[int, RolloutGroup]) -> None:
         items = [TeacherPointer(group=group.id, seq=seq, stored=seq) for seq, group in taught]
-        event = TeacherEvent(run=RUN, env=ENV, revision="live", teacher="t", groups=items)
-        subject = subjects.event("teacher", RUN, "live", ENV)
+        event = TeacherEvent(run=self.run, env=ENV, revision="live", teacher="t", groups=items)
+        subject = subjects.event("teacher", self.run, "live", ENV)
         await self.bus.publish(subject, encode(event), msg_id=f"teacher.{taught[0][1].id}")
 
 
