@@ -1,4 +1,4 @@
-"""The command that installs an extra of this package, in the form that fits how the package was installed."""
+"""Returns the command that installs an extra of this package, in the form that fits the installation."""
 
 import shlex
 from pathlib import Path

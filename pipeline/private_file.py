@@ -11,7 +11,7 @@ __all__ = ["shared_token", "write_private"]
 
 
 def shared_token(path: Path) -> str:
-    """Return the token that a file holds, made if there is no such file: whoever comes first makes it.
+    """Return the token that a file holds, created if there is none: the first caller creates it.
 
     Raises `StartupError` when it can be neither read nor written, or is empty.
     """

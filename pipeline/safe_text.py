@@ -1,4 +1,6 @@
-"""Makes text safe to print: control characters are spelled out, so that no data moves a cursor or hides what follows.
+"""Makes text safe to print: control characters are spelled out.
+
+Data can then neither move the cursor nor hide the text that follows.
 
 `SafeOutput` stands in for standard output and error of every process, so nothing that is printed or logged goes past
 it. What rich draws itself, colours and bars, goes by; its consoles make the text in it safe (`services.cli.output`).

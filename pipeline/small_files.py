@@ -1,4 +1,4 @@
-"""Reads small files whole; refuses what is no regular file, too large, or no text, so that no read hangs.
+"""Reads small files whole; refuses irregular, large and binary files, so that no read hangs.
 
 A named pipe, a device or a disk image in the place of a token or a configuration would keep its reader for ever, or
 take all memory. What is refused is an `OSError`, as for a file that is not there.

@@ -52,7 +52,9 @@ def load_module(place: str, what: str) -> ModuleType:
 
 
 def argument_problem(function: Callable[..., Any], given: Collection[str], *, positional: int = 0) -> str | None:
-    """Return which arguments are unknown or missing if `function` is called with those `given` by name, else None.
+    """Return which arguments are unknown or missing in a call of `function`; None if none are.
+
+    `given` are the arguments by name.
 
     `positional`: how many others are given by position, before them.
     """

@@ -1,4 +1,6 @@
-"""Who may do what: one row for each service and for the people who run it. The same names as `subjects`, nothing else.
+"""Permissions: what each service and each operator may do, one row each.
+
+It uses the names of `subjects` and no others.
 
 Reading is granted by stream, writing by subject or key: a service that reads EVENTS may read all of it, but each kind
 of event has one service that may write it. All rows are of one run: its streams, named by kind, and its bucket.
@@ -24,7 +26,7 @@ reads everything, writes nothing."""
 
 _DURABLE_STAGES = ("scorer", "teacher")
 SINGLE_WRITERS: Final = ("governor", "batcher", "normalizer", "curriculum", "health", "trainer", "gateway")
-"""Services of which a run has one: whoever is started asks first whether another one runs."""
+"""Services of which a run has one: a service that starts first checks whether another one runs."""
 _INFERENCE_ROLES = ("policy", "teacher", "eval")
 
 
@@ -51,7 +53,7 @@ class Access:
     tells: tuple[str, ...] = ()
     """Broadcasts it publishes."""
     hears: tuple[str, ...] = ()
-    """Broadcasts it subscribes to, of whoever tells them."""
+    """Services whose broadcasts it subscribes to."""
     serves: tuple[str, ...] = ()
     """Subjects on which it answers requests."""
     asks: tuple[tuple[str, str], ...] = ()

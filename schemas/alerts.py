@@ -48,7 +48,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What follows from the alerts so far. Rollouts from sequence `quarantined_from` of ROLLOUTS on are not trained.
 
     `cause` names the check, `since` the window that brought it about. `diverted` are the newest quarantines that were
-    lifted, oldest first: whoever learns of them only now does not train their rollouts either.
+    lifted, oldest first: services that learn of them only now do not train their rollouts either.
     """
 
     quarantined_from: Seq | None = None
@@ -98,7 +98,7 @@ class AlertEvent(Event, frozen=True, kw_only=True):
 
 
 class ResumeRequest(Event, frozen=True, kw_only=True):
-    """Asks that an environment go on, by the key `resume.<env>`. The checks begin anew with the rollouts
+    """Asks that an environment go on, by the key `resume.<env>`. The checks start over with the rollouts
     after sequence `after` of ROLLOUTS; what was stored before stays diverted.
     """
 

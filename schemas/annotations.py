@@ -321,8 +321,9 @@ class CurriculumEvent(_Annotation, frozen=True, kw_only=True):
 class DeadLetter(_Annotation, frozen=True, kw_only=True):
     """A message that cannot be handled, kept with its reason. The message itself stays where it is (`stream`, `seq`).
 
-    `kind`: data (bad message), poison (kills whoever handles it), deadline (nobody handled it in time). `leased`: the
-    message has the header of a rollout that was generated under a lease; None: an older build wrote the letter.
+    `kind`: data (bad message), poison (kills the process that handles it), deadline (nobody handled it in time).
+    `leased`: the message has the header of a rollout that was generated under a lease; None: an older build wrote the
+    letter.
     """
 
     stage: str

@@ -242,7 +242,10 @@ def channel_of(subject: str) -> Channel | None:
 
 
 def narrow(wanted: str, pattern: str) -> str | None:
-    """Return the subjects of `pattern` that `wanted` (a subject, `*` and `>` allowed) matches too, None if none."""
+    """Return the subjects of `pattern` that `wanted` matches too; None if there are none.
+
+    `wanted` is a subject; `*` and `>` are allowed.
+    """
     theirs, ours = wanted.split("."), pattern.split(".")
     if theirs[-1] == ">" and len(theirs) <= len(ours):
         theirs[-1:] = ["*"] * (len(ours) - len(theirs) + 1)

@@ -1,4 +1,6 @@
-"""Events to bytes and back: msgpack maps, versioned, unknown fields ignored, invariants checked at the edge.
+"""Encodes and decodes events: versioned msgpack maps whose invariants are checked when they are read.
+
+Unknown fields are ignored.
 
 Guarantees that `decode` raises nothing but `SchemaError`, whatever the bytes are, and that its cost is bounded by the
 length of its input (a length prefix that promises more than the message holds is refused before anything is allocated).
@@ -21,7 +23,7 @@ __all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "e
 SCHEMA_VERSION = 3
 """Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
 
-2: what a promoted revision judges says so; groups may have no logprobs; trainers on the past may have a teacher.
+2: what a promoted revision judges says so; groups may have no logprobs; offline trainers may have a teacher.
 3: an environment may exclude samples of a group from training.
 """
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)

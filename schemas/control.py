@@ -1,4 +1,4 @@
-"""Control messages: leases, policy records, curriculum snapshots, run records, state snapshots and heartbeats."""
+"""Control messages: leases, policies, curriculum and state snapshots, run records and heartbeats."""
 
 from typing import Annotated, Literal
 

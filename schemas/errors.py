@@ -1,7 +1,7 @@
 """The exception tree. Three kinds of failure are kept apart everywhere:
 
 infrastructure (retry, never a reward), data (dead letter, never a retry) and programming or configuration errors
-(stop the process with a message that says how to mend it). "Valid, but do not train on it" is an outcome, not an error.
+(stop the process with a message that says how to fix it). "Valid, but do not train on it" is an outcome, not an error.
 """
 
 __all__ = [

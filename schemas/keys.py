@@ -36,5 +36,5 @@ def resume(env: str = "*") -> str:
 
 
 def gateway(name: str = "*") -> str:
-    """What the gateway must not forget: which environments of other projects registered, and groups that wait."""
+    """Return the keys of the gateway's stored state: registered environments, and groups that wait."""
     return f"gateway.{name}"

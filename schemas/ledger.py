@@ -1,4 +1,4 @@
-"""The ledger: which groups were batched, in which order, and what became of every other one. It is the truth.
+"""The ledger: which groups were batched, in which order, and what became of every other one. It is the source of truth.
 
 One writer (the batcher) appends entries to `rl.ledger.<run>.<trainer>`. Each names the hash of the one before, so that
 a consumer that kept a position can tell the same history from another. An entry is also the writer's whole state: a
@@ -215,7 +215,7 @@ class Mismatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Numerics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the bits of an optimizer step depend on besides weights and batch.
+    """Numerics of an optimizer step besides weights and batch: versions, machine, settings.
 
     `learner` holds the settings of the step as JSON, `shuffle_seed` the seed that advantages were shuffled with (None:
     they were not). `torch` is its version; `processor` and `instructions` name the machine, `threads` how many were

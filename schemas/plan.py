@@ -1,4 +1,6 @@
-"""The planning header: what the batcher, the normalizer and the governor need of a rollout without its payload.
+"""The planning header: the facts about a rollout that stages need without its payload.
+
+The batcher, the normalizer and the governor read it.
 
 It travels as one NATS header beside `traceparent`, so that a headers-only read of ROLLOUTS gives the membership of a
 run: which groups exist, in which order, and what each would weigh in a batch.

@@ -18,7 +18,7 @@ from lachesis.schemas.values import Count, Finite, Seq, check_plain
 __all__ = ["Judges", "PastRecord", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
 
 TAUGHT_SINCE: Final = 2
-"""The wire version whose readers know that trainers on the past may use a teacher."""
+"""The wire version whose readers know that offline trainers may use a teacher."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -111,7 +111,7 @@ class RescoreEvent(Event, frozen=True, kw_only=True):
 
 
 class PastRecord(Event, frozen=True, kw_only=True):
-    """What a trainer on past rollouts trains on: the definition of its ledger, stored before the ledger's first entry.
+    """What a offline trainer trains on: the definition of its ledger, stored before the ledger's first entry.
 
     `digest` names the scores and rewards of the revision; `model` what training begins with, and `start` the optimizer
     step of the run that its weights are of. Rollouts outside `min_step` and `max_step` (their oldest policy step) or

@@ -1,7 +1,7 @@
 """The record of a run's history: how far it may have been trimmed, and who holds what back from that.
 
-One key, changed by compare-and-set alone. So a hold and a trim can never miss each other: whoever wrote first is seen
-by the other.
+One key, changed by compare-and-set alone. So a hold and a trim can never miss each other: the first writer is seen by
+the second.
 """
 
 import msgspec

@@ -134,7 +134,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
 
     @cached_property
     def generated(self) -> Generated:
-        """What was generated, of columns that were checked."""
+        """Return the generated tokens and their logprobs. The columns must have been checked."""
         mask = self.mask
         tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
         logprobs = None if self.logprobs is None else view(self.logprobs, "float32", len(mask), "logprobs")[mask]
@@ -162,7 +162,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
             yield Sequence(tokens[part], self.mask[part], logprobs, advantages, reason)
 
     def narrowed(self) -> Self:
-        """Return the form that travels. Tokens that are none stay as they are, for whoever reads them to refuse."""
+        """Return the form that travels. Tokens that are none stay as they are; readers refuse them."""
         halves = split_tokens(self.tokens) if self.token_bits is None else None
         return self if halves is None else msgspec.structs.replace(self, tokens=halves[0], token_bits=halves[1])
 

@@ -1,4 +1,4 @@
-"""Every subject, stream, durable name and bucket, in one place. Nothing else in the tree spells a subject out.
+"""Every subject, stream, durable name and bucket, in one place. No other module spells a subject out.
 
 Each run has streams of its own: `lachesis_<run>_ROLLOUTS` and so on. Code names a stream by its kind, since a bus is
 opened for one run; `stream_name` gives the name that the server knows. All have limits retention, file storage, discard
@@ -195,7 +195,7 @@ def state(run: str, stage: str, revision: str, partition: str) -> str:
 
 
 def past(run: str, trainer: str) -> str:
-    """Where it is stored what a trainer on past rollouts trains on."""
+    """Where it is stored what a offline trainer trains on."""
     return state(run, "past", LIVE, trainer)
 
 
@@ -229,7 +229,7 @@ def value_subject(run: str, key: str) -> str:
 
 
 def key_change(run: str, key: str) -> str:
-    """Where the server says, of each value that it has stored under a key of the run's bucket, that it has."""
+    """Return the subject on which the server announces each stored value of a key of the run's bucket."""
     return f"rl.kv.{run}.{key}"
 
 
@@ -247,7 +247,7 @@ def service_name(service: str) -> str:
 
 
 def micro(run: str, service: str) -> tuple[str, ...]:
-    """Return the subjects on which a service is asked by the NATS micro protocol (`nats micro ls|info|stats|ping`)."""
+    """Return the subjects of a service's NATS micro endpoints (`nats micro ls|info|stats|ping`)."""
     # each verb by its name: nats-server lets whoever may subscribe to `$SRV.*` subscribe to `$SRV.>` as well
     asked = [f"$SRV.{verb}{name}" for verb in ("PING", "INFO", "STATS") for name in _ends(service_name(service))]
     return (*asked, health(run, service))

@@ -1,7 +1,7 @@
-"""What a field may hold beyond its type: numbers in range, and free-form data that every reader can take.
+"""Checks of field values beyond their types: number ranges and free-form data.
 
 The ranges are msgspec constraints, so the decoder refuses what breaks them and the JSON Schemas say them. An encoder
-does not look: `Event.check` is called by whoever writes what it did not make itself.
+does not look: `Event.check` is called by every writer of data that it did not make itself.
 """
 
 import sys
@@ -32,7 +32,9 @@ DEEPEST: Final = 32
 
 
 def check_plain(what: str, value: Any) -> None:
-    """Raise `SchemaError` unless free-form `value` is what JSON has (or bytes), with text as keys, `DEEPEST` levels.
+    """Raise `SchemaError` unless `value` consists of JSON types or bytes, with text keys.
+
+    It may be nested `DEEPEST` levels deep.
 
     Walks level by level, so that no nesting is too deep for the check itself.
     """

@@ -1,1 +1,1 @@
-"""The processes of a run: the table of services, the supervisor that starts them, and the command line."""
+"""The processes of a run: the service table, the supervisor that starts them, and the command line."""

@@ -50,7 +50,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def print_rendered(picture: Callable[[int], RenderableType]) -> None:
-    """Print what `picture` makes for a number of characters a line, without the blanks at the ends of lines."""
+    """Print the result of `picture` for the terminal's width, without trailing blanks."""
     console = SafeConsole(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     with console.capture() as captured:
         console.print(picture(console.width))

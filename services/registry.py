@@ -51,7 +51,7 @@ SERVICES = {
             "curriculum", "curriculum.stage:run_curriculum", 1, "learns from outcomes which tasks to draw next"
         ),
         ServiceSpec(
-            "health", "health.stage:run_health", 1, "judges the run by its events; quarantines and halts environments"
+            "health", "health.stage:run_health", 1, "checks the run by its events; quarantines and halts environments"
         ),
         ServiceSpec("scorer", "scoring.stage:run_scorer", 1, "rates rollouts with an ensemble of raters"),
         ServiceSpec("teacher", "teacher.stage:run_teacher", 1, "adds a second model's logprobs"),

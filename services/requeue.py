@@ -234,7 +234,7 @@ def _unfit_rollout(message: Stored, rewarded: set[str], kept_ns: int | None) -> 
     if group.id in rewarded:
         return "it was rewarded as well, so its scores are in the statistics already"
     if kept_ns is not None and message.time_ns <= kept_ns:
-        return "events stored after it were trimmed: whether it was rewarded as well can no longer be told"
+        return "events stored after it were trimmed: it is no longer known whether it was rewarded as well"
     return None
 
 

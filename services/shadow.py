@@ -1,4 +1,4 @@
-"""A shadow: a revision that follows the live run, in a process of its own, and is compared with it as both go on.
+"""A shadow: a revision that follows the live run in its own process, compared as both go on.
 
 It is a replay whose selection has no end (`stage`), with a service's heartbeats around it, a reader of the live rewards
 beside it, and an ear for being told to end. Killed at any point it goes on, at its next start, behind its last commit.

@@ -150,8 +150,8 @@ class Importer:
         if group is None or refusal is not None:
             if not self._request.skip_bad:
                 raise DataError(
-                    f"{placed.place}: {refusal}. {self._done.stored} groups are stored; mend it and repeat the "
-                    "command, which goes on from there, or give --skip-bad"
+                    f"{placed.place}: {refusal}. {self._done.stored} groups are stored; fix it and repeat the "
+                    "command, which continues from there, or give --skip-bad"
                 )
             self._bad(placed.place, refusal or "")
             self._done.bad += 1
@@ -204,8 +204,8 @@ class Importer:
         if lease is None:
             raise InfrastructureError(
                 f"{self._done.stored} groups are stored, then none was admitted for {self._request.wait_s:g} s "
-                f"({self._service.vitals.note or 'no answer'}); repeat the command once the run goes on: it continues "
-                "there. For a run that is not going on, give --unleased"
+                f"({self._service.vitals.note or 'no answer'}); repeat the command once the run goes on: it "
+                "continues there. For a run that has ended, give --unleased"
             )
         try:
             return await self._publish(group.replace(lease=lease))
@@ -221,8 +221,8 @@ class Importer:
         if full is not None:
             raise StreamFullError(
                 f"{self._done.stored} groups are stored, then there was no more room: {full}. Delete history "
-                "(`lachesis gc`), or raise the stream's budget and `lachesis init`; then repeat the command: it goes "
-                "on from there"
+                "(`lachesis gc`), or raise the stream's budget and `lachesis init`; then repeat the command: it "
+                "continues from there"
             )
         seq = await self._publish(group)
         self._budget.promise(Room(events=room.events, teacher=room.teacher))

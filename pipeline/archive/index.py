@@ -1,4 +1,6 @@
-"""What a pass over the streams must remember for the next one, on disk: so that memory does not grow with history.
+"""Stores on disk the facts that one pass over the streams collects for the next one.
+
+Memory use therefore does not grow with the length of the history.
 
 A SQLite file without a name: whatever ends the process, the file is gone with it, and nothing is left to clean up.
 """

@@ -70,7 +70,7 @@ class Chain:
         written_ns: int,
         stale: dict[str, list[int]] | None = None,
     ) -> LedgerEntry:
-        """Return the next entry, and count it as written: whoever cannot store it must stop."""
+        """Return the next entry, and count it as written; a caller that cannot store it must stop."""
         groups = batch.groups if batch else []
         for outcome in outcomes:
             self._count(outcome.kind)

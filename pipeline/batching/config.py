@@ -26,7 +26,7 @@ class BatchingConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is trained without. required: a group without them is unscorable. Default off."""
     teacher_deadline_s: Seconds | None = 60.0
     """Seconds after the batcher first saw a rollout from which the teacher's logprobs are missing; a batcher that
-    starts again counts anew. No clock that can be set is asked. None: never. Default 60."""
+    starts again counts from zero. It uses no clock that can be set. None: never. Default 60."""
     score_deadline_s: Seconds | None = None
     """Seconds, counted likewise, from which an unscored group is given up as dead. Default None: an outage of the
     raters stalls the run instead of costing rollouts."""

@@ -21,7 +21,7 @@ from lachesis.schemas.ledger import TrainReport
 
 __all__ = ["check_evidence", "way_back"]
 
-_NEW_RUN = "start a new run, whose `model` may be a checkpoint of this one"
+_NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if you like"
 
 
 async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None:
@@ -78,7 +78,7 @@ def _newest_checkpoint(folder: Path) -> tuple[str, Position] | None:
     try:
         path = latest_checkpoint(folder)
     except CheckpointError:
-        return None  # the trainer refuses to start, and says how to mend it
+        return None  # the trainer refuses to start, and says how to fix it
     state = state_of(path) if path else None
     return (f"checkpoint {path}", state.position) if state else None
 

@@ -1,4 +1,4 @@
-"""Forms ledger entries from joined groups: one way for live batches and for those of a trainer on past rollouts. Pure.
+"""Forms ledger entries from joined groups: one way for live batches and for those of a offline trainer. Pure.
 
 What goes in: a joiner with its ready groups and outcomes, and the chain of the ledger. What comes out, entry by entry:
 the groups chosen for a batch, whitened, and the outcomes that the entry records beside it. Guarantees that whatever is
@@ -21,7 +21,7 @@ __all__ = ["GROUPS_PER_SELECTION", "MAX_OUTCOMES_PER_ENTRY", "BatchFormer", "Ent
 GROUPS_PER_SELECTION = 256
 """Groups (live: messages) taken in between two selections: what a mix of environments can choose from."""
 MAX_OUTCOMES_PER_ENTRY = 512
-"""Outcomes besides a batch in one entry."""
+"""Outcomes in one entry, besides its batch."""
 
 
 class EntryContent(NamedTuple):
@@ -48,7 +48,10 @@ class BatchFormer:
         return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
 
     def take(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
-        """Record a batch of `groups` (none: no batch), whitened with `std_floor`, and outcomes that wait for it."""
+        """Record a batch of `groups`, whitened with `std_floor`, and the waiting outcomes.
+
+        Without groups there is no batch.
+        """
         batch = None
         if groups:
             # here and not with the rewards: only the batch tells its mean and deviation; see rewards/logic/whitening

@@ -1,4 +1,4 @@
-"""What the ledger's writer remembers of everything it has settled, in the few bytes that travel in each entry.
+"""Producer watermarks: drops repeated rollouts by a few bytes that each ledger entry carries.
 
 `Resolved` answers exactly, for every sequence of ROLLOUTS, whether its outcome is recorded. `ProducerMarks` recognises
 a rollout published twice by its (producer, epoch, counter), however long ago the first one was.
@@ -98,7 +98,7 @@ class ProducerMarks:
         return len(mark.bounds) > 2 * _MOST_RANGES
 
     def close_gaps(self, plan: Plan, lowest_open: int | None) -> None:
-        """Give up the oldest gaps in the counters of the plan's producer, except from counter `lowest_open` on."""
+        """Forget the oldest counter gaps of the plan's producer, but none from counter `lowest_open` on."""
         self._marks[_key(plan)].close_gaps(lowest_open)
 
     def pack(self) -> dict[str, ProducerMark]:

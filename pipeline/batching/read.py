@@ -41,7 +41,7 @@ async def follow_ledger(
 ) -> AsyncGenerator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false; what is no entry is passed over.
 
-    It holds a reader open: whoever may stop early closes it in the same task (`contextlib.aclosing`).
+    It holds a reader open: a caller that may stop early closes it in the same task (`contextlib.aclosing`).
 
     Raises `LedgerError` where the chain does not hold, and when the ledger is shorter than `position` says.
     """
@@ -55,7 +55,9 @@ async def follow_ledger(
 
 
 async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | None, int, int]:
-    """Return the newest entry and its sequence (None, 0: there is none), and that of the last message on the subject.
+    """Return the newest entry, its sequence, and the sequence of the subject's last message.
+
+    None and 0 if there is no entry.
 
     The two differ where somebody who is not the ledger's writer has published after it. Raises `LedgerError`.
     """
@@ -86,7 +88,9 @@ def _entry(message: Stored, run: str, trainer: str, follows: int) -> LedgerEntry
 
 
 async def find_position(bus: Bus, run: str, trainer: str, position: Position) -> int:
-    """Return the sequence in LEDGER of the last entry that `position` knows (0: none), walking back from the newest.
+    """Return the LEDGER sequence of the last entry that `position` covers; 0 if there is none.
+
+    It walks back from the newest entry.
 
     Raises `LedgerError` when the ledger is shorter than that, or another.
     """
@@ -110,7 +114,7 @@ async def find_position(bus: Bus, run: str, trainer: str, position: Position) ->
 
 
 async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Position:
-    """Return the position of a reader that knows the entries below `index`, or all where the ledger is shorter.
+    """Return the position after the entries below `index`, or after all entries if there are fewer.
 
     Raises `LedgerError` as `find_position`, save that it takes the ledger as it is.
     """
@@ -162,7 +166,7 @@ async def check_rollouts(bus: Bus, entry: LedgerEntry) -> None:
         stored = await bus.get(subjects.ROLLOUTS, seq)
         found = Plan.unpack(stored.headers.get(PLAN_HEADER)).group
     except NotFoundError:
-        return  # trimmed; a stream that ends before it is refused by whoever reads it
+        return  # trimmed; a stream that ends before it is refused by its reader
     except SchemaError:
         found = "no rollout"
     if found != told[seq]:

@@ -161,7 +161,7 @@ class _Batcher:
     # what comes in
 
     async def take(self, burst: Sequence[Stored]) -> None:
-        """Take a burst in and write what follows from it."""
+        """Process a burst of messages and write the resulting entries."""
         async with self._lock:
             before = self.joiner.next_deadline_ns()
             for message in burst:
@@ -315,7 +315,7 @@ class _Batcher:
             self.chain.promoted = decided
             await self._append([])
             log.info(
-                "revision %s, promoted by %s, judges rollouts from sequence %d on",
+                "revision %s, promoted by %s, scores rollouts from sequence %d on",
                 decided.revision, decided.by, decided.first,
             )  # fmt: skip
         told = tell(service.run, known, self.chain.promoted)

@@ -1,4 +1,4 @@
-"""What the batcher tells of an entry in traces: its own work on each group, the batch, and rollouts that end here."""
+"""Exports the traces of a ledger entry: work on each group, the batch, and ended rollouts."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple

@@ -1,1 +1,4 @@
-"""The bus: the few operations on a durable log that everything else needs, over NATS JetStream or in memory."""
+"""The bus: the operations on a durable log that all stages need.
+
+It is implemented over NATS JetStream and in memory.
+"""

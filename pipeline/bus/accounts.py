@@ -4,7 +4,7 @@ The server checks where a client publishes, but not where it asks for the answer
 client could name a foreign subject for it, and the server itself would store its answer there, or take it as a request
 to delete a stream. Here nobody is in the account that holds the streams. Each identity's own account imports from it
 what the identity may do; the server sends an answer back to the account that asked, where nothing is stored. Broadcasts
-go from the account of whoever speaks to those of whoever listens, since the server passes nothing on twice.
+go from the sender's account to the listeners' accounts, since the server passes nothing on twice.
 """
 
 from collections.abc import Mapping

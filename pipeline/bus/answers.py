@@ -1,4 +1,6 @@
-"""What the server answers, decoded and told apart: stored, full, fenced, gone, bad, or to be asked again. Pure.
+"""Decodes the server's answers and classifies them: stored, full, fenced, gone, bad, or to be retried.
+
+Pure.
 
 JetStream answers in JSON with an `err_code`; the codes are those of nats-server's `errors.json`.
 """

@@ -221,7 +221,8 @@ class Bus(Protocol):
     ) -> AbstractAsyncContextManager[Reader]:
         """Read from sequence `start` on, in stream order. Without `follow` iteration ends once caught up.
 
-        What the server cannot read of a damaged store is passed over: whoever needs all of it checks that it is there.
+        What the server cannot read of a damaged store is passed over: callers that need all of it must check that it
+        is there.
 
         Raises `HistoryLostError` when the stream ends before `start` - 1, or no longer holds what was read of it: the
         broker's store was rolled back, and what now comes under those sequences would be passed over.
@@ -284,7 +285,7 @@ class Bus(Protocol):
         """
 
     async def broadcast(self, subject: str, data: bytes) -> None:
-        """Send to whoever listens now; nothing is stored, and nothing is raised where nobody listens."""
+        """Send to all current listeners. Nothing is stored, and nothing is raised if there are none."""
 
     def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
         """Yield broadcasts; beyond `limit` unread ones the oldest are dropped. `stream` is empty and `seq` 0."""

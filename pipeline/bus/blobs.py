@@ -1,9 +1,9 @@
-"""Large messages: chunks first, then a head on the real subject that lists them and vouches for their content.
+"""Splits large messages into chunks and a head, which lists the chunks and verifies their content.
 
 A consumer that filters the real subjects sees heads alone, so that one message stays one message. The head is written
 last: a producer that dies half-way leaves chunks that nothing refers to, never a message that cannot be read.
 
-Each chunk is stored only behind the one before, and the head only behind the last of them. So whoever writes behind
+Each chunk is stored only behind the one before, and the head only behind the last of them. So a task that writes behind
 the chunks of a producer that seems dead (`trimming.sweep`) knows that their head can never come any more; a producer
 that was slow, not dead, is refused and sends all of them again.
 """
@@ -122,7 +122,10 @@ class Blobs:
         return replace(message, data=data, headers={k: v for k, v in message.headers.items() if k != LARGE_HEADER})
 
     async def join_or_mark(self, message: Stored) -> Stored:
-        """As `join`; a message that cannot be put together comes with the reason in a header, to be dead-lettered."""
+        """Like `join`, but mark a message that cannot be assembled, for the dead letters.
+
+        The reason is in a header.
+        """
         try:
             return await self.join(message)
         except DataError as error:

@@ -22,7 +22,8 @@ parser.HMSG_RE = re.compile(rb"\AHMSG[ \t]+([^ \t\r\n]+)[ \t]+(\d+)[ \t]+(([^ \t
 class NatsClient(Client):  # type: ignore[misc]  # untyped
     """The client, but it never speaks to a server without TLS where TLS was asked for, and no message makes it deaf.
 
-    The stock one follows the server, even from `tls://`: whoever can answer in the server's place gets the token.
+    The stock client follows the server, even from `tls://`: an impostor that answers in the server's place gets the
+    token.
     """
 
     needs_tls = False
@@ -36,7 +37,7 @@ class NatsClient(Client):  # type: ignore[misc]  # untyped
 
     @property
     def node_name(self) -> str:
-        """What the server that it is connected to is called: the name of its own, else host and port."""
+        """Name of the connected server: its own name, or else host and port."""
         name = str(self._server_info.get("server_name", ""))
         if name and name != self.server_id:
             return name

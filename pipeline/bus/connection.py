@@ -144,7 +144,7 @@ def _raise_if_refused(error: Exception, shown: str) -> None:
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         raise AccessError(
-            f"the server at {shown} cannot prove who it is ({error.verify_message}): set nats.ca_file to the "
+            f"the server at {shown} cannot prove its identity ({error.verify_message}): set nats.ca_file to the "
             "certificate authority of its certificate, and use a name that is in it"
         )
     if isinstance(error, ssl.SSLError) and "ALERT" in str(error):

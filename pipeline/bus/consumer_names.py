@@ -27,7 +27,7 @@ def reader_name(client: str, stream: str, filters: Sequence[str], suffix: str) -
 
 
 def reader_names(identity: str) -> list[str]:
-    """Return the names that the readers of an identity have where the server allows each identity its own alone.
+    """Return the consumer names of an identity, if the server permits each identity only its own names.
 
     They have one `=` where those of durable consumers have two and those of other readers four.
     """

@@ -41,7 +41,7 @@ async def explain(link: "Link", stream: str) -> str:
 
 async def _explain(link: "Link", stream: str) -> str:
     if not link.is_up:
-        return f"not connected: {link.last_error or 'the server is away'}{await _away(link)}"
+        return f"not connected: {link.last_error or 'the server is unavailable'}{await _away(link)}"
     described = await ask_about(link, stream, timeout_s=DIAGNOSIS_S)
     if described is not None:
         return await _read(link, stream, described)

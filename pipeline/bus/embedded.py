@@ -385,7 +385,10 @@ class EmbeddedServer:
 
 
 def die_with_parent(number: signal.Signals, *, parent: int | None = None) -> Callable[[], None] | None:
-    """Return what sends a child this signal when `parent` (its pid; None: this process) is killed (Linux only)."""
+    """Return a function that makes a child receive this signal when `parent` is killed (Linux only).
+
+    `parent` is a pid; None is this process.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl

@@ -68,8 +68,8 @@ class Failover:
                 await self._leave(stall.stream)
 
     async def _ask_whether_served(self) -> None:
-        """Count it as a wait if the server does not serve: whoever only reads or listens there hears nothing, and waits
-        for no answer."""
+        """Count it as a wait if the server does not serve: tasks that only read or listen there receive nothing, and
+        waits for no answer."""
         if anyio.current_time() < self._ask_s or len(self._link.nc.servers) < 2:
             return
         self._ask_s = anyio.current_time() + random.uniform(*_ASK_S)

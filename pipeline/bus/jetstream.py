@@ -63,7 +63,7 @@ class NatsBus:
 
     @property
     def micro_client(self) -> talk.MicroClient:
-        """What a service of the NATS micro protocol is made with."""
+        """Client for a service of the NATS micro protocol."""
         return talk.MicroClient(self._link)
 
     @property
@@ -81,7 +81,7 @@ class NatsBus:
 
     @property
     def connection(self) -> Connection:
-        """What another process connects with to the same server, in the same name."""
+        """Settings with which another process connects to the same server under the same name."""
         return Connection(self._link.config, self._link.nc.options.get("token"))
 
     @property

@@ -1,7 +1,7 @@
 """Reads that decide something: answered by the stream's leader alone, never by a replica that lags behind.
 
-A leader cut off from the others may answer for some seconds what was true before. So whoever decides by one of these
-also commits with a fence: a commit needs most of the servers, and is refused where the answer was an old one.
+A leader cut off from the others may answer for some seconds what was true before. So a task that decides by one of
+these also commits with a fence: a commit needs most of the servers, and is refused where the answer was an old one.
 
 "Not found" is a question here, not an answer. A server whose store is damaged says 404 for a message that it cannot
 read, and takes its subject for empty when a commit expects that. So `last` returns None only where the server counts
@@ -83,7 +83,7 @@ async def newest_that_reads(end: int, next_from: Callable[[int], Awaitable[Store
 
 
 async def state(link: Link, stream: str, subject: str | None = None, *, patient: bool = False) -> State:
-    """Return how far a stream goes, as its leader has it, and how many messages are on each subject within `subject`.
+    """Return the stream's last sequence and the message count by subject, as the leader reports them.
 
     Of very many subjects the first are named. Raises `NotFoundError` when there is no such stream.
     """

@@ -64,7 +64,7 @@ def patience_s(silent: int, longest_s: float) -> float:
     """Return how long to wait for an answer after `silent` attempts that got none, seconds.
 
     Short at first: of a cluster, one server may have died with the question while the connection to another lives on.
-    Then longer, lest a server that is merely slow be asked more and more.
+    Then longer, so that a slow server does not get more and more requests.
     """
     return min(longest_s, _PATIENCE_S * _PATIENCE_GROWTH ** min(silent, 16))
 
@@ -133,7 +133,7 @@ class Link:
         self.run = run
         self.observers: set[Callable[[], None]] = set()
         self.losses = 0
-        """How often the connection was lost: whoever sees it change has to ask again."""
+        """How often the connection was lost: when it changes, requests must be repeated."""
         self.failure: LachesisError | None = None
         self.last_error: Exception | None = None
         self.waits = Waits(time.monotonic)
@@ -210,7 +210,7 @@ class Link:
             refused = {subject for subject in self.optional if f'"{subject.lower()}"' in text}
             self.refused |= refused
             if refused:
-                return  # it was asked for people's sake alone; whoever asked does without the answer
+                return  # it was asked for people's sake alone; the caller continues without the answer
             subject = refused_publication(text)
             if subject is not None and is_inbox(subject, self.config.inbox_prefix):
                 self._leave_unanswered(subject)  # only answers are published to inboxes

@@ -1,4 +1,4 @@
-"""What is not stored, in memory: requests with one answer, and broadcasts to whoever listens."""
+"""Requests with one answer, and broadcasts, in memory. Nothing of it is stored."""
 
 import time
 from collections import deque

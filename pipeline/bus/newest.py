@@ -1,4 +1,4 @@
-"""The newest event on a subject that one writer owns, whoever else has published there.
+"""The newest event on a subject that one writer owns, whatever others have published there.
 
 Nobody but the owner should be able to; but if somebody did, the owner must not be kept from starting by a message that
 can never be taken away again. What is no event of the owner's is passed over, said so, and lies there for ever.
@@ -37,7 +37,9 @@ def owned(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> E | N
 async def newest(
     bus: Bus, stream: str, subject: str, kind: type[E], is_ours: Callable[[E], bool]
 ) -> tuple[E | None, int, int]:
-    """Return the owner's newest event and its sequence (None and 0 where there is none), and that of the last message.
+    """Return the owner's newest event, its sequence, and the sequence of the last message.
+
+    None and 0 if there is no such event.
 
     The last one is what the owner's next message must expect. Where it is foreign the subject is read backwards, in
     steps that grow; one warning says how many messages were passed over.
@@ -81,8 +83,8 @@ def _read(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> tuple
 
 def _warn(message: Stored, what: str, reason: str) -> None:
     log.warning(
-        "%s: %s not written by its only writer and passed over (%s); somebody else may publish there, which the "
-        "server's permissions should forbid",
+        "%s: %s not written by its only writer and skipped (%s); another client may publish there, which "
+        "the server's permissions should forbid",
         message.subject,
         what,
         reason,

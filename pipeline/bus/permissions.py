@@ -1,4 +1,4 @@
-"""What nats-server lets each identity publish and subscribe to, from the table of who may do what. Pure.
+"""Server permissions of each identity: subjects that it may publish and subscribe to. Pure.
 
 Consumers are made under names that belong to one identity, and of which it has a few for each stream. So nobody takes
 messages from another's consumer, and nobody uses up the consumers that a stream may have.

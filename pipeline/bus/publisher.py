@@ -1,4 +1,4 @@
-"""Storing messages: a window bounded in bytes and messages, message ids across reconnects, the fence and its settling.
+"""Stores messages within a window of bytes and messages, with stable ids and an optional fence.
 
 Guarantees that `store` returns only what the server acknowledged and sends again, under the same message id, whatever
 it did not; and that `commit` never takes its own message for another writer's, nor the other way round.
@@ -63,7 +63,7 @@ class Window:
         self.messages += 1
 
     def leave(self, size: int) -> None:
-        """Give room back, to whoever has waited longest."""
+        """Give room back to the task that has waited longest."""
         self.bytes -= size
         self.messages -= 1
         self._admit()

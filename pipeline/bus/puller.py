@@ -1,7 +1,7 @@
 """A continuous pull from one consumer: bounded in messages and bytes, alive through restarts of the server.
 
 One request is open at a time; it asks for what there is room for. Its heartbeats tell a quiet stream from a lost
-request. What arrives is queued for whoever owns the pull; room comes back when they call `release`.
+request. What arrives is queued for the owner of the pull; room comes back when they call `release`.
 """
 
 import itertools
@@ -128,7 +128,7 @@ class Pull:
         self._stir.set()
 
     def wake(self) -> None:
-        """Let whoever waits, and `run`, look again."""
+        """Wake the waiting tasks and `run`."""
         self._stir.set()
         self._arrived.set()
 

@@ -1,4 +1,4 @@
-"""Reading from a cursor: in stream order, nothing acknowledged, without a gap or a repeat whatever happens between.
+"""Reads a stream in order from a cursor, without acknowledgements, gaps or repeats.
 
 Each time the connection or the consumer is lost, or the consumer's own numbers show a gap, a new ephemeral consumer is
 made that starts behind the last message received. The server is told when one is no longer needed, and none is made

@@ -59,13 +59,13 @@ class Unanswered:
         if not self.count or now_s - self._at_s > _NOTE_S:
             return None
         return (
-            "requests were not answered, since their reply subject is no inbox that may be answered; whoever sends "
-            "them has a key or token of this run"
+            "requests were not answered, because their reply subject is not a permitted inbox; "
+            "the sender has a key or token of this run"
         )
 
     def describe(self) -> str:
         """Return the note for a log, with the last reply subject."""
         return (
             f"a request was not answered, the first for a minute ({self.count} so far): its reply subject "
-            f"{self._subject!a} is no inbox that may be answered; whoever sent it has a key or token of this run"
+            f"{self._subject!a} is not a permitted inbox; the sender has a key or token of this run"
         )

@@ -1,4 +1,4 @@
-"""Names on the wire: which stream takes a subject, whether a filter covers it, which headers mean something. Pure."""
+"""Subject routing: the stream of a subject, whether a filter covers it, and the headers. Pure."""
 
 import functools
 import re

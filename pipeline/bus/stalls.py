@@ -40,7 +40,7 @@ class Stall:
 
 @dataclass(slots=True, eq=False)
 class Wait:
-    """One wait under way. Whoever waits keeps `reason` up to date. `ended_s`: when it gave up, None: it goes on."""
+    """One wait under way. The waiting task keeps `reason` up to date. `ended_s`: when it gave up, None: it goes on."""
 
     what: str
     stream: str

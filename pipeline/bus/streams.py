@@ -92,7 +92,7 @@ def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
         "max_msgs_per_subject": 1,
         "allow_rollup_hdrs": True,
         "allow_msg_ttl": True,  # for the marks of deleted keys
-        # whoever watches a key is told of a new value, and then reads it
+        # watchers of a key learn of a new value and then read it
         "republish": {"src": value_subject(run, ">"), "dest": key_change(run, ">"), "headers_only": True},
     }
     return [bucket, *streams]  # the bucket first, and deleted last: it says what becomes of the run

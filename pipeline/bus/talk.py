@@ -1,4 +1,4 @@
-"""What is not stored: requests with one answer, services that answer them, broadcasts to whoever listens."""
+"""Requests with one answer, the services that answer them, and broadcasts. Nothing of it is stored."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable

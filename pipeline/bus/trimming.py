@@ -1,4 +1,4 @@
-"""Trimming: deleting history by subject, without taking a subject's last message or a chunk that is still needed."""
+"""Deletes history by subject. Keeps each subject's last message and chunks that are still needed."""
 
 import logging
 from collections.abc import Sequence

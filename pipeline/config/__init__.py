@@ -1,1 +1,1 @@
-"""Configuration: one TOML file a run, every setting typed, documented and traceable to where it came from."""
+"""Configuration: one TOML file a run, with typed, documented settings whose source is recorded."""

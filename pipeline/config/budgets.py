@@ -21,7 +21,7 @@ __all__ = ["check_budgets", "least_bytes"]
 
 
 def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
-    """Return by stream the least budget with which the run cannot stop for ever, bytes, and what it is made of.
+    """Return by stream the least budget in bytes with which the run cannot stall, and its parts.
 
     Of the environments that generate here: clients of the gateway say how long theirs are.
     """
@@ -60,8 +60,10 @@ def _group_bytes(env: EnvironmentConfig) -> int:
 
 
 def check_budgets(config: RunConfig) -> None:
-    """Raise `ConfigError` where a budget is less than the run must keep, which would stop it for ever, or where the
-    run's own server cannot hold the budgets."""
+    """Raise `ConfigError` if a budget is too small for the run, or too large for the run's own server.
+
+    With a budget that is too small the run would stall for ever.
+    """
     if config.nats is None:
         _check_own_server(config)
     for stream, (least, what) in least_bytes(config).items():

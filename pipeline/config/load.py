@@ -1,4 +1,4 @@
-"""Loading a configuration: defaults, then the TOML file, then `LACHESIS_*` variables, then `--set a.b=c`.
+"""Loads a configuration: defaults, the TOML file, `LACHESIS_*` variables, then `--set a.b=c`.
 
 What goes in: a msgspec struct type and those sources. What comes out: the struct, and for each value the place it came
 from. Guarantees that no unknown key passes silently: an error names the key, its source and the nearest known key; that
@@ -34,7 +34,7 @@ PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
 
 _NO_TOML = (ValueError, RecursionError)
-"""What tomllib and decoding raise: besides TOMLDecodeError (a ValueError), numbers of thousands of digits and deep
+"""Errors of tomllib and decoding: besides TOMLDecodeError (a ValueError), numbers of thousands of digits and deep
 nesting have errors of Python's own."""
 _DEEPEST = 32
 

@@ -1,5 +1,6 @@
-"""Paths in a configuration: relative ones are relative to the file, or folder, that they were written in. Pure but for
-asking whether a model's folder exists.
+"""Resolves paths in a configuration relative to the file or folder that they are written in.
+
+Pure, except for the check whether a model's folder exists.
 
 A setting is a path by its type: `FilePath` a file or folder; `ProgramPath` a program, by its path or by a name on PATH;
 `ModelPath` a model's folder or its Hugging Face id; `CodePath` a name, `module:NAME` or `path/to/file.py:NAME`.
@@ -66,7 +67,7 @@ def _absolute(marker: str, text: str, base: Path) -> str:
     if marker == "program" and "/" not in text:
         return text
     if marker == "model" and not text.startswith(("./", "../", "~")) and not (base / text).is_dir():
-        return text  # an id, or a folder that is missing: whoever loads it says so
+        return text  # an id, or a missing folder: loading it reports that
     return _join(base, text)
 
 

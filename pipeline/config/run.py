@@ -348,7 +348,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             )
         if env.success_rater is None and self.scoring_of(name).aggregation == "reliability":
             raise ConfigError(
-                f"environment {name}: who succeeds is told before raters are weighed by reliability, so reward_config "
+                f"environment {name}: success is decided before raters are weighted by reliability, so reward_config "
                 "needs a success_rater"
             )
         if env.success_rater is not None and shaping.min_success is None:

@@ -19,7 +19,10 @@ def without_secrets(text: str) -> str:
 
 
 def masked(name: str, value: Any) -> Any:
-    """Return the setting `name` with addresses bare and without the values, however deep, whose name says secret."""
+    """Return the setting `name` without credentials in URLs and without secret values at any depth.
+
+    A value is secret if its name says so.
+    """
     if isinstance(value, dict):
         return {key: masked(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list):

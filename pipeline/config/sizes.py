@@ -12,7 +12,9 @@ _LONGEST = 64
 
 
 def parse_bytes(text: str) -> int:
-    """Return a size in bytes: a number, with or without a unit of 1000 (KB, MB, ...) or 1024 (KiB, MiB, ...).
+    """Return a size in bytes.
+
+    The text is a number, with or without a unit of 1000 (KB, MB, ...) or 1024 (KiB, MiB, ...).
 
     Raises `ConfigError` if the text is no size.
     """

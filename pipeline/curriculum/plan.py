@@ -1,4 +1,4 @@
-"""What a run's curriculum covers: the environments whose tasks it draws, and why it draws none of the others'. Pure."""
+"""The scope of a run's curriculum: the environments that it draws tasks for, and why no others. Pure."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ def reason_no_curriculum(config: RunConfig, env: str) -> str | None:
 
 
 def describe_curriculum(config: RunConfig) -> list[str]:
-    """Return what draws the tasks of each environment, and which environments have no curriculum, in words."""
+    """Describe in words which strategy draws each environment's tasks, and which have no curriculum."""
     covered = ", ".join(curriculum_environments(config))
     lines = [f"curriculum {config.curriculum.strategy}: {covered}"] if covered else []
     reasons = {env: reason_no_curriculum(config, env) for env in config.environments}

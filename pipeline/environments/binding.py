@@ -1,4 +1,4 @@
-"""Named arguments from outside (configuration, a model's tool call) fitted to a Python callable by its annotations."""
+"""Fits named arguments from a configuration or a tool call to a callable by its annotations."""
 
 import difflib
 import inspect

@@ -99,7 +99,7 @@ async def collect_group(
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
         for _ in range(_REFILLS):
-            if collected.lost and collected.rewards:  # where nobody came through, the server is away
+            if collected.lost and collected.rewards:  # where nobody came through, the server is unavailable
                 await collected.generate(sorted(collected.lost), keep_lost=True)
     fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
     if collected.lost and len(collected.rewards) < fewest:
@@ -136,7 +136,8 @@ class _Samples:
         self._rounds = 0
 
     async def generate(self, samples: Sequence[int], *, keep_lost: bool) -> None:
-        """Let the model work on each of `samples` anew. Without `keep_lost` a lost one is raised as any other error."""
+        """Let the model work on each of `samples` again. Without `keep_lost` a lost one is raised as any other
+        error."""
         sampling = self._sampling
         if self._rounds:  # a seeded group must not draw again what it has
             sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))

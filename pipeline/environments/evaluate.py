@@ -86,7 +86,9 @@ async def evaluate(
     concurrency: int = 32,
     config: CollectConfig | None = None,
 ) -> EvalResult:
-    """Measure the policy behind `inference` on the tasks `items` (indices; default all) with k samples each.
+    """Evaluate the policy behind `inference` on the tasks `items`, with k samples each.
+
+    `items` are indices; by default all tasks.
 
     `score` (a sample) or `score_group` (all samples of a task) and `threshold` judge success; by default `env.score`
     and `env.success_threshold`. `concurrency`: items under way at once. `seed` makes the draws repeatable. Raises

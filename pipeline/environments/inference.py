@@ -167,7 +167,10 @@ class Requests:
 
 
 def derive_seed(seed: int | None, *place: object) -> int | None:
-    """Return a seed for one place in a group, so that samples and turns of a seeded group do not share their draws."""
+    """Return a seed for one place in a group.
+
+    Samples and turns of a seeded group therefore do not share random numbers.
+    """
     if seed is None:
         return None
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=4).digest()

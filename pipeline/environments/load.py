@@ -1,4 +1,7 @@
-"""Environments by name: a built-in one, `module:Class`, or `path/to/file.py:Class`, with parameters checked."""
+"""Loads an environment by name: built-in, `module:Class`, or `path/to/file.py:Class`.
+
+Its parameters are checked.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,6 @@
-"""The tokens between two assistant turns, from the server's chat template, without touching what the model wrote.
+"""Computes the tokens between two assistant turns by the server's chat template.
+
+The tokens that the model generated stay as they are.
 
 Text that a model generated does not survive decoding and encoding (other token boundaries, other ids), so the
 sequence of a conversation is put together from ids alone: prompt ids, generated ids, the ids rendered here, generated

@@ -1,4 +1,4 @@
-"""Tools: functions a model calls by writing `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Tools: functions that a model calls with `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
 In: the text of an assistant turn. Out: the calls in it, and the tool messages that answer them. What the model did
 wrong (malformed JSON, unknown tool, wrong arguments, a ToolError, too long a run) is answered in words that it can act
@@ -83,7 +83,7 @@ def parse_tool_calls(text: str) -> ParsedCalls:
 
 
 async def run_tools(tools: Mapping[str, Callable[..., Any]], parsed: ParsedCalls, timeout_s: float) -> list[Message]:
-    """Run the calls of one turn in order and return one tool message for each call and each unreadable call.
+    """Run the calls of one turn in order; return a tool message for each call, readable or not.
 
     `timeout_s`: seconds for all of them together; a call that is not done by then is answered so. A tool that is no
     coroutine function runs in a worker thread, which Python cannot stop: it is left behind.

@@ -1,4 +1,4 @@
-"""What an environment exports of a sampled group that it could not store: its work so far, and the end of its trace.
+"""Exports the trace of a sampled group that an environment could not store.
 
 The inference server has exported its part already, below spans of ours; without these nobody would see whose it was.
 """

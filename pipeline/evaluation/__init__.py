@@ -1,1 +1,1 @@
-"""Held-out evaluation: which tasks no run trains on, how well a policy does on them, and whether that falls."""
+"""Held-out evaluation: tasks kept out of training, success rates on them, and whether they drop."""

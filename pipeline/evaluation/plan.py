@@ -1,4 +1,4 @@
-"""What a run evaluates: the environments of `[evaluation]`, or a share of its own tasks that it does not train on."""
+"""Selects what a run evaluates: the `[evaluation]` environments, or a held-out share of its own tasks."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The byte budgets: what the streams hold, and what has been promised room in them but is not stored yet. Pure.
+"""Byte budgets of the streams: bytes stored, and bytes reserved but not stored yet. Pure.
 
 The streams are the run's own, so nobody else stores anything in them. Guarantees that nothing is promised that could
 bring a stream above the closing share of its budget. Bytes that were just stored count twice until the figures are read
@@ -132,7 +132,7 @@ class Budget:
         everything = sum(self._promised.values()) + sum(room.by_stream().values())
         if self.disk_bytes is not None and everything > self.disk_bytes:
             return (
-                f"the disk that holds the streams is nearly full: {self.disk_bytes:,} bytes may still be stored, and "
+                f"the disk of the streams is nearly full: {self.disk_bytes:,} bytes may still be stored, and "
                 f"{everything:,} would be promised; make room there, and the run goes on by itself"
             )
         for stream, size in room.by_stream().items():

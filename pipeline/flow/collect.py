@@ -50,8 +50,9 @@ _OVERHEAD = 22
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no limit). `revisions`
-    go whatever their age, and `trainers` on them, done or not. `ledger`: its beginning may go too."""
+    """Limits of the history to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no
+    limit). `revisions` go whatever their age, and `trainers` on them, done or not. `ledger`: its beginning may go
+    too."""
 
     older_than_s: float | None = None
     keep_bytes: int | None = None
@@ -62,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Found:
-    """What there is and what goes: by stream its messages and bytes of the run, and the decision."""
+    """The plan of a collection: by stream the run's messages and bytes, and what is deleted."""
 
     totals: dict[str, tuple[int, int]] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Collector:
         staying = [one for one in found.trainers if one not in found.leaving]
         found.revisions = await self._revisions(holds.values(), staying)
         self._check_known("revision", limits.revisions, [one.name for one in found.revisions])
-        self._check_known("trainer on the past", limits.trainers, [one.name for one in found.trainers])
+        self._check_known("offline trainer", limits.trainers, [one.name for one in found.trainers])
         for one in found.revisions:
             if one.name in limits.revisions and one.held is not None:
                 raise ConfigError(f"revision {one.name} of run {config.run} is kept for {one.held}: end that first")
@@ -137,7 +138,7 @@ class Collector:
             raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
 
     async def delete_trainer(self, name: str) -> None:
-        """Delete the ledger of a trainer on the past, and what says that it is one. Raises `ConfigError` where it is at
+        """Delete the ledger of a offline trainer, and what says that it is one. Raises `ConfigError` where it is at
         work."""
         run = self._config.run
         holds = (await record(self._bus, run)).standing(await self._bus.server_time_ns())
@@ -315,7 +316,7 @@ class Collector:
         return _user(name, holds)
 
     async def _trainers(self, holds: Collection[Hold]) -> list[PastTrainer]:
-        """Return the trainers on the past, what they take not measured."""
+        """Return the offline trainers, what they take not measured."""
         bus, run, found = self._bus, self._config.run, list[PastTrainer]()
         for subject in await bus.stored_subjects(LEDGER, [subjects.past(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
@@ -343,7 +344,7 @@ class Collector:
 
 
 def _of_trainer(run: str, name: str) -> list[str]:
-    """Return where a trainer on the past stores, in the order in which it goes: what says that it is one last."""
+    """Return where a offline trainer stores, in the order in which it goes: what says that it is one last."""
     return [subjects.state(run, "trainer", subjects.LIVE, name), subjects.ledger(run, name), subjects.past(run, name)]
 
 

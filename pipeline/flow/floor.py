@@ -1,6 +1,7 @@
 """The floor: how much of each subject's history somebody may still read. Pure.
 
-What lies below the lowest claim on a subject is needed by nobody, whoever is killed and starts again. Who claims what:
+What lies below the lowest claim on a subject is needed by nobody, also when processes are killed and restarted. The
+claims:
 
     ROLLOUTS, rl.rollout
       batcher, governor  a start reads on behind the watermark of the last entry, below which all have an outcome

@@ -2,7 +2,7 @@
 
 The governor trims to make room, and no more; this is for people, who may also want what nobody trims by itself gone:
 evaluations, the ledger's beginning, re-scored revisions. The rule is the same, `floor`'s: nothing at or above a claim
-on its subject goes, and the last message of a subject stays, since that is where whoever writes it starts again.
+on its subject goes, and the last message of a subject stays, because its writer starts again there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from lachesis.schemas.subjects import EVENTS, LEDGER
 
 __all__ = ["Decider", "Decision", "Header", "Held", "Revision", "collectable", "ledger_claims", "old_revisions"]
 
-LAST = "whoever writes it, for a start"
+LAST = "its writer, to start from"
 """Who needs the last message of every subject."""
 
 

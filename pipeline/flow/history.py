@@ -1,4 +1,4 @@
-"""Trimming: the governor's work beside granting leases, so that a run never stops for want of room it could make.
+"""Trims history so that a run never stops for lack of room that it could make.
 
 What goes in: how full the streams are, and where every reader stands (`floor`). What comes out: deleted history, oldest
 first, from the moment a stream passes `retention.trim_at` of its budget down to `retention.trim_to`; and where that is

@@ -109,7 +109,7 @@ class Governor:
         self._wanting = False
 
     def entry(self, entry: LedgerEntry) -> None:
-        """The ledger has grown: what has an outcome now counts no longer, unless it waits in a batch to be trained."""
+        """Apply a new ledger entry: resolved groups stop counting, unless they wait in a batch."""
         self._resolved = Resolved(entry.watermark, entry.resolved)
         self._last_rollout = max(self._last_rollout, entry.watermark)
         self._last_entry = entry.index
@@ -136,7 +136,7 @@ class Governor:
             self._halted[env] = reason
 
     def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
-        """What the streams hold, asked for at `now_s`, and what the run may promise; None: all that is left."""
+        """Record the streams' usage as of `now_s`, and the run's share; None: all that is left."""
         self.budget.read(now_s, streams)
 
     def contact(self, now_s: float) -> None:
@@ -170,7 +170,9 @@ class Governor:
         return waited or any(lease.expires_s <= now_s for lease in self._leases.values())
 
     def seen(self, now_s: float) -> None:
-        """Every rollout stored before `now_s` has been told of, so a lease whose time was over by then is not used.
+        """Record that all rollouts stored before `now_s` are known.
+
+        A lease that had expired by then is unused.
 
         Its producer is gone, or cut off; should it publish after all, that counts when it is stored.
         """
@@ -293,7 +295,7 @@ class Governor:
 
     @property
     def outstanding(self) -> int:
-        """What the bound is on."""
+        """Number of sequences that the capacity bounds."""
         return self.leased + self.accepted + self.untrained
 
     @property

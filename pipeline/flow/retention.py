@@ -32,7 +32,7 @@ async def record(bus: Bus, run: str) -> Retention:
 
 
 async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
-    """Store what `update` makes of the record, which it is given anew until nobody else wrote meanwhile."""
+    """Apply `update` to the record, and retry until no other writer interfered."""
     while True:
         entry = await bus.value(keys.RETENTION)
         old = decode(Retention, entry.value) if entry else Retention(run=run)

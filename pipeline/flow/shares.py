@@ -1,4 +1,4 @@
-"""Who may have what is left of the capacity: the fairness between environments. Pure.
+"""Divides the remaining capacity fairly among environments. Pure.
 
 Guarantees that an environment below its part is not overtaken: what it waits for is kept for it as soon as that much is
 free, longest wait first; and that part of the capacity is open to it at once, which those above their part cannot take.

@@ -144,7 +144,8 @@ class Gateway:
         return _detail(503, error, {"Retry-After": str(_RETRY_AFTER_S)})
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return the answer to whoever may not ask: a browser, on behalf of some page, or one without the token."""
+        """Return the refusal of a client that is not permitted: a browser acting for a page, or one without the
+        token."""
         if self._token is None or hmac.compare_digest(_token(request).encode(), self._token.encode()):
             return None
         challenge = {"WWW-Authenticate": 'Basic realm="lachesis"'}
@@ -168,7 +169,10 @@ class Gateway:
         return {"current_step": self._step(), "queue_size": self._waiting() // self._store.registry.largest_group()}
 
     async def status_env(self, request: Request) -> Any:
-        """What an environment throttles itself by: `queue_size` counts all that is made and not yet trained on."""
+        """Return the figures by which an environment throttles itself.
+
+        `queue_size` counts all groups that are made and not yet trained on.
+        """
         number = await self._env_id(request)
         registry = self._store.registry
         registered = registry.of(number)

@@ -1,4 +1,4 @@
-"""Request bodies: received, unpacked and bounded in time and in bytes, however well they were compressed.
+"""Receives and unpacks request bodies, within bounds of time and of unpacked bytes.
 
 Guarantees: all bodies on their way, and those that wait to be converted, take no more than the room's bytes together;
 and a client that sends its body slowly, or not at all, holds up nobody else, nor itself for more than the time allowed.

@@ -52,6 +52,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and not self.needs_token:
             raise ConfigError(
-                f"gateway.host is {self.host}: whoever reaches it could publish rollouts; leave gateway.needs_token "
+                f"gateway.host is {self.host}: every client that reaches it could publish rollouts; leave "
+                "gateway.needs_token "
                 "true, or listen on 127.0.0.1"
             )

@@ -1,4 +1,4 @@
-"""The run's policy versions as they came, for rollouts whose makers do not say which weights made them."""
+"""Remembers the run's policy versions, for rollouts whose producers do not name a version."""
 
 import logging
 from bisect import bisect_right
@@ -45,6 +45,6 @@ class Policies:
         return self._records[-1] if self._records else None
 
     def at(self, time_ns: int) -> PolicyRecord | None:
-        """Return the version that was the newest at Unix time `time_ns`, the oldest known one if all came later."""
+        """Return the newest version at Unix time `time_ns`, or the oldest known one if all came later."""
         after = bisect_right(self._records, time_ns, key=lambda record: record.written_ns)
         return self._records[max(0, after - 1)] if self._records else None

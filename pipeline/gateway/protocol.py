@@ -1,4 +1,4 @@
-"""The requests of the Atropos trajectory API, field by field as its clients (atroposlib 0.4) send them.
+"""Requests of the Atropos trajectory API, with the fields that atroposlib 0.4 sends.
 
 Guarantees that what is read holds finite numbers, token ids of 32 bits and names of sensible length. As there, unknown
 keys are dropped and "1" is taken for 1.

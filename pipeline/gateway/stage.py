@@ -1,4 +1,4 @@
-"""The gateway as a service: the HTTP server beside what it has to know, for as long as the service lives.
+"""The gateway as a service: the HTTP server and the tasks that keep its data current.
 
 It is a stateless face over durable state: kill it at any moment, start it again, and clients go on as before.
 """

@@ -1,4 +1,4 @@
-"""What the gateway must not forget, in the run's bucket: who has registered, and the groups that wait for others.
+"""Stores the gateway's registrations and partial groups in the run's bucket.
 
 Guarantees that what it returns is stored when a change returns, and that of two gateways of a run the earlier one ends
 (`FencedError`) at its next change.
@@ -32,7 +32,7 @@ class Store:
 
     @classmethod
     async def open(cls, bus: Bus, run: str, envs: list[str]) -> "Store":
-        """Take the state over: whoever had it can change it no more."""
+        """Take the state over: its earlier owner can no longer change it."""
         store = cls(bus, run)
         await store.set_registry(await store._get(_REGISTRY, Registry) or Registry())
         for env in envs:

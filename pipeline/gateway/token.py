@@ -1,4 +1,4 @@
-"""The gateway's token: read from the file that is configured, else made once and kept in the run's folder."""
+"""The gateway's token: read from the configured file, or generated and kept in the run's folder."""
 
 from pathlib import Path
 

@@ -19,8 +19,8 @@ from lachesis.schemas.subjects import LEDGER
 __all__ = ["LEDGER_MEND", "LedgerReader", "rules_of"]
 
 LEDGER_MEND = (
-    "Restore the server's store from a backup (in a cluster: let another copy lead), or start a new run, whose `model` "
-    "may be a checkpoint of this one; `lachesis reproduce` says what of this one still holds"
+    "Restore the server's store from a backup (in a cluster: let another copy lead), or start a new run, and set its "
+    "`model` to a checkpoint of this one if you like; `lachesis reproduce` says what of this one still holds"
 )
 """What to do about a ledger that is broken."""
 

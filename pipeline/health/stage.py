@@ -4,7 +4,7 @@ One writer an environment. It reads scores, rewards, dead letters, evaluations, 
 reports, and no payload: what a check needs of tokens and logprobs is in the scores' signals. An alert event holds what
 every check found in a window, or what one found in an evaluation, what follows for the environment, and the whole
 state, so a restart reads the open windows again and judges them alike. A request to resume (key-value) becomes an event
-here too: whoever wants to know where an environment stands, reads its newest alert event and nothing else.
+here too: a service that needs an environment's status reads its newest alert event and nothing else.
 """
 
 import logging
@@ -135,7 +135,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         await self.service.retrying("read evaluations")(self._remember_evaluations)
 
     def sources(self) -> list[Source]:
-        """Return what stages derived of the environment, its evaluations, and the trainer's ledger and reports."""
+        """Return the sources: events derived from the environment, its evaluations, the ledger and reports."""
         run, revision = self.service.run, self.service.revision
         derived = [subjects.event(kind, run, revision, self.env) for kind in _KINDS]
         trainer = [subjects.ledger(run, self._trainer), subjects.state(run, "trainer", subjects.LIVE, self._trainer)]

@@ -1,4 +1,5 @@
-"""Where each environment stands, for whoever must heed it: the newest alert event of each, read at start and followed.
+"""Where each environment stands, for the services that must obey it: the newest alert event of each, read at start and
+followed.
 
 Guarantees that what was once known is never taken back by an older event: readers may go over history again.
 """

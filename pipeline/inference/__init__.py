@@ -1,1 +1,1 @@
-"""Reference inference: an engine over transformers, an HTTP server with vLLM's fields, and the client for both."""
+"""Reference inference: an engine over transformers, an HTTP server with vLLM's fields, a client."""

@@ -1,4 +1,4 @@
-"""Where the inference servers of a run are: each registers its URL under (run, role), whoever needs one looks it up.
+"""Where the inference servers of a run are: each registers its URL under (run, role), and clients look it up.
 
 Guarantees that a client made by `open_role` follows a server that moved: a call that fails for infrastructure reasons
 is answered by the next look-up, so callers only retry. Of several servers of one role the last to register is asked;
@@ -103,7 +103,10 @@ class Directory:
             async for entry in entries:
                 try:
                     await self.use(entry.value.decode(), token)
-                except (ConfigError, UnicodeDecodeError) as error:  # whoever wrote it, the next server registers anew
+                except (
+                    ConfigError,
+                    UnicodeDecodeError,
+                ) as error:  # whichever process wrote it: the next server registers again
                     log.warning("the register of inference servers holds no URL: %s", str(error)[:200])
 
     async def use(self, url: str, token: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What crosses the HTTP line of an inference server: vLLM's field names, as msgspec structs.
+"""HTTP messages of an inference server, with vLLM's field names, as msgspec structs.
 
 The routes and fields are those of vLLM's token-in, token-out endpoint (`/inference/v1/generate`, `--enable-scale-out`),
 of `/tokenize` and `/detokenize`, and of its weight-update routes. Requests are strict: an unknown sampling parameter is
@@ -92,7 +92,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     """Makes the draws of this request repeatable, whatever is batched with it; None: fresh randomness."""
     stop_token_ids: list[TokenId] = []
-    """Tokens that end a sample, besides the end-of-sequence token. They stay in the output."""
+    """Additional tokens that end a sample, like the end-of-sequence token. They stay in the output."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
     logprobs: TopK | None = None

@@ -43,7 +43,7 @@ def undecided(promotions: Sequence[Promotion]) -> Promotion | None:
 
 
 def ask(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
-    """Return the list with `asked`; None where it is there: undecided, or in force. What waits for raters that are away
+    """Return the list with `asked`; None where it is there: undecided, or in force. What waits for unavailable raters
     may be given up later than the promotion was asked for.
 
     Raises `ConfigError` while another one is undecided.

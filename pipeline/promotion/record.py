@@ -141,7 +141,9 @@ class InForce:
         return in_force(self._promotions, seq)
 
     async def given_up(self, seq: int) -> Promotion | None:
-        """Return the promotion that gives up the rollout at `seq`, whose raters are away, by the list as it is now.
+        """Return the promotion that gives up the rollout at `seq`, by the current list.
+
+        The raters of this rollout are unavailable.
 
         Raises `InfrastructureError` as `at`.
         """
@@ -183,7 +185,9 @@ class InForce:
             raise InfrastructureError(f"{self._subject}: {found} lists on a server that lags behind")
         decided = [one for one in newest.promotions if one.first is not None]
         for one in decided[sum(one.first is not None for one in self._promotions) :]:
-            log.info("revision %s, promoted by %s, judges from sequence %d on", one.revision, one.by, one.first)
+            log.info(
+                "revision %s, promoted by %s, scores rollouts from sequence %d on", one.revision, one.by, one.first
+            )
         self._promotions, self._lists, self._newest = newest.promotions, found, at
 
     def _list_in(self, message: Stored) -> Promotions | None:

@@ -24,7 +24,10 @@ class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Processes that read and judge. Default 1: the replay's own. With more, it only folds what they judged."""
 
     def in_flight(self, *, waits: bool) -> int:
-        """Return how many groups may be read and not yet folded, where judging them `waits` for something, or not."""
+        """Return how many groups may be read and not yet folded.
+
+        `waits`: whether scoring them waits for something.
+        """
         return self.max_inflight or (_PATIENT if waits else _AT_ONCE) * self.workers
 
     def block(self, *, waits: bool) -> int:

@@ -1,4 +1,4 @@
-"""What a replay and its workers say to each other: msgpack over pipes, each message behind its length.
+"""Messages between a replay and its workers: length-prefixed msgpack over pipes.
 
 Nothing of it is stored or read by another build: a worker runs the files of the replay that started it.
 """
@@ -30,7 +30,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Every later one: rollouts to be judged."""
+    """Every later message: rollouts to be scored."""
 
     number: int
     wanted: list[Found]
@@ -41,7 +41,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Judged(msgspec.Struct, frozen=True, tag=True):
-    """A block's verdicts, in its order, and how long it took to judge them."""
+    """The scores of a block, in its order, and the time that scoring took."""
 
     number: int
     verdicts: list[Verdict]

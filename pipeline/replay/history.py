@@ -47,7 +47,7 @@ async def selected(
     """Yield the selected rollouts of `envs` from sequence `first` to `last`, in order, by their headers.
 
     One whose header cannot be read is in no selection, as it is in no window of the live run. It holds a reader open:
-    whoever may stop early closes it (`contextlib.aclosing`).
+    a caller that may stop early closes it (`contextlib.aclosing`).
     """
     if first > last:
         return
@@ -79,8 +79,11 @@ def _selected(message: Stored, selection: Selection, groups: Collection[str] | N
 
 
 async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str, int], take: Take) -> None:
-    """Give the selected rollouts of each environment from its cursor on to `take`, in the order of ROLLOUTS, as they
-    are stored, until it says that it is enough. What was trimmed before it was read is passed over."""
+    """Pass the selected rollouts to `take` in the order of ROLLOUTS, as they are stored.
+
+    Each environment starts at its cursor. It ends when `take` says so. Rollouts that were trimmed before they were read
+    are skipped.
+    """
     filters = [subjects.rollout(run, env) for env in cursors]
     async with bus.read(subjects.ROLLOUTS, filters, start=min(cursors.values())) as messages:
         async for message in messages:
@@ -112,8 +115,9 @@ async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator
 
 
 async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:
-    """Give each of `wanted`, rollouts of `env` (`*`: any), with its message to `take`, in order, until it says that it
-    is enough.
+    """Pass each of `wanted` with its message to `take`, in order, until it says stop.
+
+    They are rollouts of `env`; `*` is any environment.
 
     Raises `NotFoundError` naming the first that is gone.
     """

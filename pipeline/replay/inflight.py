@@ -30,7 +30,7 @@ _GROWTH = 4
 
 
 class Turns:
-    """Gives all else in the process its turn every few milliseconds of work that waits for nothing."""
+    """Yields to other tasks every few milliseconds during work that awaits nothing."""
 
     def __init__(self) -> None:
         self._had_turn = 0.0
@@ -42,7 +42,7 @@ class Turns:
 
 
 class Blocks:
-    """How many rollouts a worker is asked for at once.
+    """Adapts how many rollouts are sent to a worker at once.
 
     Where raters have to be waited for, as many as the pace allows. Otherwise two blocks at a time for each worker, each
     of what one judges within a fraction of a second: a pause waits for them, and a kill repeats them.

@@ -1,4 +1,4 @@
-"""What a finished revision says of each rollout, in the order of ROLLOUTS, verified against its own digest.
+"""Reads the results of a finished revision in the order of ROLLOUTS and verifies its digest.
 
 Guarantees that what is handed out is what the replay folded: a commit that is gone, or a score or reward that is not
 the one whose digest is recorded, is an error before anything is handed out.
@@ -43,7 +43,7 @@ async def revision_digest(bus: Bus, record: RevisionRecord) -> str:
         if last is None or last.commit.cursors.get(ROLLOUTS, 0) <= last_seq:
             raise NotFoundError(
                 f"revision {record.revision!r} of run {record.run} is not finished in {env}: repeat the command that "
-                "began it (`lachesis replay`), which goes on where it was"
+                "began it (`lachesis replay`), which continues where it stopped"
             )
         digests[env] = last.digest
     return joined_digest(digests)
@@ -75,7 +75,7 @@ async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[Ju
             if digest != event.digest:
                 raise LedgerError(
                     f"{where}: its scores and rewards are {digest}, but were {event.digest} when they were stored: "
-                    "somebody changed them; replay the history under another revision"
+                    "they were changed; replay the history under another revision"
                 )
             found += judged
     if reached <= _end(record):

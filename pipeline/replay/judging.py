@@ -24,14 +24,14 @@ _OBJECTS = 5000
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
-    """What was made of a rollout: its score, or why it has none."""
+    """The score of a rollout, or the reason why it has none."""
 
     score: GroupScore | None
     reason: str = ""
 
 
 class Judge:
-    """Judges the rollouts of `envs`, each by its own raters. `retrying` says how long an outage is waited out.
+    """Scores the rollouts of `envs`, each by its own raters. `retrying` says how long an outage is waited for.
 
     Raises `ConfigError` where a rater cannot be loaded.
     """
@@ -44,7 +44,7 @@ class Judge:
         }
 
     def waits(self, env: str) -> bool:
-        """Whether rollouts of `env` are judged by anything that has to be waited for."""
+        """Whether any rater of `env` is asynchronous."""
         return self.scorers[env].waits
 
     async def judge(self, env: str, message: Stored) -> Verdict:
@@ -67,7 +67,7 @@ class Judge:
 
 
 def collect_seldom() -> None:
-    """Have Python look for cycles among objects more seldom, in a process that does nothing but judge and fold.
+    """Run Python's garbage collector less often, in a process that only scores and folds.
 
     It makes many objects and hardly a cycle, and spent a tenth of its time on the search.
     """

@@ -18,5 +18,8 @@ _OUTAGE_S = 60.0
 def retrying(
     stop: Callable[[tenacity.RetryCallState], bool] = tenacity.stop_after_delay(_OUTAGE_S),  # noqa: B008 - it has no state
 ) -> tenacity.AsyncRetrying:
-    """Return what tries a call again until `stop`, by default for a minute, and then raises its last error."""
+    """Return a retrier that repeats a call until `stop`, then raises its last error.
+
+    The default is one minute.
+    """
     return retry_outages(stop, never=StreamFullError)

@@ -1,4 +1,4 @@
-"""The ledger of a trainer on past rollouts: formed from a finished revision, checked, and stored before training.
+"""The ledger of a offline trainer: formed from a finished revision, checked, and stored before training.
 
 What goes in: the rewards of a revision and the rollouts they are of. What comes out: the trainer's own ledger, written
 by the code that forms live batches, and the record of what it was formed from. Guarantees:
@@ -73,7 +73,7 @@ class PastRequest:
 
 
 async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
-    """Return what a trainer on past rollouts trains on; None for a trainer that is none."""
+    """Return what a offline trainer trains on; None for a trainer that is none."""
     found, _, _ = await newest(
         bus,
         LEDGER,
@@ -88,8 +88,9 @@ async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
 async def past_trainer(
     bus: Bus, config: RunConfig, request: PastRequest, *, progress: Progress
 ) -> AsyncIterator[tuple[PastRecord, Callable[[LedgerEntry], None]]]:
-    """Yield what the trainer trains on, its ledger stored whole, while its rollouts are held back from trimming; with
-    it comes what is to be told of each entry that needs them no more.
+    """Store the offline trainer's whole ledger and yield it, holding its rollouts back from trimming.
+
+    With it comes a function to be called for each entry that no longer needs its rollouts.
 
     Raises `ConfigError` where the name is another trainer's, `NotFoundError` where there is no such revision or its
     rollouts are gone or none can be trained on, `DataError` where they cannot be used, `LedgerError` where the ledger
@@ -196,8 +197,11 @@ async def _ahead(bus: Bus, record: PastRecord) -> dict[int, dict[str, int]]:
 
 
 def needs_behind(entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, int]) -> dict[int, dict[str, int]]:
-    """Return by entry, from the one before the first of `entries`, the lowest sequence of each stream that those
-    behind it refer to; `ends` where none does. `last`: the index of the ledger's last entry."""
+    """Return by entry the lowest sequence of each stream that the later entries refer to.
+
+    It begins with the entry before the first of `entries`; `ends` where no later entry refers to a stream. `last` is
+    the index of the ledger's last entry.
+    """
     lowest = dict(ends)
     found = {last: lowest}
     for entry in reversed(entries):
@@ -295,7 +299,9 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
 async def reform(
     bus: Bus, record: PastRecord, judged: Sequence[Judged], teachers: Mapping[int, int], progress: Progress
 ) -> list[str]:
-    """Return what names the content of each entry that a revision (`judged` is all of it) gives when formed anew.
+    """Return the content digest of each entry that a revision gives when its ledger is formed again.
+
+    `judged` is all of the revision.
 
     `teachers` are the sequences in TEACHER that the ledger names, by rollout. Raises as `past_trainer`.
     """

@@ -111,9 +111,12 @@ async def definition(bus: Bus, config: RunConfig, name: str) -> RevisionRecord |
 
 
 async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -> AsyncGenerator[Derived]:
-    """Yield what was derived of the run's groups under a replayed revision, or (None) the live one, as it was stored.
+    """Yield everything derived from the run's groups under a revision, as it was stored.
 
-    Several events may tell of one group: the first counts. It holds a reader open: whoever may stop early closes it.
+    None is the live revision.
+
+    Several events may tell of one group: the first counts. It holds a reader open: a caller that may stop early closes
+    it.
     """
     run, revision = config.run, config.revision
     if defined is not None:
@@ -148,7 +151,7 @@ async def _known(bus: Bus, run: str) -> list[str]:
 
 
 async def following(bus: Bus, run: str) -> list[tuple[RevisionRecord, int]]:
-    """Return the definition of each revision that follows the run, or did, and the next sequence that it would read."""
+    """Return the definition and next sequence of each revision that follows the run, or did."""
     records: dict[str, RevisionRecord] = {}
     async with events_of(bus, REPLAY, subjects.revision(run), RevisionRecord) as found:
         async for one in found:
@@ -194,7 +197,7 @@ def judges_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
 
 @asynccontextmanager
 async def events_of(bus: Bus, stream: str, subject: str, kind: type[E]) -> AsyncIterator[AsyncIterator[E]]:
-    """Yield the events of a kind; what is none was dead-lettered by whoever it was meant for."""
+    """Yield the events of a kind; what is none was dead-lettered by its consumer."""
 
     async def decoded() -> AsyncIterator[E]:
         async for message in messages:
@@ -211,7 +214,7 @@ async def events_of(bus: Bus, stream: str, subject: str, kind: type[E]) -> Async
 
 
 async def conversation(bus: Bus, seq: int, sample: int) -> list[Message] | None:
-    """Return what was said in a sample of the rollout stored at `seq`, None where it cannot be read any more."""
+    """Return the conversation of a sample of the rollout at `seq`; None if it cannot be read."""
     try:
         said = read_rollout(await bus.get(ROLLOUTS, seq)).group.messages
     except (NotFoundError, DataError):

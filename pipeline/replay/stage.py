@@ -1,4 +1,4 @@
-"""A replay: selected history through scoring, normalization and advantages under a revision of its own, into REPLAY.
+"""A replay: scores, normalizes and computes advantages of selected history into REPLAY.
 
 What goes in: rollouts, in the order of ROLLOUTS, one environment after the other; or, where the selection has no end
 (a shadow), all of them as they are stored. What comes out: `RescoreEvent`s, each
@@ -435,7 +435,8 @@ class _Replay:
             await anyio.sleep(_LONGEST_S)
             for name in envs:
                 env = self._envs[name]
-                # one that is silent moves on with the others, lest it hold history that has nothing of it
+                # one that is silent moves on with the others, so that it does not hold back history without rollouts
+                # of it
                 if env.fold.fed or self._reached - env.cursor >= _SILENT:
                     await self._commit(name)
 
@@ -483,7 +484,8 @@ class _Replay:
                     await self._retrying()(self._make_room, name, stored)
         except StreamFullError as error:
             raise StreamFullError(
-                f"{error}; raise streams.replay_bytes, `lachesis init`, and repeat the command: it goes on where it was"
+                f"{error}; raise streams.replay_bytes, `lachesis init`, and repeat the command: it continues where it "
+                "stopped"
             ) from error
 
     async def _make_room(self, name: str, covered: int) -> None:

@@ -1,4 +1,4 @@
-"""The rollouts that a trainer on the past is to train on: found with what the teacher gave for each, and checked.
+"""The rollouts that a offline trainer is to train on: found with what the teacher gave for each, and checked.
 
 Guarantees that what is handed out can be trained on: what is gone, damaged, without logprobs or another's is an error
 that names the first rollout it is about, and how to do without.

@@ -1,4 +1,4 @@
-"""A replay's worker: a process that reads and judges the rollouts that it is told to, and hands their verdicts back.
+"""A replay's worker: a process that reads and scores the rollouts that it is given.
 
 `workers` starts it as `python -m lachesis.pipeline.replay.worker PID`, with the pid of the replay. It is told by its
 standard input and answers by its standard output. It ends with its standard input, and with the replay's process, busy

@@ -1,4 +1,4 @@
-"""The batches of a ledger, verified: its chain, what was reported of it, and each manifest made anew from the streams.
+"""The batches of a ledger, verified: its chain, what was reported of it, and each manifest rebuilt from the streams.
 
 What goes in: the ledger of a trainer, live or on past rollouts, and the streams that it was made from. What comes out:
 findings, and what the ledger was found to be. Nothing is written, and it takes no torch. What was trimmed is counted,
@@ -143,7 +143,7 @@ class _Check:
         told = {
             "chain": f"{facts.entries} entries follow one another, the last is {facts.chain[:12]}",
             "reports": f"{len(facts.reports)} reports and the checkpoints kept name this ledger",
-            "batches": f"{self._equal} of {facts.batches} made anew from the streams are equal"
+            "batches": f"{self._equal} of {facts.batches} rebuilt from the streams are equal"
             f"{self._unchecked()}; digest {facts.manifest[:12]}",
         }
         if self._past is not None:
@@ -296,7 +296,7 @@ class _Check:
         )
 
     async def form_again(self, past: PastRecord) -> None:
-        """Form the whole ledger of a trainer on past rollouts anew and compare it entry by entry."""
+        """Form the whole ledger of a offline trainer anew and compare it entry by entry."""
         try:
             again = await reform(self._bus, past, self._judged, self._teachers, self._progress)
         except LachesisError as error:

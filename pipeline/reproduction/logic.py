@@ -1,4 +1,4 @@
-"""A batch made anew from rollouts and rewards, and where it differs from the one that the ledger holds. Pure."""
+"""Rebuilds a batch from rollouts and rewards, and compares it with the ledger's. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -55,7 +55,9 @@ def difference(recorded: Batch, found: Batch) -> str | None:
 
 
 def numerics_after(reports: Sequence[TrainReport], steps: int) -> Numerics | None:
-    """Return how the step after the first `steps` was computed, by the first of the reports (in order) that covers it.
+    """Return how the step after the first `steps` was computed.
+
+    The first report that covers it says so; reports are in order.
 
     Beyond the last one, by that. None: it does not say, or there is none.
     """

@@ -1,4 +1,4 @@
-"""The optimizer steps of a run, taken again from a checkpoint on the batches of its ledger, and the weights compared.
+"""Repeats a run's optimizer steps from a checkpoint and compares the weights.
 
 Guarantees that nothing is written: neither to the streams nor to the run's folder. Each step is taken with the settings
 and number of threads that its report names, whatever they were before and after. On the processor and versions that
@@ -251,7 +251,7 @@ class _Compared:
         first, last = span
         apart = sorted(self._failed.items())
         text = (
-            f"steps {first + 1} to {last} taken again in {seconds:.1f} s; after step {last} they are "
+            f"steps {first + 1} to {last} repeated in {seconds:.1f} s; after step {last} they are "
             f"{self._ours[last][:12]}"
         )
         equal = len(self._equal - self._failed.keys() - {first})

@@ -1,1 +1,1 @@
-"""What becomes of a reward: normalization, shaping, advantages, and what keeps a group from being trained on."""
+"""Rewards: normalization, shaping, advantages, and the faults that exclude a group from training."""

@@ -61,7 +61,8 @@ class LostScores:
         return self._lost[0].message.seq if self._lost else None
 
     async def give_up(self) -> None:
-        """Bury at each deadline whoever still waits. Runs until cancelled, or until the service drains."""
+        """Write dead letters at each deadline for all groups that still wait. Runs until cancelled, or until the
+        service drains."""
         try:
             while True:
                 while not self._lost:

@@ -1,4 +1,4 @@
-"""The normalizer: memberships and scores in, rewards with advantages out, one fenced commit for each burst of input.
+"""The normalizer: turns scores into rewards and advantages, one fenced commit for each burst.
 
 One writer an environment. Memberships come from the headers of ROLLOUTS, outcomes from EVENTS (scores, and the dead
 letters of groups that will never have any). A commit holds the rewards that became ready, the change of the
@@ -104,7 +104,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
             raise DataError(f"scores are of a promotion from sequence {first} on, and there is none")
         for known, terms in sorted(self._terms_of(await self.in_force.known(first)).items()):
             self.normalizer.promote(known, terms)
-        log.info("%s: revision %s judges rollouts from sequence %d on", self.env, found.revision, first)
+        log.info("%s: revision %s scores rollouts from sequence %d on", self.env, found.revision, first)
 
     async def _is_stored(self, seq: int) -> bool:
         """Whether ROLLOUTS goes so far. A server that lags behind has some seconds to catch up."""

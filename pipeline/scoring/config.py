@@ -65,9 +65,9 @@ class ScoringConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     groups_at_once: PositiveInt = 16
     """Groups that one replica of the scorer rates at once. Default 16."""
     patience_s: float = 10.0
-    """Seconds for which a replica tries a group again whose raters are away, before it gives the group back and goes on
-    with those behind it. The group comes again, to any replica, after 1 s, then 2, 4 and every 5, and is tried for half
-    as long as the time before. Default 10."""
+    """Seconds for which a replica tries a group again whose raters are unavailable, before it gives the group back and
+    goes on with those behind it. The group comes again, to any replica, after 1 s, then 2, 4 and every 5, and is tried
+    for half as long as the time before. Default 10."""
     aggregation: Aggregation | None = None
     """mean, weighted, median, trimmed, min (worst case), uwo (mean - penalty * variance), lcb (mean - penalty * std),
     majority (of ratings above `threshold`; a tie is unscorable), dawid_skene (a majority in which votes have the

@@ -75,7 +75,7 @@ class EnvironmentScorer:
 
     @property
     def waits(self) -> bool:
-        """Whether scoring waits for anything, so that other groups could be scored meanwhile."""
+        """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
         return self._judges is not None and self._judges.runner.waits
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
@@ -183,8 +183,8 @@ def load_scorer(config: RunConfig, env: str, *, explains: bool = False) -> Envir
     success = settings.success_rater
     if success is not None and raters and success not in raters:
         raise ConfigError(
-            f"environments.{env}.success_rater is {success!r}, but its raters are {', '.join(raters)}: nobody would "
-            "tell which samples succeed"
+            f"environments.{env}.success_rater is {success!r}, but its raters are {', '.join(raters)}: nothing "
+            "says which samples succeed"
         )
     return scorer
 

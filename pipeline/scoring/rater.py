@@ -1,4 +1,4 @@
-"""What a rater is: the face that people write against.
+"""The interface that raters implement.
 
 In: a `Sample`. Out: a number, or None to abstain. A rater is a function under `@rater` or a subclass of `Rater`, sync
 or async, over one sample or over a whole group. It declares its bounds, so that raters of different scales can be
@@ -207,7 +207,10 @@ def to_rating(value: object, bounds: tuple[float, float] | None) -> Rating:
 
 
 def rating_within(bounds: tuple[float, float] | None) -> Callable[[object], Rating]:
-    """Return `to_rating` of these bounds, which takes a number that is as it should be without many questions."""
+    """Return `to_rating` for these bounds.
+
+    It accepts a number within them quickly.
+    """
     low, high = bounds or (-sys.float_info.max, sys.float_info.max)
 
     def judge(value: object) -> Rating:

@@ -41,7 +41,7 @@ class EnsembleRunner:
 
     @property
     def waits(self) -> bool:
-        """Whether any rater is called in a way that has to be waited for."""
+        """Whether any rater is asynchronous."""
         return not all(calls.at_once for calls in self._calls)
 
     async def rate_group(self, samples: Sequence[Sample]) -> dict[str, list[Rating]]:
@@ -142,7 +142,7 @@ class _MemberCalls:
         """Call within a slot and the time limit, and again where infrastructure failed."""
         async with self._slots:
             if not self._breaker.admits(anyio.current_time()):
-                return Rating(None, "unavailable", "not asked: its last calls all failed")
+                return Rating(None, "unavailable", "not called: its last calls all failed")
             failures: list[BaseException] = []
             with anyio.move_on_after(self.member.config.timeout_s):
                 rating = await self._attempt(argument, judge, failures)

@@ -1,1 +1,1 @@
-"""The stage runtime: the one way to write a consumer, stateless (competing replicas) or stateful (fenced commits)."""
+"""The stage runtime: stateless stages (competing replicas) and stateful ones (fenced commits)."""

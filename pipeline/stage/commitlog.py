@@ -36,7 +36,9 @@ E = TypeVar("E", bound=Event)
 
 
 def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
-    """Return whether to store the state, `commits` of `weight` bytes in all after a snapshot of `state` bytes.
+    """Return whether a snapshot is due.
+
+    `commits` commits of `weight` bytes in all follow a snapshot of `state` bytes.
 
     They have to weigh a quarter of the state, so that snapshots store at most four times what commits do. A start is
     bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MOST_BYTES`) and one commit

@@ -51,7 +51,10 @@ def dead_letter(
 
 
 async def publish_dead_letter(service: Service, letter: DeadLetter) -> None:
-    """Store a dead letter; a second one for the same message, stage and revision is dropped as a duplicate."""
+    """Store a dead letter.
+
+    A second one for the same message, stage and revision is dropped as a duplicate.
+    """
     subject = subjects.event("dead", letter.run, letter.revision, letter.env)
     msg_id = f"dead.{letter.revision}.{letter.stage}.{letter.stream}.{letter.seq}"
     await service.bus.publish(subject, encode(letter), msg_id=msg_id)

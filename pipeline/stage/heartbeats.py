@@ -1,4 +1,7 @@
-"""Reads heartbeats: only those on the subject of the service that they are of, which is all that its key may write."""
+"""Reads heartbeats, and drops those that are not on their own service's subject.
+
+A service's key may write to its own subject only.
+"""
 
 from collections.abc import AsyncGenerator
 

@@ -91,7 +91,7 @@ class PageGuard:
             elif self._hosts is not None:
                 host = host_of(headers.get("host", ""))
                 if host not in self._hosts and not _is_loopback(host):
-                    app = self._refuse(f"this server is not {host[:100]!r}; ask for it by its address")
+                    app = self._refuse(f"this server is not {host[:100]!r}; request it by its address")
         await app(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""Tells the services that end traces of groups that a stage has handled again or in vain, so that they keep these.
+"""Announces groups that a stage handled again or in vain, so that their traces are kept.
 
 Stamps alone do not do: the group may have ended before its stage came to it, an earlier annotation may count, and work
 that failed leaves no stamp. What is lost on the way costs a trace and nothing else, so none of it is stored.

@@ -18,7 +18,7 @@ from lachesis.pipeline.stage.service import Service
 
 __all__ = ["Source", "open_bursts"]
 
-_OVERHEAD = 256  # what a message weighs besides its data, about: headers alone have none
+_OVERHEAD = 256  # approximate bytes of a message besides its data: headers alone have none
 
 
 @dataclass(frozen=True, slots=True)

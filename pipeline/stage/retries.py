@@ -1,4 +1,7 @@
-"""The retry policy: what infrastructure fails is tried again, with random exponential backoff, and nothing else is."""
+"""The retry policy: repeats calls that fail for infrastructure, with random exponential backoff.
+
+All other errors are raised at once.
+"""
 
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +24,7 @@ def retry_outages(
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     before_sleep: Callable[[tenacity.RetryCallState], None] | None = None,
 ) -> tenacity.AsyncRetrying:
-    """Return an iterator of attempts that retries `InfrastructureError`, except for `never`, until `stop`.
+    """Return an iterator that retries `InfrastructureError` with backoff until the service drains.
 
     The last error is raised then. Pauses grow from about 0.1 s to `longest_s` seconds.
     """

@@ -1,4 +1,4 @@
-"""Reading a rollout group as stored, distrusting whoever stored it."""
+"""Reading a rollout group as stored, without trusting its sender."""
 
 from dataclasses import dataclass
 

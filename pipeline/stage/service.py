@@ -138,7 +138,7 @@ class Service:
         self.draining.set()
 
     def retrying(self, what: str, *, longest_s: float = 5.0, patience_s: float | None = None) -> tenacity.AsyncRetrying:
-        """Return an iterator of attempts that retries `InfrastructureError` with backoff until the service drains.
+        """Return an iterator that retries `InfrastructureError` with backoff until the service drains.
 
         The last error is raised when it does, or after `patience_s` seconds: the caller gives its work back.
         """
@@ -181,7 +181,7 @@ class Service:
                 raise
 
     def waits(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
-        """Say what the service waits for. A service that drains stays known as draining."""
+        """Mark the service as waiting for something. A draining service stays marked as draining."""
         self.note(_START, None)
         if not self.draining.is_set():
             self.vitals.state = state
@@ -194,7 +194,7 @@ class Service:
         await self.heartbeat()
 
     def recovered(self) -> None:
-        """Say that work goes on again after retries."""
+        """Mark the service as ok again after retries."""
         self.note(_START, None)
         if self.vitals.state in {"waiting", "starting", "backpressure"}:
             self.vitals.state = "ok"

@@ -1,4 +1,6 @@
-"""Stateful stages: one fenced writer for each environment, from events in order to commits of outputs and state.
+"""Stateful stages: one fenced writer for each environment turns events into commits.
+
+A commit holds outputs and the state change.
 
 In: messages of several streams, in bursts, each stream in its order. Out: events on one subject; each is one fenced
 message with outputs, the change of the stage's state, and the positions from which a restart reads again.

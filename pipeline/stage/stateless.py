@@ -8,7 +8,7 @@ each carrying every group that was ready when it left (no lingering when only on
 * a bad group (`DataError`) becomes a dead letter at once; a failing dependency (`InfrastructureError`) is retried for
   as long as it fails and never becomes a result. A stage with `patience_s` gives the group back after so long: it comes
   again, to any replica, and what lies behind it is not held up;
-* any other exception is a bug and ends the service; a group that ends whoever handles it becomes a dead letter after
+* any other exception is a bug and ends the service; a group that kills its handler becomes a dead letter after
   `max_attempts` such ends, counted in a durable record. (A process killed while it handles a group for the first time
   is not on record, nor one killed after a dependency failed.) Suspects are handled one at a time, so that their
   neighbours are not blamed with them.
@@ -314,7 +314,7 @@ class _Replica(Generic[Item]):
                 self.deaths[delivery.message.seq] = deaths  # still on record
 
     async def _clear(self, delivery: Delivery, deaths: int) -> None:
-        """Take back the note of an attempt, before whoever comes next reads it. Off the record, a note counts once."""
+        """Remove the note of an attempt before the next handler reads it. Without a record, a note counts once."""
         if self.deaths.pop(delivery.message.seq, None) is not None:
             with suppress(InfrastructureError):
                 await self.service.retrying("clear an attempt")(self.attempts.note, delivery.message.seq, deaths)

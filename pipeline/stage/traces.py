@@ -1,4 +1,4 @@
-"""What a replica of a stateless stage exports of the groups that it handles, each under the group's own trace."""
+"""Exports spans of the groups that a replica of a stateless stage handles, under each group's trace."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

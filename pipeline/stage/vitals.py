@@ -1,4 +1,4 @@
-"""What a service says of itself: counters, gauges and histograms, read once a second by its heartbeat."""
+"""A service's metrics: counters, gauges and histograms, which its heartbeat reports each second."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Vitals:
         self.waits_for: str | None = None
         """What it waits for while it waits."""
         self.notes: dict[str, str] = {}
-        """What else is to be known, by topic; whoever writes of a topic withdraws it once it no longer holds."""
+        """Notes by topic; the writer of a note removes it once it no longer holds."""
         self.handled = 0
         self.emitted = 0
         self.redelivered = 0
@@ -73,7 +73,7 @@ class Vitals:
 
     @property
     def note(self) -> str | None:
-        """What it waits for and the notes of all topics as one text; None: there is nothing to say."""
+        """Text of what the service waits for, and of its notes; None if there is nothing to say."""
         parts = [self.waits_for, *self.notes.values()] if self.waits_for else list(self.notes.values())
         return "; ".join(filter(None, parts)) or None
 

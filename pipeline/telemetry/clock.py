@@ -30,7 +30,9 @@ class Clock:
         return self.now_ns() - time.time_ns()
 
     def measured(self, sent_ns: int, answered_ns: int, server_ns: int) -> None:
-        """Take in one exchange: when it was asked and answered (`time.perf_counter_ns`), and the server's time in it.
+        """Record one exchange with the server.
+
+        The times of request and answer are of `time.perf_counter_ns`.
 
         The server's time is taken to be that of the exchange's middle, so it is off by half the exchange at most.
         """

@@ -1,4 +1,4 @@
-"""What a service's exported metrics are made of, and the traces that stand for its slow work. Pure."""
+"""The data of a service's exported metrics, and example traces of its slow work. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -114,7 +114,7 @@ def process_id(group: str, stage: str, attempt: int) -> str:
 
 
 def delivered(seq: int, durable: str) -> Attributes:
-    """Return what a stage's work on the rollout at `seq`, taken from the consumer `durable`, says of the delivery."""
+    """Return the span attributes of the delivery of the rollout at `seq` by consumer `durable`."""
     return {"messaging.message.id": f"{subjects.ROLLOUTS}:{seq}", "messaging.consumer.group.name": durable}
 
 
@@ -173,7 +173,9 @@ def consume_spans(
     subject: str,
     server: Server | None = None,
 ) -> list[Span]:
-    """Return a group's wait for optimizer step `step` and its part in it, linked to the step in the batch's trace.
+    """Return the spans of a group's wait for optimizer step `step` and of its part in that step.
+
+    They link to the step in the batch's trace.
 
     `times`: batched, step begun, step done, Unix ns. `subject`: the ledger's.
     """

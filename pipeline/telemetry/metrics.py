@@ -46,8 +46,16 @@ def metrics_data(figures: Figures, resource: Resource, scope: InstrumentationSco
     """Return everything known of one service as `lachesis.*` metrics."""
     stage = figures.stage
     metrics = [
-        _histogram("lachesis.stage.wait", "Stored to taken up.", stage.wait, figures.wait_exemplars, figures),
-        _histogram("lachesis.stage.process", "Taken up to done.", stage.process, figures.process_exemplars, figures),
+        _histogram(
+            "lachesis.stage.wait", "From stored to start of handling.", stage.wait, figures.wait_exemplars, figures
+        ),
+        _histogram(
+            "lachesis.stage.process",
+            "From start of handling to done.",
+            stage.process,
+            figures.process_exemplars,
+            figures,
+        ),
     ]
     for name, about in _COUNTERS.items():
         point = _number(getattr(stage, name), figures, since=figures.started_ns)

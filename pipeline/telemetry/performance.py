@@ -1,4 +1,4 @@
-"""What a service's calls cost: latency, rates, failures and payload over the newest calls. Pure.
+"""Statistics of a service's newest calls: latency, rates, failures and payload. Pure.
 
 A call is one unit of work that somebody waits for: a group handled by a stage or stored by an environment, a batch
 trained, an HTTP request answered by a gateway or an inference server, a request to an inference server.

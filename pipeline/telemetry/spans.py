@@ -115,7 +115,7 @@ def parent_span(traceparent: str) -> Link | None:
 
 
 def sampled_parent(traceparent: str) -> Link | None:
-    """Return the span that a W3C `traceparent` header names as one that is exported, None for any other header."""
+    """Return the exported span that a W3C `traceparent` header names; None for any other header."""
     parent = parent_span(traceparent)
     flags = traceparent.strip().split("-")[3] if parent is not None else "00"
     return parent if int(flags, 16) & 1 else None

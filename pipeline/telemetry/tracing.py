@@ -1,5 +1,7 @@
-"""What a service knows of its telemetry: which groups to trace, on which clock, what its calls cost, and where finished
-spans and figures go."""
+"""A service's telemetry: groups to trace, the clock, call statistics, and the export of spans.
+
+Finished spans and figures go to one sink.
+"""
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
@@ -125,7 +127,9 @@ class Tracing:
     def end(
         self, end: RolloutEnd, stamps: Sequence[Stamp], more: Callable[[], Sequence[Span]] = _nothing
     ) -> SamplingReason | None:
-        """End a rollout: export its root, if its trace is kept, and what its stamps tell if nobody exported that.
+        """End a rollout: export its root span if its trace is kept.
+
+        The spans that its stamps describe are exported too if nobody did so before.
 
         Returns why its trace is kept, None if it is not. `more` makes spans of the caller's own that belong to the
         trace. `end.kept` is filled in here.

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a trainer needs to go on bit for bit, written so that a crash at any point loses nothing.
+"""Checkpoints: all that a trainer needs to continue bit for bit, written crash-safe.
 
     <folder>/step-00000012/            an ordinary Hugging Face folder (config, model.safetensors, tokenizer) and
                  optimizer.safetensors AdamW's state and torch's random state
@@ -10,7 +10,7 @@
 Guarantees: `latest` only ever names a complete, synced folder (written elsewhere, synced, renamed, then the pointer is
 replaced); `load_checkpoint` parses nothing in a folder that is not, byte for byte, what was written, and refuses
 weights of another digest than that of the recorded policy version; no pickle.
-One process writes a folder at a time: whoever does holds `only_writer`.
+One process writes a folder at a time; it holds `only_writer`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["prepare_device"]
 
 
 def prepare_device(setting: str, threads: int) -> torch.device:
-    """Return the device that `training.device` names, with torch set up to give the same bits there each time.
+    """Return the device that `training.device` names, and make torch deterministic on it.
 
     That is so on a CPU with one thread. On a GPU some kernels have no such form: torch warns of them. Raises
     `ConfigError` where there is no such device.

@@ -112,7 +112,7 @@ class BatchFeed:
         try:
             policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # the checkpoint is the truth; what is published next replaces the record
-            log.warning("the published policy cannot be read, and is published anew: %s", error)
+            log.warning("the published policy cannot be read and is published again: %s", error)
             policy = None
         feed._policy_revision = policy.revision if policy else 0
         feed.policy = _policy(policy.value) if policy else None
@@ -133,8 +133,8 @@ class BatchFeed:
     async def batches(self) -> AsyncGenerator[FedBatch]:
         """Yield the batches from the position on, for ever; an outage of the broker is waited out.
 
-        Raises `LedgerError` where the chain does not hold. It holds a reader open: whoever may stop early closes it in
-        the same task (`contextlib.aclosing`).
+        Raises `LedgerError` where the chain does not hold. It holds a reader open: a caller that may stop early closes
+        it in the same task (`contextlib.aclosing`).
         """
         async with aclosing(follow_ledger(self._bus, self._run, self._trainer, self.position)) as entries:
             async for entry in entries:

@@ -280,7 +280,7 @@ def train_soundly(
 
 
 def recompute_layers(model: Any, *, on: bool) -> None:
-    """Keep only the inputs of the model's layers for the backward pass, which computes the rest of each again.
+    """Recompute layers in the backward pass, so that only their inputs stay in memory.
 
     Raises `ConfigError` when the model has no layers that can. Dropout stays off: of its modules only the layers
     themselves, which have none of their own, count as training.

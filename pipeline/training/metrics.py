@@ -24,7 +24,9 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 def step_figures(
     step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int, past: Past | None = None
 ) -> dict[str, float]:
-    """Return `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*` of one step.
+    """Return the figures of one optimizer step.
+
+    They are `train/*`, `reward/*`, `advantages/*`, `logprobs/*`, `tokens/*` and `staleness/*`.
 
     `past` says what staleness means where rollouts are of the past. Lengths and probabilities are over trainable
     tokens; staleness is in optimizer steps; what has no value is left out.
@@ -72,7 +74,7 @@ def step_figures(
 
 
 def reward_figures(groups: Sequence[GroupRef]) -> dict[str, float]:
-    """Return the mean score of a batch's groups, `reward/mean`, and of those of each environment, `reward/{env}/mean`.
+    """Return the mean scores of a batch: `reward/mean`, and by environment `reward/{env}/mean`.
 
     Groups without a score are left out.
     """
@@ -104,7 +106,7 @@ def latencies(batch: Trained) -> dict[str, float]:
 def sample_rows(
     groups: Sequence[tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]],
 ) -> list[tuple[str, str, str, float | None]]:
-    """Return (item, prompt, completion, advantage) of every sample whose conversation is known, to be looked at."""
+    """Return (item, prompt, completion, advantage) of every sample with a known conversation."""
     rows = []
     for ref, group, _ in groups:
         for conversation, advantage in zip(group.messages, ref.advantages, strict=False):

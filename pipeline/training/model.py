@@ -74,7 +74,9 @@ def build_tiny_policy(
     heads: int = 4,
     max_length: int = 128,
 ) -> Policy:
-    """Return a randomly initialised character-level Llama with about 0.4 million parameters at the default sizes.
+    """Return a randomly initialised character-level Llama.
+
+    It has about 0.4 million parameters at the default sizes.
 
     The global random state of torch is left as it was, so that callers can make a model anywhere.
     `phrases`: strings that get one token each (see `build_character_tokenizer`).

@@ -1,4 +1,4 @@
-"""What the bits of an optimizer step depend on besides weights and batch: versions, machine, settings."""
+"""Numerics of an optimizer step besides weights and batch: versions, machine, settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["numerics_of"]
 
 
 def numerics_of(config: RunConfig, device: torch.device) -> Numerics:
-    """Return those of a trainer of this configuration on `device` in this process, whose threads are set already."""
+    """Return the numerics of a trainer with this configuration on `device`.
+
+    The threads of this process must be set already.
+    """
     return Numerics(
         torch=str(torch.__version__),
         processor=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),

@@ -1,4 +1,4 @@
-"""What the trainer's log of figures takes from the other services: their newest figures, by their heartbeats.
+"""Collects the newest metrics of the other services from their heartbeats, for the trainer's log.
 
 For people to look at beside the loss. Nothing depends on them, so one that is missed is missed; what they are derived
 from is in the streams.
@@ -28,7 +28,7 @@ _WANTED = (
 
 
 class Overheard:
-    """Keeps the newest heartbeat of every instance of the run's other services."""
+    """Keeps the newest heartbeat of each instance of the other services."""
 
     def __init__(self) -> None:
         self._log = HeartbeatLog()

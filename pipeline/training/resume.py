@@ -1,7 +1,7 @@
 """Where a trainer goes on: its newest checkpoint, compared with the ledger and with what was reported; or at step 0.
 
 Guarantees that a trainer begins only where the three agree. What does not is refused before anything is published, and
-the text says how to mend it: a broker that was rolled back is the usual reason.
+the text says how to fix it: a broker that was rolled back is the usual reason.
 """
 
 import logging

@@ -23,7 +23,10 @@ class Trained(NamedTuple):
 
 
 def durations(batch: Trained) -> Iterator[tuple[str, float]]:
-    """Yield (`latency/{stage}/wait`, `latency/{stage}/proc` or `latency/e2e`, seconds) of every group of a batch."""
+    """Yield name and seconds of each latency of every group of a batch.
+
+    The names are `latency/{stage}/wait`, `latency/{stage}/proc` and `latency/e2e`.
+    """
     for group_stamps in batch.stamps.values():
         for stamp in group_stamps:
             yield f"latency/{stamp.stage}/wait", (stamp.start_ns - stamp.stored_ns) / 1e9
@@ -45,7 +48,10 @@ class Rolling:
         self._batches.append((batch._replace(stamps={}), dict(histograms)))
 
     def figures(self) -> dict[str, float]:
-        """Return `latency/**/rolling_p*` within 1.1 %, and `throughput/*` a second between the first and last batch."""
+        """Return rolling latencies within 1.1 %, and rates a second between the first and last batch.
+
+        Their names are `latency/**/rolling_p*` and `throughput/*`.
+        """
         merged: defaultdict[str, Histogram] = defaultdict(Histogram)
         for _, histograms in self._batches:
             for name, histogram in histograms.items():

@@ -96,7 +96,7 @@ def training_sequences(
         if advantage is None or sample in group.sequences.excluded_samples or not sequence.loss_mask.any():
             continue
         if sequence.logprobs is None:
-            raise UnsupportedError("it has no logprobs, which tell the policy that made it from this one")
+            raise UnsupportedError("it has no logprobs, so its policy cannot be compared with this one")
         has_teacher = teacher is not None and i not in teacher.missing
         training = TrainingSequence(
             tokens=sequence.tokens,

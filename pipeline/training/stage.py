@@ -1,4 +1,4 @@
-"""The trainer as a service: batches in ledger order, one optimizer step each, weights out, checkpoints between.
+"""The trainer as a service: one optimizer step a batch in ledger order, weights, checkpoints.
 
 Guarantees: a batch is trained in the order of the ledger and exactly once relative to the weights, since the
 checkpoint holds weights, optimizer and ledger position together; a step is reported as trained only once a checkpoint
@@ -73,7 +73,7 @@ _MAX_DROPS_PER_REPORT = 4096
 
 @dataclass(frozen=True, slots=True)
 class OnPast:
-    """A trainer on past rollouts, whose ledger is there whole. It steers nothing: its weights are published to nobody.
+    """An offline trainer: its ledger is complete, and its weights are not published.
 
     `past` says what staleness is counted from; `trained` is told each step once it is done, `durable` the entry of the
     last batch in a checkpoint.
@@ -108,7 +108,7 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
     except InfrastructureError:
         if not service.draining.is_set():
             raise
-        log.warning("drained while the bus was away: the next start goes on from the newest checkpoint")
+        log.warning("drained while the bus was unavailable: the next start continues from the newest checkpoint")
 
 
 async def _tell_drain(service: Service, config: RunConfig) -> None:
@@ -221,7 +221,7 @@ class _Trainer:
             nonlocal found
             try:
                 found = await receive.receive()
-            except anyio.EndOfStream:  # whoever fetches has failed, and that ends the trainer
+            except anyio.EndOfStream:  # the fetching task has failed, and that ends the trainer
                 await anyio.sleep_forever()
             done.set()
 

@@ -1,4 +1,4 @@
-"""What checkpoints know of themselves, and the pointers to the newest and the best; it takes no torch."""
+"""The recorded state of checkpoints, and pointers to the newest and the best. Needs no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _NAME = re.compile(r"step-[\w.-]{1,80}", re.ASCII)
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a checkpoint knows besides tensors."""
+    """The state of a checkpoint besides its tensors."""
 
     step: Count
     """Optimizer steps taken."""
@@ -69,7 +69,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def state_of(path: Path) -> TrainerState | None:
-    """Return what the checkpoint folder `path` knows of itself, None where it is none that could be loaded."""
+    """Return the state that the checkpoint folder `path` records; None if it cannot be loaded."""
     try:
         return from_json(STATE, TrainerState, read_small_file(path / STATE))
     except (OSError, SchemaError):
@@ -93,13 +93,16 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
         shown = repr(name) if _NAME.fullmatch(name) else "something"  # it may be a link to any file
         raise CheckpointError(
             f"{folder / POINTER} names {shown}, which is not there. Write the name of another checkpoint of that "
-            "folder into it, or remove it to start anew."
+            "folder into it, or remove it to start over."
         )
     return path
 
 
 def best_checkpoint(folder: str | Path) -> Path | None:
-    """Return the checkpoint of the best held-out rate, None where none is known, or the one begun with is the best."""
+    """Return the checkpoint of the best held-out rate.
+
+    None if no rate is known, or if the starting model is the best.
+    """
     folder = Path(folder)
     try:
         name = read_small_text(folder / BEST).strip()
@@ -110,7 +113,7 @@ def best_checkpoint(folder: str | Path) -> Path | None:
 
 
 def point_to_best(folder: Path, best: PolicyVersion) -> Path | None:
-    """Let the pointer `best` name the checkpoint of the policy with the best held-out rate, and return that.
+    """Point `best` to the checkpoint of the policy with the best held-out rate, and return it.
 
     Where there is no checkpoint of this very policy, it names the one whose step is nearest, the older of two. There is
     none, and no pointer, where the best policy is the one that training began with.

@@ -1,4 +1,4 @@
-"""What the trainer tells of a batch in traces: the step, and for each of its groups how its rollout ended."""
+"""Exports the traces of a batch: the step, and for each of its groups how its rollout ended."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""What can be told of raters and advantages from numbers alone. Pure: measured values in, findings out."""
+"""Numerical checks of raters and advantages. Pure: measured values in, findings out."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
         )
         verdict: Literal["ok", "warn"] = "ok"
         if values.std() < _COLLAPSED:
-            verdict, text = "warn", f"every rating is {values[0]:.6g}: it tells no answer from another; {text}"
+            verdict, text = "warn", f"every rating is {values[0]:.6g}: it does not distinguish answers; {text}"
         elif max(at_low, at_high) > _BIASED:
             end = "lowest" if at_low > at_high else "highest"
             verdict, text = "warn", f"{max(at_low, at_high):.0%} lie at the {end} rating; {text}"
@@ -97,7 +97,7 @@ def accuracy(ratings: Ratings, threshold: float) -> list[Finding]:
             check="accuracy",
             subject=rater,
             verdict="ok" if found.weight > 0 else "warn",
-            text=f"right in {found.accuracy:.1%} of {found.verdicts} verdicts, judged by the others; as a vote of "
+            text=f"right in {found.accuracy:.1%} of {found.verdicts} verdicts, by the other raters; as a vote of "
             f"dawid_skene it weighs {found.weight:.3f}",
         )
         for rater, found in fitted.items()
@@ -139,7 +139,10 @@ def advantage_stability(
 
 
 def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, rtol: float = 0.05) -> Finding:
-    """Compare the loss and gradient norm of one batch in several dtypes, the first of which is the reference."""
+    """Compare the loss and gradient norm of one batch in several dtypes.
+
+    The first dtype is the reference.
+    """
     (name, loss), *others = losses.items()
     worst = 0.0
     for other, value in others:

@@ -106,4 +106,4 @@ def prune_weights(folder: str | Path, *, keep: int, protect: Collection[PolicyVe
 def _check_digest(tensors: Mapping[str, torch.Tensor], version: PolicyVersion, where: str) -> None:
     digest = weights_digest(tensors)
     if not version.digest or not digest.startswith(version.digest):
-        raise DataError(f"{where} have digest {digest[:12]}, but policy version {version} was asked for.")
+        raise DataError(f"{where} have digest {digest[:12]}, but policy version {version} was requested.")

@@ -1,4 +1,4 @@
-"""Following the policy: newer policy records are loaded into an inference server, of several only the newest.
+"""Loads new policy versions into an inference server; of several only the newest.
 
 Works with any server that speaks vLLM's weight-update routes; the trainer never waits for it.
 """

@@ -79,7 +79,10 @@ def vocabulary_of(model: Any) -> int | None:
 
 
 def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 (64 hex digits) over name, dtype, shape and bytes of each tensor, in order of name."""
+    """Return the SHA-256 (64 hex digits) over the name, dtype, shape and bytes of each tensor.
+
+    Tensors are in the order of their names.
+    """
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -88,12 +91,15 @@ def weights_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def policy_version(step: int, lineage: str, tensors: Mapping[str, torch.Tensor]) -> PolicyVersion:
-    """Name these weights: optimizer step, training attempt, and the first `DIGEST_LENGTH` digits of their digest."""
+    """Return the version of these weights: optimizer step, training attempt, and digest.
+
+    The digest has `DIGEST_LENGTH` digits.
+    """
     return PolicyVersion(step, lineage, weights_digest(tensors)[:DIGEST_LENGTH])
 
 
 def check_coverage(tensors: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], where: str) -> None:
-    """Raise DataError unless `tensors` has exactly the names of `expected`, each with its shape and dtype and finite.
+    """Raise DataError unless `tensors` matches `expected` in names, shapes and dtypes, and is finite.
 
     The text names the tensors (at most five of each kind) and `where` they came from.
     """

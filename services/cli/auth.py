@@ -1,4 +1,6 @@
-"""`lachesis auth`: keys and least-privilege permissions for a server of one's own, from the table in `schemas.access`.
+"""`lachesis auth`: keys and least-privilege permissions for your own server.
+
+They follow from the table in `schemas.access`.
 
 `init` fills a folder that a nats-server's configuration includes:
 
@@ -35,7 +37,7 @@ __all__ = ["ServerTls", "auth_app", "auth_init", "auth_show", "run_auth_init", "
 
 _SEED_BYTES = 32
 
-auth_app = typer.Typer(help="Keys and permissions for a server of one's own.", no_args_is_help=True)
+auth_app = typer.Typer(help="Keys and permissions for your own server.", no_args_is_help=True)
 
 
 @auth_app.command("init")
@@ -46,21 +48,21 @@ def auth_init(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the server's configuration.")] = Path(
         "deploy/nats"
     ),
-    force: Annotated[bool, typer.Option("--force", help="Make new keys in place of those that exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing keys by new ones.")] = False,
     cert: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, PEM.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its private key, PEM.")] = None,
     client_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Ask clients for certificates of this authority, PEM.")
+        Path | None, typer.Option(metavar="FILE", help="Require client certificates of this authority, PEM.")
     ] = None,
 ) -> None:
-    """Write an nkey for each service and permissions that allow it its work and nothing else. Safe to repeat."""
+    """Write an nkey and least-privilege permissions for each service. Safe to repeat."""
     run_auth_init(options, out, force=force, tls=server_tls(cert, key, client_ca))
 
 
 @auth_app.command("show")
 @with_options
 def auth_show(options: Options, as_json: Json = False) -> None:
-    """Show who may do what; with --json, the subjects that the server allows and denies."""
+    """Show the permissions of each identity; with --json, its allowed and denied subjects."""
     show_auth(options, as_json=as_json)
 
 

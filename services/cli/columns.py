@@ -1,4 +1,4 @@
-"""Tables that leave out columns where the terminal is too narrow for all of them, rather than cut figures short."""
+"""Tables that leave out columns if the terminal is too narrow, instead of cutting figures."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -30,7 +30,10 @@ class Column(NamedTuple):
 
 
 def fitting(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns of the highest level of detail that fits into `width` characters, else of the lowest."""
+    """Return the columns of the highest level of detail that fits into `width` characters.
+
+    If none fits, the lowest level.
+    """
     for detail in range(FULL, 0, -1):
         shown = [column for column in columns if column.least <= detail <= column.most]
         if sum(column.width + _GAP for column in shown) - _GAP <= width:

@@ -1,4 +1,4 @@
-"""The table of commands: what the help lists, and the module that each is imported from once it is called.
+"""The table of commands: the help line of each, and the module that it is imported from when called.
 
 A command's options, help and work are in one module, which imports whatever the work needs. `lachesis --help` imports
 none of them, so it answers at once, and a process that only runs raters never imports what only training needs.
@@ -29,57 +29,57 @@ class Command(NamedTuple):
 COMMANDS = {
     command.name: command
     for command in (
-        Command("up", "up:up", "Run everything: the server, unless one is named, and every service, in order, until "
-                "Ctrl-C or the last step."),
-        Command("run", "run:run", "Run one service until it is told to stop, or list the services."),
-        Command("forkserver", "run:forkserver", "Fork services that the supervisor asks for.", hidden=True),
-        Command("load-check", "load_check:load_check", "Load what the configuration names, and write what became of it "
-                "to standard output, as JSON.", hidden=True),
-        Command("demo", "demo:demo", "Train a small model on real tasks with everything running, and judge by held-out "
-                "tasks whether it learned."),
-        Command("dev", "dev:dev", "Take one trip from a task to an optimizer step in this process, without a server; "
-                "for breakpoints."),
+        Command("up", "up:up", "Run everything until Ctrl-C or the last step: the server, unless "
+                "one is named, and every service."),
+        Command("run", "run:run", "Run one service until it is stopped, or list the services."),
+        Command("forkserver", "run:forkserver", "Fork services on the supervisor's request.", hidden=True),
+        Command("load-check", "load_check:load_check", "Load all that the configuration names, "
+                "and print the results as JSON.", hidden=True),
+        Command("demo", "demo:demo", "Train a small model on real tasks with the whole pipeline, "
+                "and check that it learned."),
+        Command("dev", "dev:dev", "Run one task through all stages to an optimizer step in this "
+                "process, without a server."),
         Command("init", "init:init", "Create the run's streams and bucket on the server, or change them to fit the "
                 "configuration. Safe to repeat."),
-        Command("status", "status:status", "Show how the run stands: streams, services, ledger, policy, trainer."),
-        Command("top", "top:top", "Watch the run: each stage's lag, rate and times, and which of them is the "
-                "bottleneck. Ends with Ctrl-C."),
-        Command("trace", "trace:trace", "Show where a rollout's time went, as a waterfall, or follow those that are "
-                "worth a look as they end."),
-        Command("health", "health:health", "Show what the health checks found. Exits with 1 if an environment is "
-                "quarantined, halted, or not judged yet."),
-        Command("resume", "health:resume", "Let an environment go on that a health check has quarantined or halted. "
-                "The checks begin anew."),
-        Command("replay", "replay:replay", "Score history again, with the raters, normalization and advantages of "
-                "--config and --set, as a new revision."),
-        Command("promote", "promote:promote", "Let the live run go on with a revision: --config is what it was made "
-                "with."),
-        Command("train", "train:train", "Train on past rollouts as a revision judged them: a second trainer, with a "
-                "ledger and checkpoints of its own."),
-        Command("compare", "compare:compare", "Show what two revisions of the same history differ in: rewards, ranks, "
-                "signs of advantages, raters, texts."),
+        Command("status", "status:status", "Show the state of a run: streams, services, ledger, policy, trainer."),
+        Command("top", "top:top", "Watch the run: lag, rate and latency of each stage, and "
+                "the bottleneck. Ends with Ctrl-C."),
+        Command("trace", "trace:trace", "Show the spans of a rollout as a waterfall, or follow slow "
+                "and failed rollouts as they end."),
+        Command("health", "health:health", "Show the health checks. Exits with 1 if an environment "
+                "is quarantined, halted, or not checked yet."),
+        Command("resume", "health:resume", "Resume a quarantined or halted environment. Its "
+                "health checks start over."),
+        Command("replay", "replay:replay", "Score history again as a new revision, with the "
+                "raters and settings of --config and --set."),
+        Command("promote", "promote:promote", "Switch the live run to a revision; --config is the configuration "
+                "that made it."),
+        Command("train", "train:train", "Train a second model offline on a revision's rewards, "
+                "with its own ledger and checkpoints."),
+        Command("compare", "compare:compare", "Compare two revisions of the same history: rewards, "
+                "ranks, advantage signs, raters, texts."),
         Command("export", "export:export", "Write rollouts with their scores, rewards, advantages and outcomes to a "
                 "file, one row a sequence."),
-        Command("gc", "gc:gc", "Show, or delete, what of the run's history nobody needs: no reader, no hold, no "
-                "checkpoint to resume from."),
-        Command("delete", "delete:delete", "Delete a run that is over: its history, checkpoints, logs and folder. "
-                "Shows what goes, and asks."),
-        Command("import", "imports:import_", "Store rollouts from files in the run, under their own ids. Safe to "
-                "repeat: what is stored already is passed over."),
+        Command("gc", "gc:gc", "List unused history (by age, size, revision or offline "
+                "trainer); `--yes` deletes it."),
+        Command("delete", "delete:delete", "Delete a finished run: its history, checkpoints, logs and "
+                "folder. Lists them first, and asks."),
+        Command("import", "imports:import_", "Import rollouts from files into the run, under "
+                "their own ids. Stored rollouts are skipped."),
         Command("tail", "tail:tail", "Follow events as they are stored, decoded."),
         Command("schema", "schema:schema", "Print the AsyncAPI document, or write it and the JSON Schemas to a "
                 "folder."),
-        Command("verify", "verify:verify", "Check on recorded rollouts that raters, advantages and the loss are "
-                "numerically sound; exit with 1 if not."),
-        Command("reproduce", "reproduce:reproduce", "Rebuild a run from its streams: the same batches in the same "
-                "order, and from a checkpoint the same weights."),
-        Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to mend what is wrong. "
-                "Exits with 1 if something is."),
+        Command("verify", "verify:verify", "Check raters, advantages and the loss numerically on "
+                "recorded rollouts; exit with 1 on failure."),
+        Command("reproduce", "reproduce:reproduce", "Rebuild a run from its streams: the same "
+                "batches, and from a checkpoint the same weights."),
+        Command("doctor", "doctor:doctor", "Check this machine and the server, and say how to fix each "
+                "problem. Exits with 1 if there is one."),
         Command("env", "environments:env_app", "Environments.", is_group=True),
         Command("dead", "dead:dead_app", "Messages that could not be handled.", is_group=True),
         Command("config", "settings:config_app", "The configuration.", is_group=True),
-        Command("auth", "auth:auth_app", "Keys and permissions for a server of one's own.", is_group=True),
-        Command("shadow", "shadow:shadow_app", "Revisions that follow the live run beside it.", is_group=True),
+        Command("auth", "auth:auth_app", "Keys and permissions for your own server.", is_group=True),
+        Command("shadow", "shadow:shadow_app", "Revisions that score the live run in parallel.", is_group=True),
     )
 }  # fmt: skip
 """Every command by name, in the order in which the help lists them."""

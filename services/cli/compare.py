@@ -28,18 +28,23 @@ __all__ = ["compare"]
 @with_options
 def compare(
     options: Options,
-    a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or what a replay wrote.")],
-    b: Annotated[str, typer.Argument(metavar="REV_B", help="Another one.")],
+    a: Annotated[str, typer.Argument(metavar="REV_A", help="A revision: `live`, or the name of a replay.")],
+    b: Annotated[str, typer.Argument(metavar="REV_B", help="The revision to compare it with.")],
     *,
     fail_if: Annotated[
-        list[str] | None, typer.Option(metavar="CONDITION", help='Exit with 1 if it holds: "sign_flips>0.05".')
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION", help='Exit with 1 if this is true, for example "sign_flips>0.05". Repeatable.'
+        ),
     ] = None,
-    disputed: Annotated[int, typer.Option(min=0, help="Samples shown that the revisions differ on most.")] = 5,
+    disputed: Annotated[int, typer.Option(min=0, help="Number of most disputed samples to show.")] = 5,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as Markdown.")] = None,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it as one page with plots.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report as one HTML page with plots.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what two revisions of the same history differ in: rewards, ranks, signs of advantages, raters, texts."""
+    """Compare two revisions of the same history: rewards, ranks, advantage signs, raters, texts."""
     conditions = [parse_condition(text, METRICS) for text in fail_if or []]
     found, said = anyio.run(_read, options.config(), (a, b), disputed)
     shown = report(found, said)

@@ -1,4 +1,7 @@
-"""`lachesis dead`: what could not be handled, why, and the message itself, which stays where it was stored."""
+"""`lachesis dead`: lists messages that could not be handled, with the reason, and requeues them.
+
+The message itself stays where it was stored.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +51,7 @@ def dead_list(options: Options, as_json: Json = False) -> None:
 def dead_show(
     options: Options, seq: Annotated[int, typer.Argument(min=1, help="Sequence, as `dead list` prints it.")]
 ) -> None:
-    """Show one dead letter and the message it is about, as JSON."""
+    """Show one dead letter and its message as JSON."""
     print_json(anyio.run(_show, options.config(), seq))
 
 
@@ -60,17 +63,19 @@ def dead_requeue(
         list[int] | None, typer.Argument(metavar="LETTER", help="Sequences, as `dead list` prints them.")
     ] = None,
     *,
-    env: Annotated[str | None, typer.Option(help="Only of this environment.")] = None,
-    stage: Annotated[str | None, typer.Option(help="Only what this stage could not handle.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only data, poison or deadline.")] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Only where the reason holds this.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    env: Annotated[str | None, typer.Option(help="Only letters of this environment.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Only letters of this stage.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only letters of this kind: data, poison or deadline.")] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only letters whose reason contains this text.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All letters.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each rollout's admission.")] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Put dead-lettered messages back after a fix: rollouts as new ones, annotations as they were. Safe to repeat."""
+    """Requeue dead letters after a fix: rollouts as new ones, annotations unchanged. Safe to repeat."""
     chosen = Selection(frozenset(letters or ()), env, stage, kind, reason, everything)
     if as_json and not (dry_run or yes):
         raise ConfigError("--json asks nothing: give --yes or --dry-run with it")

@@ -20,14 +20,14 @@ __all__ = ["delete", "delete_named"]
 @with_options
 def delete(
     options: Options,
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run, same as --run.")] = None,
     *,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete a run that is over: its history, checkpoints, logs and folder. Shows what goes, and asks.
+    """Delete a finished run: its history, checkpoints, logs and folder. Lists them first, and asks.
 
-    Safe to repeat: one that was interrupted is finished. What is in the folder and not of the run stays.
+    Safe to repeat: an interrupted deletion is completed. Foreign files in the folder stay.
     """
     delete_named(options if run is None else replace(options, run=run), yes=yes, as_json=as_json)
 

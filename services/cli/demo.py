@@ -16,17 +16,15 @@ def demo(
     run_name: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Name of the run.")] = None,
     folder: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder; default runs/NAME.")] = None,
     nats: Annotated[str | None, typer.Option(metavar="URL", help="Use this NATS server.")] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set one value; may be given again.")
-    ] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set one value. Repeatable.")] = None,
     shuffle_advantages: Annotated[
-        bool, typer.Option("--shuffle-advantages", help="A control, which must not learn.")
+        bool, typer.Option("--shuffle-advantages", help="Shuffle advantages: a control run, which must not learn.")
     ] = False,
     gate: Annotated[bool, typer.Option(help="Fail unless the held-out pass rate rises by 20 points.")] = True,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Make the model anew, whatever is cached.")] = False,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which the demo has failed.")] = 600.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Build the model again and ignore the cache.")] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which the demo counts as failed.")] = 600.0,
 ) -> None:
-    """Train a small model on real tasks with everything running, and judge by held-out tasks whether it learned."""
+    """Train a small model on real tasks with the whole pipeline, and check that it learned."""
     from lachesis.services.demo.run import run_demo  # takes what the extra `demo` installs
     from lachesis.services.demo.settings import DemoOptions
 

@@ -17,9 +17,9 @@ def dev(
     env: Annotated[str, typer.Argument(help="Environment of the configuration.")],
     task: Annotated[int, typer.Option(min=0, help="Index of the task in the environment's pool.")] = 0,
 ) -> None:
-    """Take one trip from a task to an optimizer step in this process, without a server; for breakpoints.
+    """Run one task through all stages to an optimizer step in this process, without a server.
 
-    Exits with 1 where there is nothing to train on.
+    For debugging with breakpoints. Exits with 1 if there is nothing to train on.
     """
     from lachesis.services.dev import run_dev  # imports torch
 

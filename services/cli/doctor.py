@@ -1,4 +1,4 @@
-"""`lachesis doctor`: every check, its finding, and how to mend it."""
+"""`lachesis doctor`: every check, its finding, and how to fix it."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _STYLES = {"OK": "green", "WARN": "yellow", "FAIL": "bold red"}
 
 @with_options
 def doctor(options: Options, as_json: Json = False) -> None:
-    """Check this machine and the server, and say how to mend what is wrong. Exits with 1 if something is."""
+    """Check this machine and the server, and say how to fix each problem. Exits with 1 if there is one."""
     config = options.config()
     server = anyio.run(check_server, config)
     running = any(finding.check == "jetstream" for finding in server)  # it answers, so its ports are taken rightly

@@ -1,4 +1,4 @@
-"""Following a run: until it ends, until the command is told to end, and through absences of its server."""
+"""Follows a run until it ends or the command is stopped, also while its server is unavailable."""
 
 import signal
 import sys
@@ -14,11 +14,11 @@ from lachesis.services.run.connect import History, has_ended, open_run, until_en
 __all__ = ["end_when_told", "follow_run"]
 
 _PATIENCE_S = 5.0
-"""A server that is away for less is not told of: a run that ends takes its own along."""
+"""A unavailable server for less is not told of: a run that ends takes its own along."""
 
 
 async def follow_run(config: RunConfig, name: str, show: Callable[[History], Awaitable[None]]) -> None:
-    """Let `show` follow the run until that ends, or until SIGINT or SIGTERM, whatever is being waited for then.
+    """Let `show` follow the run until the run ends, or until SIGINT or SIGTERM.
 
     Of a run that has `ended` already it is to show what there is of it. That a run has ended, and that its server is
     away, is said on standard error; after an absence readers go on from where they were. Raises as `open_run`.
@@ -51,13 +51,13 @@ async def _end_with_run(bus: NatsBus, config: RunConfig, scope: anyio.CancelScop
 
 
 async def _tell_absence(bus: NatsBus, run: str) -> None:
-    """Say when the server is away, and when it is back."""
+    """Say when the server is unavailable, and when it is back."""
     while True:
         await bus.until_down()
         with anyio.move_on_after(_PATIENCE_S) as patience:
             await bus.until_up()
         if patience.cancelled_caught:
-            _tell(f"the server of run {run} is away; waiting for it")
+            _tell(f"the server of run {run} is unavailable; waiting for it")
             await bus.until_up()
             _tell(f"the server of run {run} is back")
 

@@ -15,7 +15,7 @@ env_app = typer.Typer(help="Environments.", no_args_is_help=True)
 
 @env_app.command("list")
 def env_list(as_json: Json = False) -> None:
-    """List the built-in environments and the tasks they offer."""
+    """List the built-in environments and their tasks."""
     datasets, missing = _datasets()
     if as_json:
         print_json({"builtin": sorted(BUILTIN), "reasoning_gym": datasets, "missing": missing})

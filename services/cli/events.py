@@ -1,4 +1,4 @@
-"""Events for people: stored bytes to plain values, one line of text or JSON, and the `field=value` filters.
+"""Formats events for people: plain values, a line of text or JSON, and `field=value` filters.
 
 What goes in: a stored message and its channel. What comes out: plain dictionaries, in which a binary column is its
 dtype and length, or its values when asked for in full. Pure; whatever the bytes are, nothing is raised.

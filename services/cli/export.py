@@ -34,12 +34,14 @@ class Format(StrEnum):
 def export(
     options: Options,
     wanted: Wanted,
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="*.parquet or *.jsonl; its folder has to exist.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="File to write, *.parquet or *.jsonl, in an existing folder.")
+    ],
     *,
     revision: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose scores: `live`, or what a replay wrote.")
+        str, typer.Option(metavar="NAME", help="Revision of the scores: `live`, or the name of a replay.")
     ] = "live",
-    kind: Annotated[Format | None, typer.Option("--format", help="Default: as the name of the file says.")] = None,
+    kind: Annotated[Format | None, typer.Option("--format", help="File format. Default: by the file's name.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace FILE if it exists.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -31,30 +31,37 @@ _MOST_HOLDERS = 3
 def gc(
     options: Options,
     *,
-    older_than: Annotated[str | None, typer.Option(metavar="AGE", help="What is older goes: 12h, 7d.")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Delete history older than this: 12h, 7d.")
+    ] = None,
     keep_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="The oldest goes until a stream has no more: 2GiB.")
+        str | None,
+        typer.Option(metavar="SIZE", help="Delete the oldest history until each stream is at most this large: 2GiB."),
     ] = None,
     revision: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="This re-scored revision goes; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME", help="Delete this re-scored revision. Repeatable.")
     ] = None,
     trainer: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="This trainer on the past goes, done or not; its checkpoints stay."),
+        typer.Option(
+            metavar="NAME", help="Delete this offline trainer's ledger, finished or not; its checkpoints stay."
+        ),
     ] = None,
     ledger: Annotated[
-        bool, typer.Option("--ledger", help="The ledger's beginning too; what it says is lost then.")
+        bool, typer.Option("--ledger", help="Also delete the beginning of the ledger. Its record is lost.")
     ] = False,
     consumers: Annotated[
-        bool, typer.Option("--consumers", help="Readers that the server keeps; those in use are made again.")
+        bool,
+        typer.Option("--consumers", help="Delete the server's consumers of this run; those in use are created again."),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete it; else it is only shown.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete; without it, the list is only shown.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show, or delete, what of the run's history nobody needs: no reader, no hold, no checkpoint to resume from.
+    """List unused history (by age, size, revision or offline trainer); `--yes` deletes it.
 
-    The governor of a run makes room by itself; this is for what should not be kept, and for what it never trims:
-    evaluations, revisions, the ledger. Safe beside it, and to repeat. `lachesis delete` deletes a whole run.
+    Unused means that no reader, no hold and no resumable checkpoint needs it. The governor trims a run by itself; this
+    command also deletes evaluations, revisions and the ledger, which the governor never trims. It is safe beside a
+    running governor, and safe to repeat. `lachesis delete` deletes a whole run.
     """
 
     if consumers and (older_than or keep_bytes or revision or trainer or ledger):

@@ -41,7 +41,7 @@ def health(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print alerts as they come, until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what the health checks found. Exits with 1 if an environment is quarantined, halted, or not judged yet."""
+    """Show the health checks. Exits with 1 if an environment is quarantined, halted, or not checked yet."""
     config = options.config()
     if follow:
         anyio.run(follow_health, config, as_json)
@@ -61,10 +61,10 @@ def health(
 @with_options
 def resume(
     options: Options,
-    env: Annotated[str | None, typer.Argument(help="Environment; none: all that are quarantined or halted.")] = None,
+    env: Annotated[str | None, typer.Argument(help="Environment. Default: all that are quarantined or halted.")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the health service.")] = 15.0,
 ) -> None:
-    """Let an environment go on that a health check has quarantined or halted. The checks begin anew."""
+    """Resume a quarantined or halted environment. Its health checks start over."""
     config = options.config()
     if not anyio.run(_resume, config, env, wait):
         raise typer.Exit(1)
@@ -106,7 +106,7 @@ async def _environments(bus: Bus, config: RunConfig) -> list[str]:
             async for message in messages:
                 found[message.subject.rsplit(".", 1)[-1]] = None
     if not found:
-        raise ConfigError(f"no environment of run {config.run} was judged yet, and none is configured; add --config")
+        raise ConfigError(f"no environment of run {config.run} was checked yet, and none is configured; add --config")
     return list(found)
 
 
@@ -160,16 +160,16 @@ def _print(found: Sequence[EnvHealth]) -> None:
 def _says(health: EnvHealth) -> str:
     standing = health.standing
     if standing.halted:
-        return f"HALTED by {standing.cause}: nothing is dispatched; mend it, then `lachesis resume {health.env}`"
+        return f"HALTED by {standing.cause}: nothing is dispatched; fix the cause, then `lachesis resume {health.env}`"
     if standing.quarantined_from is not None:
         return (
-            f"QUARANTINED by {standing.cause}: rollouts from {standing.quarantined_from} on are not trained; mend it, "
-            f"then `lachesis resume {health.env}`"
+            f"QUARANTINED by {standing.cause}: rollouts from {standing.quarantined_from} on are not trained; fix "
+            f"the cause, then `lachesis resume {health.env}`"
         )
     if not health.groups:
-        return "not judged yet: fewer groups than a window, or no health service runs"
+        return "not checked yet: fewer groups than a window, or no health service runs"
     worst = [result.check for result in health.results if result.severity == "warn"]
-    return f"{health.groups} groups judged; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
+    return f"{health.groups} groups checked; {'warnings: ' + ', '.join(worst) if worst else 'nothing to warn of'}"
 
 
 def _number(value: float | None) -> str | None:
@@ -230,7 +230,7 @@ async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
             print("nothing is quarantined or halted")
         for name in wanted:
             if await ask_to_resume(bus, config, name, wait_s=wait_s):
-                print(f"{name}: goes on; the checks begin anew")
+                print(f"{name}: resumed; its checks start over")
             else:
                 done = False
                 print(f"{name}: asked; the health service did not answer in {wait_s:g} s, and heeds it once it runs")

@@ -29,24 +29,31 @@ __all__ = ["Foreign", "import_"]
 @with_options
 def import_(
     options: Options,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="What `export` or Atropos wrote.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that `export` or Atropos wrote.")],
     *,
     atropos: Annotated[bool, typer.Option("--atropos", help="The files are JSON lines of Atropos.")] = False,
-    env: Annotated[str | None, typer.Option(help="Atropos: the environment that its groups are of.")] = None,
+    env: Annotated[str | None, typer.Option(help="Atropos: the environment of its groups.")] = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Atropos: what made them, STEP-LINEAGE-DIGEST, if known.")
+        str | None,
+        typer.Option(metavar="VERSION", help="Atropos: policy version of the groups, STEP-LINEAGE-DIGEST, if known."),
     ] = None,
-    tokenizer_hash: Annotated[str | None, typer.Option(metavar="HASH", help="Atropos: of their tokenizer.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave out, and tell, what cannot be stored.")] = False,
+    tokenizer_hash: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Atropos: hash of the groups' tokenizer.")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and report groups that cannot be stored.")] = False,
     unleased: Annotated[
-        bool, typer.Option("--unleased", help="The run has no governor to ask; keep within the byte budgets.")
+        bool,
+        typer.Option(
+            "--unleased", help="Do not request leases, because the run has no governor; stay within the byte budgets."
+        ),
     ] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for each group's admission.")] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Store rollouts from files in the run, under their own ids. Safe to repeat: what is stored already is passed over.
+    """Import rollouts from files into the run, under their own ids. Stored rollouts are skipped.
 
-    Only rollouts come back; the run, or `lachesis replay`, scores them anew. A run that does not exist is made.
+    Only rollouts are imported; the run, or `lachesis replay`, scores them again. A missing run is created. The command
+    is safe to repeat.
     """
     if not atropos and (env or policy or tokenizer_hash):
         raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of Atropos: give --atropos")
@@ -65,7 +72,7 @@ def import_(
 
 
 class Foreign:
-    """What the command line says of files of Atropos."""
+    """Options of the command line for Atropos files."""
 
     def __init__(self, env: str | None, policy: str | None, tokenizer_hash: str | None) -> None:
         self.env, self.policy, self.tokenizer_hash = env, policy, tokenizer_hash

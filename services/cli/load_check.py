@@ -13,7 +13,7 @@ __all__ = ["load_check"]
 
 @with_options
 def load_check(options: Options) -> None:
-    """Load what the configuration names, and write what became of it to standard output, as JSON."""
+    """Load all that the configuration names, and print the results as JSON."""
     arm = die_with_parent(signal.SIGKILL, parent=os.getppid())  # the loaded code may hang
     if arm is not None:
         arm()

@@ -28,7 +28,7 @@ _ConfigFile = Annotated[
 ]
 _Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="A.B=C", help="Set one value; may be given again.", rich_help_panel=_PANEL),
+    typer.Option("--set", metavar="A.B=C", help="Set one value. Repeatable.", rich_help_panel=_PANEL),
 ]
 _Nats = Annotated[
     str | None,
@@ -39,7 +39,7 @@ _Run = Annotated[
     typer.Option(
         "--run",
         metavar="NAME",
-        help="Name of the run. Without --config one that was started before is found from any folder, and goes by the "
+        help="Name of the run. Without --config, an earlier run is found from any folder and uses the "
         "run.toml in its own.",
         rich_help_panel=_PANEL,
     ),

@@ -1,4 +1,4 @@
-"""What commands share that work long: a bar on the terminal, if there is one, and a stop that loses nothing."""
+"""A progress bar and a clean stop, for commands that run long."""
 
 import signal
 import sys

@@ -35,15 +35,17 @@ _LOOK_AGAIN_S = 0.2
 @with_options
 def promote(
     options: Options,
-    revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that a shadow or a replay made.")],
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that a shadow or a replay wrote.")],
     *,
     give_up: Annotated[
-        bool, typer.Option("--give-up", help="Of what was stored before, bury what waits for raters that are away.")
+        bool, typer.Option("--give-up", help="Give up earlier rollouts that wait for unavailable raters.")
     ] = False,
-    wait_s: Annotated[float, typer.Option("--wait", min=0, metavar="S", help="Wait so long for the decision.")] = 30.0,
+    wait_s: Annotated[
+        float, typer.Option("--wait", min=0, metavar="S", help="Seconds to wait for the decision.")
+    ] = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Let the live run go on with a revision: --config is what it was made with.
+    """Switch the live run to a revision; --config is the configuration that made it.
 
     The ledger says from which rollout on, and who asked for it; nothing is restarted. What was stored before is judged
     as before; with --give-up it becomes a dead letter where that cannot be done, and `lachesis dead requeue` has the
@@ -55,13 +57,13 @@ def promote(
     if as_json:
         print_json(found)
     elif found.first is not None:
-        print(f"revision {revision} judges rollouts from sequence {found.first} on; asked for by {found.by}")
+        print(f"revision {revision} scores rollouts from sequence {found.first} on; asked for by {found.by}")
         if follows:
             print(f"its shadow, if it still runs, does the same work twice: lachesis shadow stop {revision}")
     if found.first is None:
         print(
-            f"asked for, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers wait "
-            "for it. The same command tells how it stands",
+            f"asked for, and not decided within {wait_s:g} s: the batcher decides as soon as it runs, and scorers "
+            "wait for it. Repeat the command to see the state",
             file=sys.stderr,
         )
 
@@ -105,7 +107,8 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
     untried = sorted(set(config.environments) - set(defined.judges))
     if untried:
         raise ConfigError(
-            f"revision {revision!r} says nothing of environment {untried[0]!r}; promote one that judges all of them"
+            f"revision {revision!r} has no settings for environment {untried[0]!r}; promote a revision that covers "
+            "all of them"
         )
     tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
     asked = defined.replace(

@@ -32,20 +32,20 @@ def replay(
     options: Options,
     wanted: Wanted,
     *,
-    revision: Annotated[str, typer.Option(metavar="NAME", help="What the new scores are called.")],
+    revision: Annotated[str, typer.Option(metavar="NAME", help="Name of the new revision.")],
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
     max_inflight: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Groups that are read and not yet written. Default: 32 a worker where raters have to be waited for, "
-            "512 where none has to be.",
+            help="Groups in flight: read, but not yet written. Default: 32 a worker if raters are asynchronous, "
+            "else 512.",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that read and judge.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes that read and score.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Score history again, with the raters, normalization and advantages of --config and --set, as a new revision.
+    """Score history again as a new revision, with the raters and settings of --config and --set.
 
     The live run is not touched. After Ctrl-C or a crash the same command goes on where it was. Compare the result
     with `lachesis compare live NAME`.
@@ -94,4 +94,4 @@ def _tell(result: Replayed, reasons: Sequence[Unscored]) -> None:
         if result.unscored > len(reasons):
             print("  ...")
     if not result.finished:
-        print("paused: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)
+        print("paused: the same command continues from here. Its history may be trimmed meanwhile", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`lachesis reproduce`: is the run what its streams say, batch by batch and, trained again, to the bit?"""
+"""`lachesis reproduce`: rebuilds a run's batches, repeats its training, and compares the bits."""
 
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -33,25 +33,28 @@ __all__ = ["Reproduction", "Wish", "reproduce"]
 @with_options
 def reproduce(
     options: Options,
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="The run, as --run.")] = None,
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Name of the run, same as --run.")] = None,
     *,
     trainer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A trainer on past rollouts. Default: the live one.")
+        str | None, typer.Option(metavar="NAME", help="Name of an offline trainer. Default: the live trainer.")
     ] = None,
     begin: Annotated[
         str | None,
-        typer.Option("--from", metavar="STEP", help="Kept checkpoint to begin with. Default: the model, at step 0."),
+        typer.Option("--from", metavar="STEP", help="Checkpoint to start from. Default: the model at step 0."),
     ] = None,
     end: Annotated[
-        int | None, typer.Option("--to", min=1, metavar="STEP", help="Last step. Default: the last one reported.")
+        int | None, typer.Option("--to", min=1, metavar="STEP", help="Last step. Default: the last reported step.")
     ] = None,
-    batches_only: Annotated[bool, typer.Option("--batches-only", help="Verify batches, and train nothing.")] = False,
+    batches_only: Annotated[bool, typer.Option("--batches-only", help="Verify batches only; do not train.")] = False,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="On another machine: distance of weights, as a share of how far they moved.")
+        float,
+        typer.Option(
+            min=0.0, help="On another machine: accepted distance of the weights, as a share of their movement."
+        ),
     ] = 0.05,
     as_json: Json = False,
 ) -> None:
-    """Rebuild a run from its streams: the same batches in the same order, and from a checkpoint the same weights.
+    """Rebuild a run from its streams: the same batches, and from a checkpoint the same weights.
 
     Reads only, while the run goes on or after it has ended. Exits with 1 if anything is not what was recorded.
     """
@@ -69,7 +72,7 @@ def reproduce(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What the command line asks for; None: the default of each."""
+    """Options of the command line; None is the default of each."""
 
     trainer: str | None
     begin: str | None

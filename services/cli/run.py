@@ -23,14 +23,19 @@ def _services(incomplete: str) -> list[str]:
 @with_options
 def run(
     options: Options,
-    service: Annotated[str | None, typer.Argument(help="Service; none: list them.", autocompletion=_services)] = None,
-    part: Annotated[str, typer.Argument(help="Its part: an environment, or the role of an inference server.")] = "",
+    service: Annotated[
+        str | None,
+        typer.Argument(help="Name of the service. Without it, the services are listed.", autocompletion=_services),
+    ] = None,
+    part: Annotated[
+        str, typer.Argument(help="Part of the service: an environment, or the role of an inference server.")
+    ] = "",
     replica: Annotated[
-        int | None, typer.Option(min=1, help="Number of this replica; default 1, in containers the host's name.")
+        int | None, typer.Option(min=1, help="Number of this replica. Default: 1; in containers, the host's name.")
     ] = None,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
-    """Run one service until it is told to stop, or list the services."""
+    """Run one service until it is stopped, or list the services."""
     if service is None:
         list_services()
     else:
@@ -41,7 +46,7 @@ def run(
 def forkserver(
     options: Options, kind: Annotated[str, typer.Argument()], door: Annotated[Path, typer.Argument()]
 ) -> None:
-    """Fork services that the supervisor asks for."""
+    """Fork services on the supervisor's request."""
     told = serve_forks(kind, door)
     if told is not None:
         with end_at_once():

@@ -15,7 +15,10 @@ CHECKED_IN = Path("deploy/schema")
 
 
 def schema(
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write every file there (for --check: read).")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder to write the files to; with --check, to compare them with."),
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if DIR (deploy/schema) differs.")] = False,
 ) -> None:
     """Print the AsyncAPI document, or write it and the JSON Schemas to a folder."""

@@ -24,7 +24,7 @@ _PANEL = "Selection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the command line selects; None, or nothing: all."""
+    """The selection of the command line; None or nothing selects all."""
 
     envs: tuple[str, ...] = ()
     subjects: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Wanted:
     groups: Path | None = None
 
     def selection(self, config: "RunConfig") -> "tuple[Selection, Collection[str] | None]":
-        """Return the selection of what `config`, which has environments, says, and the groups if they are listed.
+        """Return the selection that `config` and the options describe, and the groups if they are listed.
 
         Raises `ConfigError`.
         """
@@ -113,18 +113,21 @@ def _option(kind: Any, *names: str, **settings: Any) -> Any:
 
 
 _OPTIONS: dict[str, tuple[str, Any]] = {
-    "env": ("envs", _option(list[str] | None, help="Environment; may be given again. Default: all.")),
+    "env": ("envs", _option(list[str] | None, help="Environment. Repeatable. Default: all.")),
     "subject": (
         "subjects",
-        _option(list[str] | None, metavar="FILTER", help="NATS filter, rl.rollout.RUN.ENV; may be given again."),
+        _option(list[str] | None, metavar="FILTER", help="NATS filter, rl.rollout.RUN.ENV. Repeatable."),
     ),
-    "since": ("since", _option(datetime | None, help="Stored then or later, UTC: 2026-01-31 or 2026-01-31T23:59:00.")),
-    "until": ("until", _option(datetime | None, help="Stored then or earlier, UTC.")),
+    "since": (
+        "since",
+        _option(datetime | None, help="Only rollouts stored then or later, UTC: 2026-01-31 or 2026-01-31T23:59:00."),
+    ),
+    "until": ("until", _option(datetime | None, help="Only rollouts stored then or earlier, UTC.")),
     "from_seq": ("first_seq", _option(int | None, min=1, help="First sequence of ROLLOUTS.")),
     "to_seq": ("last_seq", _option(int | None, min=1, help="Last sequence of ROLLOUTS.")),
-    "min_step": ("min_step", _option(int | None, min=0, help="Made by this policy step or a later one.")),
-    "max_step": ("max_step", _option(int | None, min=0, help="Made by this policy step or an earlier one.")),
-    "groups": ("groups", _option(Path | None, metavar="FILE", help="Only these groups: ids, one a line.")),
+    "min_step": ("min_step", _option(int | None, min=0, help="Only rollouts of this policy step or a later one.")),
+    "max_step": ("max_step", _option(int | None, min=0, help="Only rollouts of this policy step or an earlier one.")),
+    "groups": ("groups", _option(Path | None, metavar="FILE", help="Only these groups: a file with one id a line.")),
 }
 """By parameter: the field of `Wanted`, and the option."""
 

@@ -21,7 +21,7 @@ config_app = typer.Typer(help="The configuration.", no_args_is_help=True)
 @config_app.command("show")
 @with_options
 def config_show(options: Options, as_json: Json = False) -> None:
-    """Show every setting: its value, where the value comes from, and what it means."""
+    """Show every setting with its value, source and meaning."""
     show_settings(options, as_json=as_json)
 
 
@@ -45,7 +45,9 @@ def _print_lines(rows: Sequence[Setting]) -> None:
 
 
 def masked(row: Setting) -> Setting:
-    """Return the setting without passwords in URLs, without values whose name says secret, and without the text of
+    """Return the setting without passwords in URLs and without secret values.
+
+    A value is secret if its name says so, or if it is the text of an error.
 
     the `--set` that it came from.
     """

@@ -31,24 +31,26 @@ _ASK_S = 5.0
 _NICE = 10
 """What is live goes first where processor time is short."""
 
-shadow_app = typer.Typer(help="Revisions that follow the live run beside it.", no_args_is_help=True)
+shadow_app = typer.Typer(help="Revisions that score the live run in parallel.", no_args_is_help=True)
 
 
 @shadow_app.command("start")
 @with_options
 def shadow_start(
     options: Options,
-    revision: Annotated[str, typer.Argument(metavar="NAME", help="What the scores are called.")],
+    revision: Annotated[str, typer.Argument(metavar="NAME", help="Name of the revision.")],
     *,
-    env: Annotated[list[str] | None, typer.Option(help="Environment; may be given again. Default: all.")] = None,
+    env: Annotated[list[str] | None, typer.Option(help="Environment. Repeatable. Default: all.")] = None,
     from_seq: Annotated[
-        int | None, typer.Option(min=1, help="First sequence of ROLLOUTS. Default: what is stored from now on.")
+        int | None, typer.Option(min=1, help="First sequence of ROLLOUTS. Default: the next rollout.")
     ] = None,
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
-    max_inflight: Annotated[int, typer.Option(min=1, help="Groups that are read and not yet written.")] = 32,
+    max_inflight: Annotated[int, typer.Option(min=1, help="Groups in flight: read, but not yet written.")] = 32,
     as_json: Json = False,
 ) -> None:
-    """Score the live run a second time as it goes on, with the raters, normalization and advantages of --config.
+    """Score the live run a second time while it goes on.
+
+    It uses the raters, normalization and advantages of --config.
 
     It runs until Ctrl-C or `lachesis shadow stop`, and gives way to the run: what it is too slow for, it does not hold
     up. After a crash the same command goes on where it was, with the same bits as `lachesis replay` would give.
@@ -64,13 +66,13 @@ def shadow_start(
         print_json(result)
         return
     print(f"revision {revision}: {result.groups} groups in {result.seconds:.1f} s, digest {result.digest}")
-    print("ended: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)
+    print("ended: the same command continues from here. Its history may be trimmed meanwhile", file=sys.stderr)
 
 
 @shadow_app.command("list")
 @with_options
 def shadow_list(options: Options, as_json: Json = False) -> None:
-    """Show each shadow: whether it runs, where it is, and how it differs from the live revision of late."""
+    """Show each shadow: whether it runs, its position, and its recent difference from the live run."""
     found = anyio.run(_list, options.config())
     if as_json:
         print_json(found)
@@ -104,11 +106,13 @@ def shadow_list(options: Options, as_json: Json = False) -> None:
 @shadow_app.command("stop")
 @with_options
 def shadow_stop(
-    options: Options, revision: Annotated[str, typer.Argument(metavar="NAME", help="A revision that follows the run.")]
+    options: Options, revision: Annotated[str, typer.Argument(metavar="NAME", help="Name of a shadow revision.")]
 ) -> None:
-    """Tell a shadow to end. What it has written stays; the command that started it goes on from there."""
+    """Stop a shadow. Its results stay; starting it again continues from there."""
     anyio.run(_stop, options.config(), check_name("revision", revision))
-    print(f"shadow {revision} ends; `lachesis shadow start {revision}` with its configuration goes on where it was")
+    print(
+        f"shadow {revision} ends; `lachesis shadow start {revision}` with its configuration continues where it stopped"
+    )
 
 
 async def _follow(config: RunConfig, request: Request) -> Replayed:
@@ -120,7 +124,7 @@ async def _follow(config: RunConfig, request: Request) -> Replayed:
     ):
         tasks.start_soon(drain_when_told, service.draining, service.drain)
         print(
-            f"revision {request.revision} follows run {config.run}; `lachesis shadow list` tells how far it is",
+            f"revision {request.revision} follows run {config.run}; `lachesis shadow list` shows its position",
             file=sys.stderr,
         )
         result = await run_shadow(service, config, request)

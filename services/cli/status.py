@@ -17,8 +17,8 @@ from lachesis.services.output import human_bytes, human_seconds, print_json, pri
 __all__ = ["status"]
 
 _LEGEND = (
-    "groups of rollouts and times since each process started (`lachesis top`: of late). lag: still to pass the stage; "
-    "held: in it; again: delivered more than once; dead: given up; wait: from stored to taken up"
+    "groups of rollouts and times since each process started (`lachesis top`: recently). lag: still to pass the stage; "
+    "held: in it; again: delivered more than once; dead: given up; wait: from stored to start of handling"
 )
 _STYLES = {"ok": "green", "waiting": "red", "backpressure": "yellow"}
 _ABSENT = {
@@ -31,7 +31,7 @@ _ABSENT = {
 
 @with_options
 def status(options: Options, as_json: Json = False) -> None:
-    """Show how the run stands: streams, services, ledger, policy, trainer."""
+    """Show the state of a run: streams, services, ledger, policy, trainer."""
     anyio.run(look_at_run, options.config(), print_json if as_json else _print)
 
 

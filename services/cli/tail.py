@@ -1,4 +1,7 @@
-"""`lachesis tail`: events as they are stored, decoded and filtered, until Ctrl-C or until the reader has enough."""
+"""`lachesis tail`: prints events as they are stored, decoded and filtered.
+
+It ends with Ctrl-C, or when the reader closes the pipe.
+"""
 
 import os
 import shutil
@@ -31,14 +34,15 @@ def tail(
         str, typer.Argument(help="A subject (`rl.score.>`) or a kind (score, reward, ledger, dead...).")
     ],
     *,
-    since_start: Annotated[bool, typer.Option("--since-start", help="Begin with the oldest message.")] = False,
-    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Begin N messages back.")] = None,
+    since_start: Annotated[bool, typer.Option("--since-start", help="Start at the oldest message.")] = False,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Start N messages back.")] = None,
     follow: Annotated[bool, typer.Option(help="Wait for further messages.")] = True,
     where: Annotated[
-        list[str] | None, typer.Option(metavar="FIELD=VALUE", help="Only such events, e.g. groups.item=7.")
+        list[str] | None,
+        typer.Option(metavar="FIELD=VALUE", help="Only events with this value, e.g. groups.item=7. Repeatable."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Columns with their values, stamps, digests.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also show column values, stamps and digests.")] = False,
 ) -> None:
     """Follow events as they are stored, decoded."""
     span = Span(since_start=since_start, last=last, follow=follow)
@@ -171,7 +175,9 @@ async def _follow_core(bus: Bus, subject: str, printer: Printer) -> None:
 
 
 async def first_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
-    """Return the sequence of the `count`-th last message on `filters`, or the stream's first where there are fewer.
+    """Return the sequence of the `count`-th last message on `filters`.
+
+    The stream's first if there are fewer.
 
     Looks back in steps that grow eightfold, so that a long stream is not read from its start for its last messages.
     """

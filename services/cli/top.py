@@ -57,8 +57,8 @@ _MEANINGS = {
     "trend": "growth of the lag",
     "held": "in the stage",
     "unacked": "delivered to it and not done",
-    "wait": "from stored to taken up",
-    "process": "from taken up to done",
+    "wait": "from stored to start of handling",
+    "process": "from start of handling to done",
     "again": "delivered more than once",
     "dead": "given up",
     "n": "processes",
@@ -72,11 +72,11 @@ _TREND = 0.2
 def top(
     options: Options,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Look once, print what was seen, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Look once and print JSON.")] = False,
-    window: Annotated[float, typer.Option(min=2, help="Seconds that rates and percentiles are over.")] = 15.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one snapshot and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one snapshot as JSON.")] = False,
+    window: Annotated[float, typer.Option(min=2, help="Window of rates and percentiles in seconds.")] = 15.0,
 ) -> None:
-    """Watch the run: each stage's lag, rate and times, and which of them is the bottleneck. Ends with Ctrl-C."""
+    """Watch the run: lag, rate and latency of each stage, and the bottleneck. Ends with Ctrl-C."""
     config = options.config()
     overview = anyio.run(_top, config, once or as_json or not sys.stdout.isatty(), window)
     if overview is None:

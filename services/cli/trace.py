@@ -1,4 +1,4 @@
-"""`lachesis trace`: one rollout as a waterfall, or those worth a look as they end, each with the reason.
+"""`lachesis trace`: shows one rollout as a waterfall, or follows slow and failed ones.
 
 What goes in: the streams, read by their stamps, so that no Jaeger is needed; with `telemetry.jaeger_url`, `--follow`
 asks Jaeger instead. Nothing is written.
@@ -52,18 +52,19 @@ _BEHIND = timedelta(minutes=30)
 def trace(
     options: Options,
     group: Annotated[
-        str | None, typer.Argument(metavar="GROUP_ID", help="A rollout: its id, or any part that no other has.")
+        str | None, typer.Argument(metavar="GROUP_ID", help="Id of a rollout, or any unique part of it.")
     ] = None,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show slow, failed, stale and redelivered rollouts as they end.")
     ] = False,
     slow: Annotated[
-        float | None, typer.Option(metavar="S", min=0, help="Seconds from which one is slow; default: the recent p99.")
+        float | None,
+        typer.Option(metavar="S", min=0, help="Seconds from which a rollout counts as slow. Default: the recent p99."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --follow, one object a line.")] = False,
 ) -> None:
-    """Show where a rollout's time went, as a waterfall, or follow those that are worth a look as they end."""
+    """Show the spans of a rollout as a waterfall, or follow slow and failed rollouts as they end."""
     if (group is None) is not follow:
         raise typer.BadParameter("name a rollout, or give --follow")
     if group is None:

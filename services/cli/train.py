@@ -41,25 +41,32 @@ PAST_FOLDER = "trainers"
 def train(
     options: Options,
     *,
-    revision: Annotated[str, typer.Option(metavar="NAME", help="What a replay wrote, and finished.")],
+    revision: Annotated[str, typer.Option(metavar="NAME", help="Name of a finished replay.")],
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the trainer and its ledger. Default: the revision's.")
+        str | None,
+        typer.Option(metavar="NAME", help="Name of the trainer and its ledger. Default: the revision's name."),
     ] = None,
     begin: Annotated[
         str | None,
-        typer.Option("--from", metavar="MODEL", help="Model, or step of a kept checkpoint. Default: the run's model."),
+        typer.Option("--from", metavar="MODEL", help="Model, or step of a checkpoint. Default: the run's model."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps at most. Default: every batch.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of optimizer steps. Default: every batch.")
+    ] = None,
     max_staleness: Annotated[
         int | None,
-        typer.Option(min=0, help="Most steps between the policy that made a rollout and the weights. Default: any."),
+        typer.Option(min=0, help="Maximum staleness of a rollout in optimizer steps. Default: unlimited."),
     ] = None,
-    min_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or a later one.")] = None,
-    max_step: Annotated[int | None, typer.Option(min=0, help="Made by this policy step or an earlier one.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and form the batches, and write nothing.")] = False,
+    min_step: Annotated[
+        int | None, typer.Option(min=0, help="Only rollouts of this policy step or a later one.")
+    ] = None,
+    max_step: Annotated[
+        int | None, typer.Option(min=0, help="Only rollouts of this policy step or an earlier one.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and form the batches, but write nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Train on past rollouts as a revision judged them: a second trainer, with a ledger and checkpoints of its own.
+    """Train a second model offline on a revision's rewards, with its own ledger and checkpoints.
 
     The importance ratio is against the logprobs that the rollouts were sampled with. The live run is not touched, and
     nobody is sent the weights; they are in trainers/NAME of the run's folder. After Ctrl-C or a crash the same command
@@ -93,7 +100,7 @@ def train(
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a trainer on past rollouts stands. `manifest` names all its batches in order, `chain` its ledger.
+    """Where a offline trainer stands. `manifest` names all its batches in order, `chain` its ledger.
 
     `steps` and `policy_version` are of its newest checkpoint (0 and None: there is none); `finished`: every batch, or
     as many as were asked for, is in it.
@@ -113,7 +120,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
-    """Return the model that training begins with, and the optimizer step of the run that its weights are of.
+    """Return the model that training starts from, and the optimizer step of its weights.
 
     `begin` is a model, or the step of a checkpoint that the run still has; None: the model that the run began with. A
     model that is no checkpoint counts as step 0. Raises `ConfigError`.
@@ -133,7 +140,7 @@ def start_model(config: RunConfig, begin: str | None) -> tuple[str, int]:
 
 
 def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> RunConfig:
-    """Return the configuration of a trainer on past rollouts: its own folder, model, name, and end."""
+    """Return the configuration of a offline trainer: its own folder, model, name, and end."""
     training = msgspec.structs.replace(
         config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
     )
@@ -204,4 +211,4 @@ def _tell(result: Training, *, stored: bool) -> None:
     if stored:
         print(f"step {result.steps}, {result.seconds:.1f} s, policy {result.policy_version}, {result.checkpoint}")
     if stored and not result.finished:
-        print("paused: the same command goes on from here. Its history may be trimmed meanwhile", file=sys.stderr)
+        print("paused: the same command continues from here. Its history may be trimmed meanwhile", file=sys.stderr)

@@ -52,7 +52,7 @@ _FINISH_S = 5.0
 
 @with_options
 def up(options: Options) -> None:
-    """Run everything: the server, unless one is named, and every service, in order, until Ctrl-C or the last step."""
+    """Run everything until Ctrl-C or the last step: the server, unless one is named, and every service."""
     keep_output()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config = options.config()

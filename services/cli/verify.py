@@ -1,4 +1,4 @@
-"""`lachesis verify`: are raters, advantages and the loss numerically sound, on rollouts that were recorded?"""
+"""`lachesis verify`: checks raters, advantages and the loss numerically on recorded rollouts."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -37,10 +37,12 @@ def verify(
     options: Options,
     groups: Annotated[int, typer.Option(min=1, help="Newest recorded groups to verify with.")] = 32,
     runs: Annotated[int, typer.Option(min=2, help="Times that each sample is rated.")] = 3,
-    atol: Annotated[float, typer.Option(min=0.0, help="Difference between two ratings that is none.")] = 1e-6,
+    atol: Annotated[
+        float, typer.Option(min=0.0, help="Largest difference at which two ratings count as equal.")
+    ] = 1e-6,
     as_json: Json = False,
 ) -> None:
-    """Check on recorded rollouts that raters, advantages and the loss are numerically sound; exit with 1 if not."""
+    """Check raters, advantages and the loss numerically on recorded rollouts; exit with 1 on failure."""
     config = options.config()
     recorded = anyio.run(_recorded, config, groups)
     if not recorded:

@@ -32,7 +32,7 @@ Beside = Callable[[int], Coroutine[Any, Any, None]]
 
 
 async def keep_supervisor(config: RunConfig, file: Path, beside: Beside, came_up: Callable[[], bool]) -> int:
-    """Run `lachesis up` on the configuration `file` until the run is finished, and return its last exit code.
+    """Run `lachesis up` on the configuration `file` until the run is finished; return its exit code.
 
     `beside` runs with each life of the supervisor and gets its pid. A start that fails before `came_up` is not
     repeated: the same would fail again.

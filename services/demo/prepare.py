@@ -1,4 +1,4 @@
-"""The demo's model: character tokenizer, random weights, and a supervised warm start that leaves much to be learned.
+"""The demo's model: a character tokenizer, random weights, and a short supervised warm start.
 
 In: the run's configuration. Out: `Prepared`, with a folder that the run loads its model from. Guarantees that no prompt
 of the held-out set is among those of the warm start or of training, whatever was cached; that a cached model is one

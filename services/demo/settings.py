@@ -1,4 +1,4 @@
-"""The demo's configuration: `demo.toml`, then `LACHESIS_*`, then the command line, written out as one file for the run.
+"""The demo's configuration: `demo.toml`, `LACHESIS_*`, the command line, merged into one file.
 
 In: what the command line says. Out: a `RunConfig`.
 """

@@ -161,7 +161,7 @@ def latest_figures(lines: Sequence[Mapping[str, float]]) -> list[Mapping[str, fl
 
 
 def end_to_end(observed: Observed, figures: Sequence[Mapping[str, float]]) -> Quantiles:
-    """Return exact quantiles over all trained groups, from the environment taking the task up to the step's end."""
+    """Return exact quantiles of the time from a task's start to the end of its step, over all groups."""
     ended = {int(step["train/step"]) - 1: step["train/time"] for step in figures if "train/time" in step}
     times = [
         ended[number] - observed.started_ns[group] / 1e9

@@ -86,7 +86,10 @@ def progress_line(observed: Observed, elapsed_s: float, width: int = _PLAIN_WIDT
 
 
 def fitting(parts: Sequence[str], width: int) -> str:
-    """Return as many of the parts as fit into `width` characters, none cut unless the first alone is too long."""
+    """Return as many of the parts as fit into `width` characters.
+
+    None is cut, unless the first alone is too long.
+    """
     line = parts[0]
     for part in parts[1:]:
         if len(f"{line} | {part}") > width:

@@ -69,7 +69,7 @@ async def _follow(bus: Bus, stream: str, filters: list[str], observed: Observed)
 
 
 async def measure_processes(supervisor_pid: int, observed: Observed) -> None:
-    """Keep the largest sum of resident memory of this process, the supervisor and all under it, and each one's CPU."""
+    """Measure peak memory of all processes of the run, and the CPU time of each."""
     while True:
         total = psutil.Process().memory_info().rss
         try:

@@ -1,1 +1,4 @@
-"""What can be seen of a run, folded from heartbeats, streams and files. Most of it is pure."""
+"""Views of a run, folded from heartbeats, streams and files.
+
+Most of it is pure.
+"""

@@ -53,7 +53,10 @@ def evaluation_rows(evaluations: Evaluations) -> list[EvaluationStatus]:
 
 
 def evaluation_rows_of_figures(figures: Mapping[str, float]) -> list[EvaluationStatus]:
-    """Return where each environment stands by the figures of a step, which do not tell how many tasks there were."""
+    """Return the evaluation row of each environment from the figures of a step.
+
+    They do not hold the number of tasks.
+    """
     rows = []
     for name, rate in sorted(figures.items()):
         kind, _, rest = name.partition("/")
@@ -106,10 +109,10 @@ def _change(earlier: EvalEvent, newest: EvalEvent) -> Difference | None:
 
 
 def evaluation_line(event: EvalEvent, first: EvalEvent) -> str:
-    """Return an evaluation as `up` prints it when it comes, with what it had been on the same tasks at first."""
+    """Return the line that `up` prints for an evaluation, with the first result on the same tasks."""
     change = _change(first, event)
     since = "" if change is None else f" (first {change.before:.2f}: {change.value:+.2f} +- {change.error:.2f})"
-    unjudged = f", {event.unjudged} answers not judged" if event.unjudged else ""
+    unjudged = f", {event.unjudged} answers not rated" if event.unjudged else ""
     tasks = f"{event.items} tasks, {event.k} answers each"
     return f"held-out {event.env}: {_rate(event.avg, event.error)} after step {event.policy_step}{since}; {tasks}" + (
         unjudged
@@ -130,8 +133,10 @@ def _rate(rate: float, error: float | None) -> str:
 
 
 def evaluation_warnings(evaluations: Evaluations, folder: Path) -> dict[str, str]:
-    """Return by environment what is to be said of a rate that fell, beside what the training reward did meanwhile where
-    the run's folder is at hand."""
+    """Return by environment a warning about a rate that dropped.
+
+    It names the training reward over the same time if the run's folder is at hand.
+    """
     return {
         fall.env: fall.describe(training_rewards(folder, fall.since_step, fall.step)) for fall in evaluations.falls()
     }

@@ -1,4 +1,4 @@
-"""What a run's folder says of its training: the figures of the newest step, and the newest checkpoint."""
+"""Reads a run's training progress from its folder: newest figures and newest checkpoint."""
 
 import logging
 from collections.abc import Sequence
@@ -59,7 +59,7 @@ class _Reward(msgspec.Struct):
 
 
 def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float] | None:
-    """Return the mean training reward of the step that policy `first` made, and of the one that policy `last` did.
+    """Return the mean training rewards of the steps that policies `first` and `last` made.
 
     Of the first policy, which no step made, that of the step after it. None where the figures do not tell. Reads the
     whole log of figures, line by line.

@@ -1,4 +1,4 @@
-"""What `lachesis up` leaves in a run's folder when it ends, however it ends: `summary.json` and plots."""
+"""Writes `summary.json` and plots into a run's folder when `lachesis up` ends."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class RunRecord(Watch):
         self._started_s = time.monotonic()
         self._outcomes: dict[str, int] = {}
         self._checkpoint = None
-        with suppress(CheckpointError):  # the trainer says so, and how to mend it
+        with suppress(CheckpointError):  # the trainer says so, and how to fix it
             self._checkpoint = latest_checkpoint(config.path / CHECKPOINTS)
         state = state_of(self._checkpoint) if self._checkpoint is not None else None
         self.first_step = state.step if state is not None else 0

@@ -58,7 +58,10 @@ class ServiceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def merge(beats: Iterable[Heartbeat], planned: Collection[str], *, absent: str = "silent") -> list[ServiceStatus]:
-    """Return one row for each service that spoke (its newest heartbeat by instance) or should have (`absent`)."""
+    """Return one row for each service that reported or should have.
+
+    `absent`: services that should have reported.
+    """
     by_service: defaultdict[str, list[Heartbeat]] = defaultdict(list)
     for beat in beats:
         by_service[beat.service].append(beat)

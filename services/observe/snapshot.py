@@ -201,7 +201,9 @@ def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
 
 
 async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot":
-    """Return the snapshot by `until_s` of the event loop's clock, after listening to heartbeats if the run may go on.
+    """Return the snapshot by `until_s` of the event loop's clock.
+
+    It listens to heartbeats first if the run may still go on.
 
     What the server does not answer by then is not known, and `problems` says why. Raises `NotFoundError` when the
     server has other runs and knows nothing of this one.

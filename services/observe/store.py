@@ -1,4 +1,7 @@
-"""What to say of the disk under a run's own server: its streams, and the whole run, stand still once it is full."""
+"""Warns about the disk under a run's own server.
+
+When it is full, the streams and the whole run stop.
+"""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What a run came to: `summary.json`, out of the figures in its folder, its evaluations and its ledger. No bus.
+"""Writes a run's `summary.json` from its figures, evaluations and ledger. No bus.
 
 Guarantees that it tells of the whole run, also where that was stopped and resumed, except for what says that it is of
 the last start alone.

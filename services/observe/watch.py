@@ -1,4 +1,4 @@
-"""What looks on at a run beside its supervisor, over the same connection."""
+"""The interface of watchers that observe a run over the supervisor's connection."""
 
 from typing import Protocol
 
@@ -14,4 +14,4 @@ class Watch(Protocol):
         """Look on until cancelled."""
 
     async def finish(self, bus: Bus) -> None:
-        """Take in what came last, once every service has ended. Must not raise where the server is away."""
+        """Take in what came last, once every service has ended. Must not raise where the server is unavailable."""

@@ -69,7 +69,10 @@ class Recent:
         forget_before(self._lags[service], now_s - self.window_s)
 
     def figures(self, service: str) -> list[tuple[float, Heartbeat]]:
-        """Return the heartbeats of the instance of `service` that spoke last, with the time each came, oldest first."""
+        """Return the recent heartbeats of a service's instance with their times, oldest first.
+
+        It is the instance that reported last.
+        """
         processes = self._heartbeats.processes(service)
         return list(max(processes, key=lambda one: one.heard_s).beats) if processes else []
 

@@ -1,1 +1,1 @@
-"""Checks before a run starts, and by `lachesis doctor`: each yields findings that say how to mend what is wrong."""
+"""Checks before a run starts, and by `lachesis doctor`: each yields findings that say how to fix what is wrong."""

@@ -1,4 +1,4 @@
-"""Checks of a cluster: every stream has a leader, and as many copies that are up to date as are configured.
+"""Checks of a cluster: every stream has a leader and the configured number of current replicas.
 
 What goes in: the server's descriptions of the streams. A server that is not part of a cluster describes none.
 """
@@ -37,7 +37,7 @@ def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
         yield fail(
             "cluster",
             f"without a leader, so nothing can be stored: {_some(leaderless, streams)}",
-            "start the servers that are away; what was acknowledged is kept, and publishers wait",
+            "start the missing servers; acknowledged messages are kept, and publishers wait",
         )
     for server, names in sorted(away.items()):
         yield warn(

@@ -1,4 +1,4 @@
-"""A finding: what was looked at, how it stands, and how to mend it."""
+"""A finding: what was looked at, how it stands, and how to fix it."""
 
 from typing import Literal
 

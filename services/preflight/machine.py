@@ -1,4 +1,4 @@
-"""Checks of this machine: Python and packages, the nats-server executable, files and their modes, disk, ports, keys.
+"""Checks of this machine: Python, packages, nats-server, file modes, disk, ports and keys.
 
 What goes in: the configuration and what the machine says. Secrets are looked for, never read out.
 """
@@ -196,7 +196,10 @@ def disk(config: RunConfig) -> Finding:
 
 
 def run_folder(config: RunConfig) -> Finding | None:
-    """Look at the disk of the run's folder (checkpoints, weights, logs) where the streams lie on another one."""
+    """Check the disk of the run's folder, if the streams lie on another disk.
+
+    The folder holds checkpoints, weights and logs.
+    """
     room = room_at(config.path)
     if config.store is not None and device_of(config.store) == device_of(config.path):
         return None

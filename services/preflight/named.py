@@ -1,4 +1,4 @@
-"""Looks for what a configuration names - models, environments, raters, estimators, a curriculum - before a run starts.
+"""Checks before a start that a configuration's models, environments, raters and curriculum exist.
 
 None of the user's code runs here and nothing heavy is imported: a module is found as an import would find it, and its
 source is read for the name. `load_check` then loads what was found.
@@ -26,7 +26,7 @@ __all__ = ["Problem", "check_named", "named_problems"]
 
 
 class Problem(NamedTuple):
-    """What is wrong with a setting, and how to mend it."""
+    """What is wrong with a setting, and how to fix it."""
 
     setting: str
     text: str

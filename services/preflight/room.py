@@ -84,7 +84,7 @@ def _exceeded(
 
 
 def check_sharing(reserved: Mapping[str, int]) -> Iterator[Finding]:
-    """Yield who has reserved how much of what this account or server may store, where it is more than one run."""
+    """Yield the reservations of each run on this account or server, if there are several runs."""
     if len(reserved) > 1:
         largest = sorted(reserved.items(), key=lambda one: -one[1])
         text = ", ".join(f"{owner} {human_bytes(size)}" for owner, size in largest)

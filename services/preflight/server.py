@@ -44,9 +44,7 @@ async def check_server(config: RunConfig) -> list[Finding]:
         bus = await connect_run(config, f"{config.run}.doctor", OBSERVER)
     except StartupError as error:
         if has_history(config):
-            return [
-                ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` goes on with it")
-            ]
+            return [ok("server", f"run {config.run} has ended, so its server does not run; `lachesis up` continues it")]
         if config.nats is None:
             return [ok("server", f"no run {config.run} in {config.path.parent} yet; `lachesis up` starts it")]
         return [fail("server", str(error), "as it says, or correct --nats URL")]
@@ -112,12 +110,12 @@ def _server(bus: NatsBus) -> tuple[str, str]:
 
 
 def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    """Yield a finding for each stream with so many consumers that somebody may keep others from making theirs."""
+    """Yield a finding for each stream whose consumers come near the server's limit."""
     for name, info in answers.items():
         consumers = int(info["state"].get("consumer_count", 0))
         if consumers >= MANY_CONSUMERS:
             text = f"{consumers} consumers; a run has some dozens, and the server refuses more than about a thousand"
-            mend = "see whose they are with `lachesis gc --consumers`; with --yes it deletes them"
+            mend = "list them with `lachesis gc --consumers`; --yes deletes them"
             yield warn(f"consumers of {name}", text, mend)
 
 

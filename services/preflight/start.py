@@ -38,7 +38,7 @@ def machine_failures(config: RunConfig, *, running: bool) -> Iterator[Finding]:
 
 
 def refuse_failures(findings: Iterable[Finding]) -> None:
-    """Raise `ConfigError` that says what failed, and how to mend each."""
+    """Raise `ConfigError` that says what failed, and how to fix each."""
     failed = [f"{one.check}: {one.text}\n    mend: {one.mend}" for one in findings if one.level == "FAIL"]
     if failed:
         raise ConfigError("the run cannot start:\n  " + "\n  ".join(failed))

@@ -1,4 +1,4 @@
-"""The NATS micro protocol: every service answers `nats micro ls|info|stats|ping` and a `health` request."""
+"""The NATS micro protocol: services answer `nats micro ls|info|stats|ping` and `health`."""
 
 from contextlib import suppress
 
@@ -35,5 +35,5 @@ async def join_micro(bus: NatsBus, service: Service, about: str, place: WriterPl
     config = ServiceConfig(name=name, version=__version__, description=about, metadata=metadata)
     micro = MicroService(bus.micro_client, config)
     await micro.add_endpoint(name="health", handler=health, subject=subjects.health(service.run, service.name))
-    with suppress(FlushTimeoutError):  # a server that is away learns of it when it is back
+    with suppress(FlushTimeoutError):  # a unavailable server learns of it when it is back
         await micro.start()

@@ -91,6 +91,7 @@ async def _ask(bus: Bus, run: str, service: str) -> _Answer | None:
     except UnservedError:
         return None
     except (InfrastructureError, msgspec.DecodeError) as error:
-        log.warning("a %s of this run seems to be there and cannot be asked (%s): if it goes on, one of the two ends",
+        log.warning("a %s of this run seems to be there and does not answer (%s): if it still runs, one of the two "
+            "ends",
                     service, error)  # fmt: skip
         return None

@@ -72,7 +72,7 @@ async def follow_clock(bus: Bus, clock: Clock) -> None:
             try:
                 server_ns = await bus.server_time_ns()
             except InfrastructureError:
-                continue  # the server is away: the last measurement stays good for long
+                continue  # the server is unavailable: the last measurement stays good for long
             found.append((time.perf_counter_ns() - sent_ns, sent_ns, server_ns))
         if found:
             took_ns, sent_ns, server_ns = min(found)

@@ -9,7 +9,7 @@ __all__ = ["newest_checkpoint"]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint, None where there is none, or the pointer to it cannot be read."""
+    """Return the folder of the newest checkpoint; None if there is none or the pointer is unreadable."""
     try:
         return latest_checkpoint(folder / CHECKPOINTS)
     except CheckpointError:

@@ -117,7 +117,7 @@ def has_history(config: RunConfig) -> bool:
 async def until_ended(bus: Bus, config: RunConfig) -> None:
     """Return once the run has ended: with its own server, or, where it has another one, as `has_ended` says."""
     while True:
-        with suppress(InfrastructureError):  # the server is away: what it holds is asked for again
+        with suppress(InfrastructureError):  # the server is unavailable: what it holds is asked for again
             if await has_ended(bus, config):
                 return
         await anyio.sleep(1.0)
@@ -222,7 +222,10 @@ def unknown_run(run: str, others: Collection[str]) -> NotFoundError:
 
 
 async def check_known(bus: Bus, run: str, others: Collection[str]) -> None:
-    """Raise `NotFoundError` if the server has `others`, which are `other_runs`, and nothing is heard of this one."""
+    """Raise `NotFoundError` if the server knows other runs but not this one.
+
+    `others` are `other_runs`.
+    """
     if not others:
         return
     with anyio.move_on_after(SILENCE_S):
@@ -240,7 +243,9 @@ async def recent_heartbeats(
     *,
     silence_s: float = SILENCE_S,
 ) -> list[Heartbeat]:
-    """Listen for a moment and return the newest heartbeat of each process that spoke, by service.
+    """Listen for a moment and return the newest heartbeat of each instance.
+
+    They are in the order of each instance's first heartbeat.
 
     Listens for `silence_s` while one of the services `awaited` has not spoken. `log` is filled meanwhile, for a caller
     that may not wait until the end.

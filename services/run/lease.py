@@ -146,7 +146,7 @@ class RunLease:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Keep the lease, and answer whoever asks who has it, while the context is open; then release it.
+        """Keep the lease, and answer the caller who has it, while the context is open; then release it.
 
         Raises StartupError at the end if another supervisor took over meanwhile.
         """
@@ -175,7 +175,8 @@ class RunLease:
     async def _renew(self) -> None:
         while self.is_held:
             await anyio.sleep(self._mine.ttl_s / _RENEWALS)
-            # the server is away, and nobody else can take it either; or somebody wrote just now: who is seen next time
+            # the server is unavailable, and nobody else can take it either; or somebody wrote just now: who is seen
+            # next time
             with suppress(InfrastructureError, FencedError):
                 await self._store(self._mine)
         if self._taken_by is not None:
@@ -235,7 +236,7 @@ def lock_folder(folder: Path, *, deletes: bool = False) -> Iterator[None]:
 
 
 def _half_deleted(run: str) -> str:
-    return f"run {run} is half deleted: finish that with `lachesis delete {run}`, then it can begin anew"
+    return f"run {run} is half deleted: finish that with `lachesis delete {run}`, then it can start again"
 
 
 def _refusal(holder: SupervisorLease) -> str:

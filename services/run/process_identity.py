@@ -1,4 +1,4 @@
-"""Names a process so that no other ever has the same name, and tells whether the one so named still runs here."""
+"""Gives a process a unique name, and tells whether the process of a name still runs here."""
 
 import os
 from functools import cache

@@ -47,7 +47,7 @@ _IMPORT_S = 60.0
 
 
 class Forked:
-    """A process that a fork server has forked: what a supervisor needs of anyio's `Process`."""
+    """A process forked by a fork server, with the part of anyio's `Process` that a supervisor needs."""
 
     def __init__(self, pid: int, pidfd: int, stdin: int) -> None:
         self.pid = pid

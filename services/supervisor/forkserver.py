@@ -1,4 +1,4 @@
-"""A fork server: a process that has imported what services import, and becomes one by a fork, in milliseconds.
+"""A fork server: a process that has imported the services' modules and starts each by a fork.
 
 A service that dies is away for as long as its next life imports packages: most of its recovery, and seconds where torch
 is among them. A fork server has that behind it, once and for all the lives to come. There is one with torch, and one,
@@ -58,7 +58,7 @@ _ALONE_S = 10.0
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a fork is to be, and the file that its output goes to."""
+    """A request to fork: what the process runs, and the file that its output goes to."""
 
     service: str
     part: str
@@ -262,7 +262,7 @@ def _become(told: Told, stdin: int) -> Told:
 
 
 def _draw_anew() -> None:
-    """Seed what draws random numbers anew, as it is in a process that was started anew; `random` does so by itself."""
+    """Seed what draws random numbers again, as it is in a process that was started anew; `random` does so by itself."""
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) is not None:

@@ -26,7 +26,7 @@ async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
         with anyio.fail_after(_ANSWER_S):
-            await bus.usage(LEDGER)  # a server that is away is not waited for
+            await bus.usage(LEDGER)  # a unavailable server is not waited for
         with anyio.fail_after(_VERIFY_S):
             problems = [problem.text for problem in await reader.look() if problem.breaks]
             if not problems and not found:

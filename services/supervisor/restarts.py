@@ -2,7 +2,7 @@
 
 Guarantees that a process which cannot run ends the run instead of being started for ever, and that kills from outside
 do not: however many there are, they say nothing about the process. A process that came up and was killed (SIGKILL) was
-killed from outside unless the kernel did it for want of memory, which the kernel counts. One that another process
+killed from outside unless the kernel did it for lack of memory, which the kernel counts. One that another process
 keeps from its place waits: that is its last life, which drains, where the supervisor before this one was killed. So
 does one that met a full disk: that says nothing about it either.
 """
@@ -25,7 +25,7 @@ _STEADY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a process. `ready`: in this one; `starved`: the kernel killed something for want of memory in it."""
+    """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it."""
 
     code: int
     seconds: float
@@ -66,7 +66,7 @@ class Restarts:
         if life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
         elif life.seconds > LONGEST_PAUSE_S and (life.ready or (self._was_ready and life.code == STARTUP)):
-            self.failures = 0  # it was up, or waited for a server that is away
+            self.failures = 0  # it was up, or waited for a unavailable server
         elif not (life.killed and life.ready):
             self.failures += 1
         # Whoever never became ready and says why will say it again.
@@ -78,7 +78,7 @@ class Restarts:
 
 
 def out_of_memory_kills() -> int:
-    """Return how many processes this machine's kernel has killed for want of memory; 0 where it does not say."""
+    """Return how many processes this machine's kernel has killed for lack of memory; 0 where it does not say."""
     try:
         counters = Path("/proc/vmstat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ends the traces of the rollouts that a run leaves unfinished, so that none of their spans lacks its root.
+"""Ends the traces of a run's unfinished rollouts, so that every span has its root.
 
 What goes in: the streams, once every service has stopped: rollouts without an outcome, and batches that were not
 trained. What comes out: a root span for each of them that is traced: those of the sampled share, and dead ones that the

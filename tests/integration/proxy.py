@@ -58,7 +58,7 @@ class Proxy:
             try:
                 server = await anyio.connect_tcp("127.0.0.1", self._target)
             except OSError:
-                return  # the server is away: so is the connection
+                return  # the server is unavailable: so is the connection
             async with server, anyio.create_task_group() as tasks:
                 self._connections.add(tasks.cancel_scope)
                 tasks.start_soon(self._pass_on, "questions", client, server, tasks.cancel_scope)

@@ -1,4 +1,4 @@
-"""What `status` and `doctor` say beside a damaged store: what is damaged and how to mend it, and all the rest."""
+"""What `status` and `doctor` say beside a damaged store: what is damaged and how to fix it, and all the rest."""
 
 import json
 

@@ -161,7 +161,7 @@ async def test_a_server_that_goes_away_is_told_of_and_waited_for(world: World) -
     assert process.stderr is not None
     await world.server.stop()
     with anyio.fail_after(90):
-        assert await process.stderr.readline() == b"lachesis: the server of run demo is away; waiting for it\n"
+        assert await process.stderr.readline() == b"lachesis: the server of run demo is unavailable; waiting for it\n"
         await world.server.start()
         assert await process.stderr.readline() == b"lachesis: the server of run demo is back\n"
         await world.score("after")

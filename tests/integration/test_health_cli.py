@@ -137,7 +137,7 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
         assert (result["severity"], len(result["examples"])) == ("halt", 4)
 
         code, said, error = await world.lachesis("resume", "--wait", "100")
-        assert (code, said, error) == (0, "words: goes on; the checks begin anew\n", "")
+        assert (code, said, error) == (0, "words: resumed; its checks start over\n", "")
         code, said, _ = await world.lachesis("health")
         assert (code, "not judged yet" in said) == (1, True)
 

@@ -95,7 +95,7 @@ async def test_everything_comes_up_as_processes_and_stops_in_order(
     assert len(set(running.values())) == len(running)
     assert all(f"ready: {name}, pid {running[name]}" in said for name in names - {"supervisor"})
     processes = [psutil.Process(pid) for pid in running.values()]
-    (folder / "run.toml").unlink()  # the services, and whoever asks by the run's name, go by the one in its folder
+    (folder / "run.toml").unlink()  # the services, and the caller by the run's name, go by the one in its folder
     away = folder / "away"
     away.mkdir()
     command = [sys.executable, "-m", "lachesis", "status", "--run", "up", "--json"]

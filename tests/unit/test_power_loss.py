@@ -53,7 +53,7 @@ def save(root, learner, step, keep=2):
 
 
 def saved_step(folder):
-    """Return the step that a trainer would go on with, None: it would begin anew. Raises where it could not start."""
+    """Return the step that a trainer would go on with, None: it would start over. Raises where it could not start."""
     path = latest_checkpoint(folder / CHECKPOINTS)
     if path is None:
         return None

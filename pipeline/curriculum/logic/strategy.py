@@ -1,4 +1,4 @@
-"""What every strategy has: feedback in, weights out.
+"""The base class of curriculum strategies: feedback in, weights out.
 
 In: `Feedback` on every finished group, dropped ones too, in any order, repeated or late. Out: weights per item, drawn
 with by `sample` here or, through a `Snapshot`, by environments elsewhere. Repeats and infrastructure failures change
@@ -28,7 +28,7 @@ from lachesis.schemas.values import Count, shaped
 __all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
-_NEW_RUN = "start a new run, whose `model` may be a checkpoint of this one"
+_NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if you like"
 STATE_VERSION = 2
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 

@@ -1,4 +1,4 @@
-"""What the evaluations of a run come to: first, newest and best, and whether the rate fell. Pure.
+"""Summarizes a run's evaluations: first, newest, best, and whether the rate dropped. Pure.
 
 In: `EvalEvent`s in the order of their stream. Guarantees that the memory it takes does not grow with the run, that the
 best policy is judged by tasks it has in common with the one it is compared with, and that repeated events change

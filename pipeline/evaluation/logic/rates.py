@@ -44,7 +44,9 @@ class Difference(NamedTuple):
 
 
 def standard_error(results: Sequence[TaskResult]) -> float | None:
-    """Return the standard error of the success rate p = sum(s) / sum(m) over tasks, None with fewer than two tasks.
+    """Return the standard error of the success rate over tasks; None with fewer than two tasks.
+
+    The rate is p = sum(s) / sum(m).
 
     With s_i successes of m_i judged answers to task i of N:
     sqrt(N / (N - 1) * sum((s_i - p m_i)^2)) / sum(m_i). Tasks without a judged answer are left out.
@@ -59,7 +61,7 @@ def standard_error(results: Sequence[TaskResult]) -> float | None:
 
 
 def compare(before: EvalEvent, after: EvalEvent) -> Difference | None:
-    """Return how the rate changed between two evaluations of an environment, None where no error can be told.
+    """Return how the success rate changed between two evaluations; None if its error is unknown.
 
     By the tasks that both have, where there are two or more: the mean of the differences of their rates, with the
     standard deviation of these over sqrt(tasks) as its error.

@@ -1,1 +1,1 @@
-"""What the gateway decides: which group a trajectory becomes, what waits in a buffer, who is registered. Pure."""
+"""The gateway's decisions: groups of trajectories, buffers, and registrations. Pure."""

@@ -32,7 +32,7 @@ _ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a group besides what its client sent, or wrote to a file.
+    """Facts about a group that its client neither sent nor wrote to a file.
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
     `by` says who took the group in: the gateway, or an import. Unless it `needs_logprobs`, it may come without those

@@ -1,4 +1,4 @@
-"""The check of advantages: inside a complete group they have a mean and a bound, and beyond those there is a bug."""
+"""Checks that the advantages of each complete group have the estimator's mean and bound."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What every health check is: a class that judges one window of one environment, with a little state between windows.
+"""The base class of health checks: evaluates one window of one environment at a time.
 
 A window holds what was stored since the one before, in the order of the stream, so a check is a function of the stream
 alone. Guarantees that a value that is missing, NaN or infinite never counts as healthy: it is left out, and a check

@@ -1,4 +1,4 @@
-"""Checks that count: the share of groups or samples that are broken, missing, cut off, alike, or at a bound."""
+"""Checks of shares: groups or samples that are broken, missing, truncated, alike, or at a bound."""
 
 from collections import deque
 from collections.abc import Mapping

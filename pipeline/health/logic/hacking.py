@@ -116,7 +116,7 @@ class OverOptimisation(Check):
 
 
 class RaterAtOdds(Check):
-    """A rater without whom the others agree better: alpha without it > alpha + 2 standard errors of the difference, by
+    """A rater without which the others agree better: alpha without it > alpha + 2 standard errors of the difference, by
     a jackknife over sixteen parts of the window. That informs: a rater of another kind is at odds by design. More so
     than in the first two windows, by 2 standard errors, warns. Drop the rater if the quorum holds; a person decides.
     """

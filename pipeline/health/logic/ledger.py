@@ -105,7 +105,7 @@ class LedgerAudit:
         known = self.position
         begins = f"entry {entry.index} at sequence {seq}"
         if entry.index < known.entries:
-            text = f"{begins} comes after entry {known.entries - 1}: somebody has begun a second history"
+            text = f"{begins} comes after entry {known.entries - 1}: another writer has begun a second history"
             return [self._problem("chain", text)]
         if entry.index > known.entries:
             if self._last is None and previous is not None and previous < self._gone_below:

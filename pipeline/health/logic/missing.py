@@ -1,4 +1,4 @@
-"""The check of missing ratings, which tells a rater that is away from an environment that nobody can judge."""
+"""Checks for missing ratings. Tells an unavailable rater from an environment that cannot be scored."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Missing(Check):
         severity, threshold = graded(share, [(0.10, "warn")])
         if severity != "ok":
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
-            reason = f"{share:.0%} of the {what} missing; drop the rater, or mend it"
+            reason = f"{share:.0%} of the {what} missing; remove the rater or fix it"
             return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
         if not outages:
             return Finding(severity, share, threshold)
@@ -122,6 +122,7 @@ def _told(name: str, run: _Run, outages: int) -> str:
     since = f"since {datetime.fromtimestamp(run.since_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC" if run.since_ns else ""
     more = f"; and {outages - 1} more raters" if outages > 1 else ""
     return (
-        f"rater {name} is away or broken, the environment is not to blame: {run.text[:200]}; it rated nothing in "
+        f"rater {name} is unavailable or broken; the environment is not the cause: {run.text[:200]}; it rated nothing "
+        "in "
         f"{run.groups} groups in a row {since}, from {run.first} on{more}"
     )

@@ -209,7 +209,7 @@ class Monitor:
         return results
 
     def resume(self, revision: int, after: int) -> None:
-        """Lift the standing and begin anew with the rollouts after sequence `after`; `revision` numbers requests.
+        """Lift the standing and start over with the rollouts after sequence `after`; `revision` numbers requests.
 
         What was quarantined up to `after` stays so.
         """
@@ -284,7 +284,7 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`. A check that was off then begins anew."""
+        """Undo `state_dict`. A check that was off then starts over."""
         self._begin()
         for check in self._checks:
             if check.name in state["checks"]:

@@ -1,4 +1,4 @@
-"""Checks of the policy: does it still explore, does it say different things, is what it says new enough?"""
+"""Checks of the policy: entropy, diversity, staleness, and agreement of its logprobs."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Entropy(Check):
         now = max(0.0, -now)
         if len(self._start) < _START_WINDOWS:
             self._start.append(now)
-            return Finding("idle", reason="the first windows are what later ones are judged by")
+            return Finding("idle", reason="the first windows are the baseline of the later ones")
         start = sum(self._start) / len(self._start)
         if start < 1e-3:
             return Finding("idle", reason="there was no entropy to begin with")
@@ -172,7 +172,7 @@ class StaleLengths:
         self._kept.clear()
         self._stale.clear()
         if not kept or len(stale) < _FEWEST_STALE:
-            return Finding("idle", reason="hardly any group was dropped as stale" if kept else "no batches")
+            return Finding("idle", reason="too few groups were dropped as stale" if kept else "no batches")
         share, z = longer_share(stale, kept)
         severity, threshold = graded(share, [(0.65, "warn")])
         if severity == "ok" or z <= 3.3:
@@ -208,7 +208,7 @@ class RolloutTraining:
         if not steps:
             return Finding("idle", reason="no report")
         if any(None in msgspec.structs.astuple(step) for step in steps):
-            return Finding("warn", reason="not a number: ratios of the two cannot be judged", examples=examples)
+            return Finding("warn", reason="not a number: their ratio is undefined", examples=examples)
         worst = max(k3 for step in steps if (k3 := step.k3) is not None)
         if worst > 1:
             reason = f"rollout and training are of different policies{self._hint}"

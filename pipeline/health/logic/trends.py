@@ -35,7 +35,9 @@ def slope_t(values: Sequence[float]) -> float | None:
 
 
 def longer_share(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Return how often a value of `one` exceeds one of `other` (both sorted, not empty), ties counting half, and z.
+    """Return how often a value of `one` exceeds one of `other`, and z. Ties count half.
+
+    Both are sorted and not empty.
 
     U / (n m) with the normal approximation of its distribution where there is no difference. That ties make it narrower
     is left out, which errs on the side of chance.

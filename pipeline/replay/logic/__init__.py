@@ -1,1 +1,1 @@
-"""Pure logic of replays: what is selected, how scores become rewards in order, and what two revisions differ in."""
+"""Pure logic of replays: selection, the fold from scores to rewards, and comparison."""

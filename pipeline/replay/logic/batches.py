@@ -1,4 +1,4 @@
-"""Batches of past rollouts: a revision's groups in the order of ROLLOUTS in, the entries of a ledger out. Pure.
+"""Forms the offline trainer's batches: groups in the order of ROLLOUTS in, ledger entries out. Pure.
 
 The same join, selection, whitening and chain as in a live run, with nothing in it that depends on when anything came:
 the same groups and settings give the same entries to the bit. Every group fed has exactly one outcome in the end.

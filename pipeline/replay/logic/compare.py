@@ -1,4 +1,4 @@
-"""What two revisions of the same rollouts differ in. Pure.
+"""Compares two revisions of the same rollouts. Pure.
 
 In: two revisions, each the scores and rewards of its groups. Out: a `Comparison`, plain data: everything that is about
 both is of the groups that both have.
@@ -45,7 +45,7 @@ _BOOTSTRAPPED = 5000
 
 METRICS: Final = {
     "sign_flips": "share of groups, trainable in both, in which a sample's advantage changed its sign",
-    "verdict_changes": "share of groups whose verdict is another",
+    "verdict_changes": "share of groups with a different verdict",
     "rank_correlation": "Spearman's rho of the scores, the lowest of any environment",
     "rank_within": "the same within a group, mean over its groups, the lowest of any environment",
     "mean_shift": "change of the mean score, the largest of any environment",
@@ -53,8 +53,8 @@ METRICS: Final = {
     "zero_variance_b": "share of groups without variance in B",
     "alpha_a": "Krippendorff's alpha of A's raters",
     "alpha_b": "Krippendorff's alpha of B's raters",
-    "at_odds_a": "raters of A without whom alpha lies above its own interval",
-    "at_odds_b": "raters of B without whom alpha lies above its own interval",
+    "at_odds_a": "raters of A without which alpha lies above its own interval",
+    "at_odds_b": "raters of B without which alpha lies above its own interval",
     "only_a": "groups that only A has",
     "only_b": "groups that only B has",
     "unscored_a": "groups that could not be scored in A",
@@ -248,8 +248,10 @@ def _lowest(values: Sequence[float | None]) -> float | None:
 
 
 def part_names(revision: Revision) -> dict[tuple[str, MadeBy], str]:
-    """Return the name of each part of a revision, NAME/1, NAME/2, ..., by environment and what made it, in the order of
-    their first groups; empty where each environment has but one."""
+    """Return the names of a revision's parts (NAME/1, NAME/2, ...) by environment and score source.
+
+    They are in the order of their first groups. Empty if each environment has only one part.
+    """
     first: dict[tuple[str, MadeBy], int] = {}
     for one in revision.groups.values():
         key = one.env, one.made_by

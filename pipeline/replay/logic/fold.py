@@ -3,7 +3,7 @@
 The normalizer is that of the live run: its windows hold the selected groups and nothing else (see `windows`).
 So a replay of all history under the live settings gives the live rewards to the bit, and a replay of some of it depends
 on nothing that was not selected. Scores come in order and each group is resolved as it comes: after a step nothing
-waits, and all that a restart needs besides the normalizer's own state is the scores of the one window still open.
+waits, and besides the normalizer's own state a restart only needs the scores of the one window still open.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ _REVISION = ("selection", "judges", "normalization", "normalizations", "advantag
 
 
 def selects(selection: Selection, groups: Collection[str] | None, plan: Plan, seq: int, time_ns: int) -> bool:
-    """Return whether the rollout of `plan`, stored at `seq` and `time_ns` in a selected environment, is wanted.
+    """Return whether the selection includes the rollout of `plan`, stored at `seq` and `time_ns`.
 
     `groups` is the list that `selection.groups` is the digest of.
     """

@@ -91,7 +91,7 @@ def _mean_change(a: Sequence[float | None], b: Sequence[float | None]) -> float 
 
 def _sentence(found: Significance, *, same: bool) -> str:
     if found.groups == 0:
-        return "Whether the difference matters cannot be told: no group has a reward in both revisions."
+        return "It is unknown whether the difference matters: no group has a reward in both revisions."
     if same:
         return f"There is no difference: in all of {found.groups} groups scores and verdicts are the same."
     share = f"{found.changed} of {found.groups} groups would be trained on otherwise"
@@ -106,7 +106,7 @@ def _sentence(found: Significance, *, same: bool) -> str:
     if found.matters is False:
         return f"The difference hardly matters for training: {share} ({between}){shift}."
     return (
-        f"Whether the difference matters cannot be told from {found.groups} groups: {share}, which may mean anything "
+        f"It is unknown whether the difference matters from {found.groups} groups: {share}, which may mean anything "
         f"from {found.low:.1%} to {found.high:.1%}, where {MATTERS_FROM_SHARE:.0%} matters{shift}; compare more of the "
         "history."
     )

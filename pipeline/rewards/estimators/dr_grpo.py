@@ -1,4 +1,7 @@
-"""dr_grpo: reward less the group's mean, for a loss with constant-length aggregation (arXiv:2503.20783)."""
+"""dr_grpo: reward minus the group's mean (arXiv:2503.20783).
+
+For a loss with constant-length aggregation.
+"""
 
 from lachesis.pipeline.rewards.estimators.centred import Centred
 

@@ -1,4 +1,7 @@
-"""gdpo: the weighted sum of the grpo advantages of each rater's ratings, whitened over the batch (arXiv:2601.05242)."""
+"""gdpo: weighted sum of the grpo advantages of each rater, whitened (arXiv:2601.05242).
+
+Whitening is over the batch.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

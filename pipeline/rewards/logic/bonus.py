@@ -1,4 +1,4 @@
-r"""What each sample of a group would get for form and length: a pure function of the group and its scores.
+r"""Computes the bonuses of a group's samples for form and length. Pure.
 
 In: completions, generated tokens, scores and who succeeded. Out: `GroupShaping`, the largest bonus of every sample that
 failed and the ceiling of its score. Nothing here depends on history, so any scorer comes to the same; how much of the

@@ -82,7 +82,7 @@ class Generations:
     def __init__(self, env: str, own: Terms) -> None:
         self._env = env
         self._live = [Generation(env, own, None)]
-        self._ended: set[int] = set()  # by first sequence: of whom what is stored later was taken
+        self._ended: set[int] = set()  # by first sequence: promotions whose later rollouts were taken
         self._read = 0
 
     # -- which there are

@@ -1,4 +1,4 @@
-"""What is wrong with a single group, told from its signals; such a group is quarantined before anything reads it.
+"""Finds faults of a single group from its signals, so that it is quarantined at once.
 
 The normalizer asks when it gives the group its verdict, so the answer is in the log before a batch could take the
 group, and is the same whenever the group is judged.
@@ -33,5 +33,5 @@ def fault_of(score: GroupScore) -> str | None:
             return f"gibberish: {count} of {length} tokens are rare ones drawn against the odds"
     total = sum(score.lengths)
     if total >= _ENOUGH_TOKENS and signals.zeros == total:
-        return f"logprobs: 0 for each of {total} tokens, so none were recorded; ask the inference server for them"
+        return f"logprobs: 0 for each of {total} tokens, so none were recorded; request them from the inference server"
     return None

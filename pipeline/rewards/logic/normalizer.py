@@ -232,7 +232,7 @@ class EnvNormalizer:
         return sorted(moved, key=lambda one: one.seq)
 
     def has_folded(self, seq: int, group: str, *, first: int) -> bool:
-        """Whether `group`, stored at `seq`, was folded here, although what is stored from `first` on is another's."""
+        """Return whether `group` at `seq` was folded here although a later normalizer starts at `first`."""
         return self._windows.has_folded_beyond(seq, first) or self._folded.get(group) == seq
 
     def awaits(self, seq: int, group: str) -> bool:
@@ -409,22 +409,22 @@ class EnvNormalizer:
         if version != STATE_VERSION:
             raise SettingsChangedError(
                 f"environment {self.env}: another build of lachesis wrote the normalizer's state. Go on with that "
-                "build, or start a new run, whose `model` may be a checkpoint of this one"
+                "build, or start a new run, and set its `model` to a checkpoint of this one if you like"
             )
         if kind != self.config.windows:
             raise SettingsChangedError(
                 f"environment {self.env}: normalization.windows is {self.config.windows!r} now, but the run's "
                 f"statistics were made with {kind!r} ('stream' is what builds before this setting did). Set it to "
                 f"{kind!r}; then `lachesis replay --revision NAME --set normalization.windows={self.config.windows}` "
-                "and `lachesis promote NAME` change it while the run goes on; or start a new run, whose `model` may be "
-                "a checkpoint of this one"
+                "and `lachesis promote NAME` change it while the run goes on; or start a new run, and set its `model` "
+                "to a checkpoint of this one if you like"
             )
         if width not in {None, self.config.window}:
             raise SettingsChangedError(
                 f"environment {self.env}: normalization.window is {self.config.window} now, but the run's statistics "
                 f"were made with {width}. Set it back to {width}; then `lachesis replay --revision NAME --set "
                 f"normalization.window={self.config.window}` and `lachesis promote NAME` change it while the run goes "
-                "on; or start a new run, whose `model` may be a checkpoint of this one"
+                "on; or start a new run, and set its `model` to a checkpoint of this one if you like"
             )
 
     def _member_at(self, seq: int) -> _Member | None:

@@ -2,9 +2,9 @@
 
 In: the calibrated ratings of groups. Out: residual columns to gather statistics of, and from their variances the
 weights. A residual is a rating less the mean of the other raters' ratings of the sample; its mean, a rater's bias, does
-not count. Weights are proportional to 1 / max(residual variance, floor), none above half of all, lest one that happens
-to lie in the middle decides alone. Raters who copy each other look reliable: two of them outvote one or two independent
-ones, and are outvoted by three. So this is for ensembles whose raters fail independently.
+not count. Weights are proportional to 1 / max(residual variance, floor), none above half of all, so that one that
+happens to lie in the middle decides alone. Raters who copy each other look reliable: two of them outvote one or two
+independent ones, and are outvoted by three. So this is for ensembles whose raters fail independently.
 """
 
 import math

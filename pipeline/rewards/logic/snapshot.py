@@ -41,7 +41,7 @@ class KeyStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Normalized(msgspec.Struct, frozen=True, kw_only=True):
-    """One normalized column. `warmup`: passed unchanged for want of statistics. `clipped`: how many were moved."""
+    """One normalized column. `warmup`: passed unchanged for lack of statistics. `clipped`: how many were moved."""
 
     values: list[float | None]
     clipped: int

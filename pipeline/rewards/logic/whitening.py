@@ -18,7 +18,9 @@ __all__ = ["whiten", "whiten_batch"]
 
 
 def whiten(advantages: Sequence[float], tokens: Sequence[int], std_floor: float = 1e-3) -> list[float]:
-    """Subtract the mean and divide by the population standard deviation, each sample weighted by its tokens.
+    """Subtract the mean and divide by the population standard deviation.
+
+    Each sample is weighted by its number of tokens.
 
     REINFORCE++ (arXiv:2501.03262). Raises DataError if no sample has tokens, or lengths differ.
     """

@@ -15,7 +15,7 @@ WindowKind = Literal["groups", "stream"]
 
 
 class StreamWindows:
-    """Sequence s is in window (s - 1) // `width`, whoever stored it."""
+    """Sequence s is in window (s - 1) // `width`, its sender."""
 
     kind: WindowKind = "stream"
 

@@ -39,9 +39,11 @@ class Agreement:
         self._spread_newer = total + group.disagreement[0], count + 1
 
     def metrics(self, env: str) -> dict[str, float]:
-        """Return `reward/{env}/reliability_alpha`, Krippendorff's for interval data, `mean_disagreement`, the mean
-        standard deviation between the raters of a sample, and `rater/{name}`, the mean rating of each. What is not
-        defined is left out.
+        """Return the agreement figures of the raters of one environment.
+
+        They are `reward/{env}/reliability_alpha` (Krippendorff's, for interval data), `mean_disagreement` (mean
+        standard deviation between the raters of a sample) and `rater/{name}` (mean rating of each). Undefined figures
+        are left out.
         """
         both = IntervalAlpha()
         for part in (self._older, self._newer):

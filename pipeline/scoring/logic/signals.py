@@ -1,4 +1,4 @@
-"""Signals: the few figures of a group's tokens and logprobs that health checks judge by, so that they need no payload.
+"""Signals: statistics of a group's tokens and logprobs, so that health checks need no payload.
 
 In: the sequences of one group. Out: `GroupSignals`, about 12 bytes a sample. A pure function of the group, so a group
 that is scored again gives the same. A sample of several sequences is judged over all of its generated tokens.
@@ -75,7 +75,10 @@ def _of_logprobs(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list
 
 
 def distinct_share(ids: NDArray[np.int32]) -> float:
-    """Return the share of distinct 3-grams (distinct-n, Li et al. 2016, arXiv:1510.03055), 1 where there is none."""
+    """Return the share of distinct 3-grams, 1 if there is none.
+
+    Distinct-n: Li et al. 2016, arXiv:1510.03055.
+    """
     if len(ids) < 3:
         return 1.0
     grams = _grams(ids)

@@ -1,4 +1,4 @@
-"""What several raters need: the reference answer of a sample and the answer given in its completion."""
+"""Extracts the reference answer of a sample and the answer given in its completion."""
 
 import re
 from functools import lru_cache

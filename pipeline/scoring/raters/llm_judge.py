@@ -1,6 +1,6 @@
 """Rates an answer as a language model judges it by a rubric, over any OpenAI-compatible endpoint.
 
-The answer is data to the judge: it stands between marks that are drawn anew for each request, so that it cannot close
+The answer is data to the judge: it stands between marks that are drawn for each request, so that it cannot close
 them and speak to the judge, and only what the judge itself writes is read for a verdict.
 """
 

@@ -1,4 +1,4 @@
-"""Rates 1 if the boxed answer is mathematically equal to the reference, else 0, as judged by math-verify.
+"""Rates 1 if math-verify finds the boxed answer equal to the reference, else 0.
 
 Adversarial input keeps a computer algebra system busy for ever and cannot be interrupted from within, so it runs in
 worker processes of its own: one that is still busy when the rating's time is up is killed, and another takes its place.
@@ -59,7 +59,7 @@ def equal(gold: str, given: str) -> bool | None:
     """Return whether two answers in LaTeX say the same, None if the reference cannot be read.
 
     A literal number is equal to literal numbers alone: else "3+4" would pass for 7, and with it the task of finding it.
-    There is no time limit: whoever calls kills the process, so that slowness is never taken for a wrong answer.
+    There is no time limit: the caller kills the process, so that slowness is never taken for a wrong answer.
     """
     if gold == given:
         return True

@@ -1,4 +1,4 @@
-"""Finds where this process may make control groups, and which limits they offer for memory and processes."""
+"""Finds where this process may create control groups, and their memory and process limits."""
 
 import os
 from contextlib import suppress

@@ -196,7 +196,10 @@ def bind(source: str, target: str) -> None:
 
 
 def restrict_files(settings: Settings) -> None:
-    """Let Landlock allow the interpreter's files and the folder alone, for a program that has no root of its own."""
+    """Restrict a program to the interpreter's files and its folder with Landlock.
+
+    For a program that has no root of its own.
+    """
     version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
     must(version, "Landlock")
     rights = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
@@ -226,7 +229,7 @@ def drop_root(proc: int, *, namespaces: bool) -> None:
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     except OSError as error:
-        raise OSError(error.errno, f"root cannot become nobody: {error.strerror}") from error
+        raise OSError(error.errno, f"root cannot change to the user nobody: {error.strerror}") from error
     if namespaces:
         with Granting("namespaces"):
             must(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "own /proc/self")
@@ -253,7 +256,8 @@ def limit(settings: Settings) -> None:
         (resource.RLIMIT_CORE, 1),  # 1, not 0: the kernel then starts no core dump handler of the machine either
     ):
         if kind == resource.RLIMIT_NPROC and settings.folder:
-            continue  # without a user namespace it would count what its user runs besides; only threads can be made
+            # without a user namespace it would also count the user's other processes; only threads can be made
+            continue
         highest = resource.getrlimit(kind)[1]
         lower = value if highest == resource.RLIM_INFINITY else min(value, highest)
         resource.setrlimit(kind, (lower, lower))

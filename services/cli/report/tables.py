@@ -151,7 +151,7 @@ def _findings(found: Comparison) -> list[str]:
     ]
     if found.parts:
         said += [f"{env_name(found, env)}: {env.significance.sentence}" for env in found.envs]
-    said += [f"{one.name} is not complete: its replay goes on, or was paused" for one in (found.a, found.b)
+    said += [f"{one.name} is not complete: its replay still runs, or was paused" for one in (found.a, found.b)
             if not one.complete]  # fmt: skip
     for one in (found.a, found.b):
         said += [

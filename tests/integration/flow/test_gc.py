@@ -202,7 +202,7 @@ async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, k
     await world.json("gc", "--trainer", "again", "--revision", "short", "--yes")
     assert (await world.bus.usage(REPLAY)).messages == 0
     assert await world.bus.stored_subjects(LEDGER, [subjects.past(RUN, "*"), subjects.ledger(RUN, "*")]) == []
-    with pytest.raises(NotFoundError, match="no trainer on the past 'again' to delete; there are none"):
+    with pytest.raises(NotFoundError, match="no offline trainer 'again' to delete; there are none"):
         await Collector(world.bus, config).find(Limits(trainers=("again",)))
 
 

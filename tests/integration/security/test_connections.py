@@ -23,7 +23,7 @@ from lachesis.schemas.subjects import BUCKET, EVENTS, ROLLOUTS
 from lachesis.services.process.service_process import REFUSED
 
 SHORT = {"connect_timeout_s": 30.0, "give_up_s": 15.0}
-"""Who waits in vain is told so, by another error than who is refused."""
+"""Who waits in vain is informed, by another error than who is refused."""
 
 
 async def test_nobody_without_a_key(secured: Secured) -> None:

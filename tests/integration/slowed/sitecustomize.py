@@ -1,6 +1,6 @@
 """Imported by every Python process of a run before anything else: one service, named in a file, works slowly.
 
-SLOWED names the file, which says "service seconds". It is read anew with each piece of work, so a test slows one stage
+SLOWED names the file, which says "service seconds". It is read again with each piece of work, so a test slows one stage
 after the other while the run goes on: a group of an environment, the scorer or the teacher, a commit of the normalizer,
 a step of the trainer takes so many seconds more.
 """

@@ -94,7 +94,7 @@ def test_exploring_still_reaches_the_tasks_that_were_not_seen_for_long():
     made = load_strategy(items_of(Pool(), HELD_OUT), CurriculumConfig(strategy="irt", explore=0.5))
     drawable = np.setdiff1d(np.arange(100), HELD_OUT)
     rarely = int(drawable[0])
-    for n in range(4000):  # all are solved by half, all but one were seen of late
+    for n in range(4000):  # all are solved by half, all but one were seen recently
         item = int(drawable[1 + n % 89])
         made.observe(Feedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=0.5, policy_step=0))
     weights = made.snapshot().weights

@@ -420,7 +420,7 @@ async def test_a_sampled_group_that_is_abandoned_ends_its_trace(lab, env, infere
     async def unavailable(*_, **__):
         headers.append(current_traceparent())
         failed.set()
-        raise InfrastructureError("the server is away")
+        raise InfrastructureError("the server is unavailable")
 
     monkeypatch.setattr(inference, "generate", unavailable)
     sink = Sink()
@@ -439,7 +439,7 @@ async def test_a_sampled_group_that_is_abandoned_ends_its_trace(lab, env, infere
     assert all(span.parent in ids for span in trace if span.parent is not None)
     (root,) = [span for span in trace if span.parent is None]
     assert (root.name, root.attributes["rl.outcome"]) == ("rollout", "dropped")
-    assert "the server is away" in root.attributes["rl.outcome.reason"]
+    assert "the server is unavailable" in root.attributes["rl.outcome.reason"]
     assert {span.name for span in trace} == {"rollout", "generate", "chat m"}
     chats = {span.id for span in trace if span.name == "chat m"}
     assert {header.split("-")[2] for header in headers if header.split("-")[1] == group} == chats

@@ -562,7 +562,7 @@ def test_no_group_is_admitted_into_the_last_room_of_the_disk() -> None:
     while (reply := it.ask(acquire(), 1.0)).granted:
         granted += 1
     assert granted > 0
-    assert "the disk that holds the streams is nearly full" in str(reply.reason)
+    assert "the disk of the streams is nearly full" in str(reply.reason)
     it.budget.disk_bytes = 10**9
     assert it.ask(acquire(), 1.0).granted
 

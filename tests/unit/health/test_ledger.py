@@ -105,7 +105,7 @@ def test_a_second_history_is_told_however_long_it_gets():
     entries = [*make_entries(3), *make_entries(5, step=1)]
     problems = audited(entries)
     assert kinds(problems) == ["chain"] * 4
-    assert "entry 0 at sequence 4 comes after entry 2: somebody has begun a second history" in problems[0].text
+    assert "entry 0 at sequence 4 comes after entry 2: another writer has begun a second history" in problems[0].text
 
 
 def test_another_entry_in_the_middle_breaks_the_chain():

@@ -1,4 +1,4 @@
-"""A rater that is away is told as one, by name, error and time; the environment goes on."""
+"""An unavailable rater is told as one, by name, error and time; the environment goes on."""
 
 import msgspec
 import pytest
@@ -32,7 +32,9 @@ def test_an_outage_is_told_with_rater_error_and_time_and_quarantines_nothing(gro
     for results in found:
         assert results["missing"].severity == "warn"
     reason = found[5]["missing"].reason
-    assert reason.startswith("rater judge is away or broken, the environment is not to blame: ConnectError: connection")
+    assert reason.startswith(
+        "rater judge is unavailable or broken; the environment is not the cause: ConnectError: connection"
+    )
     assert "384 groups in a row since 2023-11-14 22:13:20 UTC, from " + f"{1:032x}" in reason
     assert found[0]["missing"].examples[0] == f"{1:032x}"
     assert found[5]["missing"].windows == 6

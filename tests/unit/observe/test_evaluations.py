@@ -59,7 +59,7 @@ def test_an_evaluation_is_a_line_as_it_comes():
     )
     odd = next_.replace(error=None, unjudged=3)
     assert evaluation_line(odd, odd) == (
-        "held-out sums: 0.41 after step 10; 20 tasks, 100 answers each, 3 answers not judged"
+        "held-out sums: 0.41 after step 10; 20 tasks, 100 answers each, 3 answers not rated"
     )
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a trainer on past rollouts on a bus in memory: the same however often killed, refused where wrong."""
+"""The ledger of a offline trainer on a bus in memory: the same however often killed, refused where wrong."""
 
 import math
 from dataclasses import replace

@@ -30,7 +30,7 @@ def both(n: int, *, changed: int, scores: float = 0.0) -> tuple[Revision, Revisi
     [
         (200, 60, True, "The difference matters: 60 of 200 groups would be trained on otherwise (24.1% to 36.7%"),
         (200, 1, False, "The difference hardly matters for training: 1 of 200 groups"),
-        (10, 1, None, "Whether the difference matters cannot be told from 10 groups: 1 of 10 groups"),
+        (10, 1, None, "It is unknown whether the difference matters from 10 groups: 1 of 10 groups"),
     ],
 )
 def test_it_matters_if_enough_groups_would_be_trained_on_otherwise(
@@ -95,7 +95,7 @@ def test_a_revision_whose_raters_were_changed_is_compared_part_by_part() -> None
     for form in (markdown(shown), page(shown, found)):
         assert "the scoring of live was changed, so its 3 parts are compared apart" in form
         for part, groups in ((1, 10), (2, 20), (3, 10)):
-            assert f"sums (live/{part}): Whether the difference matters cannot be told from {groups} groups" in form
+            assert f"sums (live/{part}): It is unknown whether the difference matters from {groups} groups" in form
         assert "promotion of median" in form
         assert "sums (live/2)" in form
     assert page(shown, found).count("<svg") == 4

@@ -48,7 +48,7 @@ async def test_the_first_reward_stored_is_the_one_that_was_batched(lab):
     await publish(lab, [reward(ref, advantages=[9.0, 9.0]) for ref in refs])
     verdict, text = await verified(lab)
     assert verdict == "ok"
-    assert text.startswith("2 of 2 made anew")
+    assert text.startswith("2 of 2 made again")
 
 
 async def test_another_reward_or_none_is_a_failure(lab):
@@ -88,9 +88,7 @@ async def test_what_was_trimmed_is_counted_and_never_taken_for_equal(lab, stream
         await lab.bus.trim(stream, [subjects.rollout("r")], before=3)
     verdict, text = await verified(lab)
     assert verdict == "ok"
-    assert text.startswith(
-        "1 of 2 made anew from the streams are equal, 1 cannot be made: what they are made of was tri"
-    )
+    assert text.startswith("1 of 2 rebuilt from the streams are equal, 1 cannot be made: what they are made of was tri")
 
 
 async def test_no_ledger_is_an_error(lab):

@@ -1,4 +1,4 @@
-"""Batches made anew: equal to what the batcher made of the same, and different where anything else went in."""
+"""Batches made again: equal to what the batcher made of the same, and different where anything else went in."""
 
 import math
 

@@ -62,7 +62,7 @@ def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
 
 def test_a_process_that_was_up_once_and_never_comes_up_again_ends_the_run_however_long_it_tries() -> None:
     assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=False)) == MOST_FAILURES
-    assert lives_until_the_end(Life(STARTUP, 10.0, ready=False)) is None, "the server is away"
+    assert lives_until_the_end(Life(STARTUP, 10.0, ready=False)) is None, "the server is unavailable"
 
 
 def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> None:

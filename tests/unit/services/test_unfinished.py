@@ -92,12 +92,12 @@ async def test_those_of_the_sampled_share_get_a_root(lab, config, sink, ratio):
 
 async def test_a_server_that_is_away_costs_the_roots_and_says_so(lab, config, sink, monkeypatch, caplog):
     async def away(*_, **__):
-        raise InfrastructureError("the server is away")
+        raise InfrastructureError("the server is unavailable")
 
     monkeypatch.setattr(lab.bus, "last", away)
     await trace_unfinished(lab.bus, config)
     assert not sink.spans
-    assert "no root span: the server is away" in caplog.text
+    assert "no root span: the server is unavailable" in caplog.text
 
 
 async def test_without_traces_the_streams_are_not_read(lab, sink, monkeypatch):

@@ -172,7 +172,8 @@ async def test_a_state_too_large_to_be_stored_is_rebuilt_from_the_commits_alone(
     (SNAPSHOT_EVERY, 0, 0, True), (SNAPSHOT_EVERY - 1, 1 << 30, 0, False),
     (SNAPSHOT_EVERY, 7_000_000, 28_000_000, True), (SNAPSHOT_EVERY, 6_999_999, 28_000_000, False),
     (MOST_COMMITS - 1, 6_999_999, 28_000_000, False), (MOST_COMMITS, 0, 28_000_000, True),
-    (SNAPSHOT_EVERY, MOST_BYTES, 1 << 30, True), (SNAPSHOT_EVERY, MOST_BYTES - 1, 1 << 30, False),
+    (SNAPSHOT_EVERY, MOST_BYTES, 1 << 30, True),
+    (SNAPSHOT_EVERY, MOST_BYTES - 1, 1 << 30, False),
 ])  # fmt: skip
 def test_a_snapshot_is_due_once_commits_weigh_a_quarter_of_the_state(commits, weight, state, due):
     assert is_snapshot_due(commits, weight, state) == due

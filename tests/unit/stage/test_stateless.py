@@ -640,7 +640,7 @@ async def _given_back(lab, group, service_name, ratio, sink):
 
     async def handle(rollout):
         if next(attempts) == 0:
-            raise InfrastructureError("the server is away")
+            raise InfrastructureError("the server is unavailable")
 
     async with lab.running(a_stage(handle, patience_s=0.0), service_name) as service:
         service.tracing = Tracing(TelemetryConfig(ratio=ratio), sink)
@@ -667,7 +667,7 @@ async def test_work_that_an_outage_ended_is_in_the_trace_with_what_was_done_unti
     async def handle(rollout):
         with traced("prompt_logprobs teacher", "client"):
             if next(attempts) == 0:
-                raise InfrastructureError("the server is away")
+                raise InfrastructureError("the server is unavailable")
 
     async with lab.running(a_stage(handle, patience_s=0.0), "teacher") as service:
         service.tracing = Tracing(TelemetryConfig(ratio=1.0), sink)
@@ -675,7 +675,7 @@ async def test_work_that_an_outage_ended_is_in_the_trace_with_what_was_done_unti
         await lab.until(lambda: _true(service.vitals.emitted == 1))
     works = [span for span in sink.spans if span.name.startswith("process ")]
     assert [(span.attributes["rl.delivery.attempt"], span.error) for span in works] == [
-        (1, "the server is away"), (2, None),
+        (1, "the server is unavailable"), (2, None),
     ]  # fmt: skip
     requests = [span for span in sink.spans if span.name.startswith("prompt_logprobs")]
     assert [span.parent for span in requests] == [span.id for span in works]

@@ -161,7 +161,10 @@ Sandbox(limits, required=(), packages=False)
 def test_it_does_not_run_as_root_that_cannot_become_nobody() -> None:
     drop = ["setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-setuid,-setgid"]
     done = subprocess.run([*drop, sys.executable, "-c", AS_ROOT], capture_output=True, text=True, check=False)
-    assert "StartupError: untrusted code cannot be run here: [Errno 1] root cannot become nobody" in done.stderr
+    assert (
+        "StartupError: untrusted code cannot be run here: [Errno 1] root cannot change to the user nobody"
+        in done.stderr
+    )
 
 
 async def test_an_outage_of_the_sandbox_is_no_rating(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
