@@ -19,15 +19,15 @@ import anyio.to_thread
 
 __all__ = [
     "SHORTAGES",
-    "LateFile",
-    "Room",
-    "Shortage",
-    "Shortages",
+    "DeferredFile",
+    "DiskRoom",
+    "DiskShortage",
+    "DiskShortages",
     "device_of",
+    "disk_room",
     "is_disk_full",
     "missing_bytes",
     "retry_until_room",
-    "room_at",
     "write_when_room",
     "write_when_room_sync",
 ]
@@ -49,7 +49,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)|\[Errno (\d+)\]")
 Rust (safetensors, tokenizers), and `shutil.Error`."""
 
 
-class Room(NamedTuple):
+class DiskRoom(NamedTuple):
     """What a file system has. `total_bytes` is 0 where it does not say; `inodes`: whether one more file can be made."""
 
     free_bytes: int
@@ -57,7 +57,7 @@ class Room(NamedTuple):
     inodes: bool = True
 
 
-class Shortage(NamedTuple):
+class DiskShortage(NamedTuple):
     """A write to `path` that waits for room; `lack` says what is missing."""
 
     path: Path
@@ -79,32 +79,32 @@ def _errno_of(error: BaseException) -> int | None:
     return int(found[1] or found[2]) if found else None
 
 
-def missing_bytes(room: Room, needed_bytes: int) -> int:
+def missing_bytes(room: DiskRoom, needed_bytes: int) -> int:
     """Return how many bytes more must be free for a write of `needed_bytes`, 0 if it may begin."""
     if not room.total_bytes:
         return 0
     return max(0, needed_bytes + min(needed_bytes, MAX_RESERVE_BYTES) - room.free_bytes)
 
 
-def room_at(path: Path) -> Room:
+def disk_room(path: Path) -> DiskRoom:
     """Return what the file system has that `path`, or the nearest folder above it that exists, lies on."""
     for folder in (path, *path.absolute().parents):
         with suppress(FileNotFoundError, NotADirectoryError):
             found = os.statvfs(folder)
             inodes = found.f_favail > 0 or not found.f_files
-            return Room(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, inodes)
-    return Room(0, 0)
+            return DiskRoom(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, inodes)
+    return DiskRoom(0, 0)
 
 
-class Shortages:
+class DiskShortages:
     """The writes of this process that wait for room."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Path, Shortage] = {}
+        self._waiting: dict[Path, DiskShortage] = {}
         self._said: dict[int, tuple[Path, float]] = {}
         """By file system: the path that was named, and since when, of `time.monotonic`."""
 
-    def begin(self, shortage: Shortage) -> None:
+    def begin(self, shortage: DiskShortage) -> None:
         """Take in that a write waits, or what it still misses."""
         self._waiting[shortage.path] = shortage  # where it was in the order, if it waited before
         device = device_of(shortage.path)
@@ -122,12 +122,12 @@ class Shortages:
             log.warning("%s: the write waits for room no more, after %.1f s", named, time.monotonic() - since)
 
     @property
-    def note(self) -> str | None:
+    def longest_wait_text(self) -> str | None:
         """The write that waits longest, as text; None: none does."""
         return next((str(shortage) for shortage in self._waiting.values()), None)
 
 
-SHORTAGES = Shortages()
+SHORTAGES = DiskShortages()
 """Those of this process."""
 
 
@@ -139,20 +139,20 @@ def device_of(path: Path) -> int:
     return 0
 
 
-def _attempt(path: Path, write: Callable[[], T], needed_bytes: int) -> tuple[T] | Shortage:
+def _attempt(path: Path, write: Callable[[], T], needed_bytes: int) -> tuple[T] | DiskShortage:
     """Write if there seems to be room; return what came of it, or what is missing."""
-    missing = missing_bytes(room_at(path), needed_bytes)
+    missing = missing_bytes(disk_room(path), needed_bytes)
     if missing:
-        return Shortage(path, f"at least {missing:,} bytes missing")
+        return DiskShortage(path, f"at least {missing:,} bytes missing")
     try:
         return (write(),)
     except Exception as error:
         if not is_disk_full(error):
             raise
-        return Shortage(path, _lack(room_at(path), needed_bytes, _errno_of(error)))
+        return DiskShortage(path, _lack(disk_room(path), needed_bytes, _errno_of(error)))
 
 
-def _lack(room: Room, needed_bytes: int, number: int | None) -> str:
+def _lack(room: DiskRoom, needed_bytes: int, number: int | None) -> str:
     if number == errno.EDQUOT:
         return "a quota is used up"
     if not room.inodes:
@@ -167,7 +167,7 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
     its other errors are raised.
     """
     try:
-        while isinstance(done := await anyio.to_thread.run_sync(_attempt, path, write, needed_bytes), Shortage):
+        while isinstance(done := await anyio.to_thread.run_sync(_attempt, path, write, needed_bytes), DiskShortage):
             SHORTAGES.begin(done)
             await anyio.sleep(RETRY_S)
     finally:
@@ -178,7 +178,7 @@ async def write_when_room(path: Path, write: Callable[[], T], *, needed_bytes: i
 def write_when_room_sync(path: Path, write: Callable[[], T], *, needed_bytes: int = 0) -> T:
     """As `write_when_room`, where there is no event loop that it would stop."""
     try:
-        while isinstance(done := _attempt(path, write, needed_bytes), Shortage):
+        while isinstance(done := _attempt(path, write, needed_bytes), DiskShortage):
             SHORTAGES.begin(done)
             time.sleep(RETRY_S)
     finally:
@@ -186,7 +186,7 @@ def write_when_room_sync(path: Path, write: Callable[[], T], *, needed_bytes: in
     return done[0]
 
 
-class LateFile:
+class DeferredFile:
     """A small file whose newest content is written now, or when there is room: its writer never waits."""
 
     def __init__(self, path: Path) -> None:
@@ -204,7 +204,7 @@ class LateFile:
         if content is None:
             return
         done = _attempt(self._path, lambda: self._replace(content), len(content))
-        if isinstance(done, Shortage):
+        if isinstance(done, DiskShortage):
             SHORTAGES.begin(done)
             return
         self._content = None
@@ -220,7 +220,7 @@ class LateFile:
             raise
 
 
-async def retry_until_room(*files: LateFile) -> None:
+async def retry_until_room(*files: DeferredFile) -> None:
     """Write what is late of `files` when there is room for it. Runs until cancelled."""
     while True:
         await anyio.sleep(RETRY_S)

@@ -15,12 +15,12 @@ import anyio
 from lachesis.pipeline.disk import is_disk_full
 from lachesis.pipeline.safe_text import SafeOutput
 
-__all__ = ["KeepingOutput", "flush_output", "keep_output"]
+__all__ = ["BufferedOutput", "flush_output", "keep_output"]
 
 MAX_KEPT_BYTES = 256 << 10
 
 
-class KeepingOutput(io.RawIOBase):
+class BufferedOutput(io.RawIOBase):
     """Writes to a file descriptor, which stays open when this is closed."""
 
     def __init__(self, descriptor: int) -> None:
@@ -43,7 +43,7 @@ class KeepingOutput(io.RawIOBase):
         """Write, or keep what there is no room for. Raises `OSError` for every other reason than a full disk."""
         content = bytes(data)  # type: ignore[call-overload]
         with self._lock:
-            self._keep(content)
+            self._buffer(content)
             self._write_kept()
         return len(content)
 
@@ -58,7 +58,7 @@ class KeepingOutput(io.RawIOBase):
         self._kept.clear()
         self._kept_bytes = self._dropped = 0
 
-    def _keep(self, content: bytes) -> None:
+    def _buffer(self, content: bytes) -> None:
         self._kept.append(content)
         self._kept_bytes += len(content)
         while self._kept_bytes > MAX_KEPT_BYTES and len(self._kept) > 1:
@@ -98,14 +98,14 @@ def keep_output() -> None:
         stream = getattr(sys, name)
         if stream is None:
             continue
-        if isinstance(before := getattr(stream, "buffer", None), KeepingOutput):
+        if isinstance(before := getattr(stream, "buffer", None), BufferedOutput):
             before.forget()
         try:
             stream.flush()
             descriptor = stream.fileno()
         except (OSError, ValueError):  # replaced by what is no file, as test runners do
             continue
-        kept = KeepingOutput(descriptor)
+        kept = BufferedOutput(descriptor)
         text = io.TextIOWrapper(kept, stream.encoding, "backslashreplace", write_through=True)  # type: ignore[type-var]
         setattr(sys, name, SafeOutput(text))
 

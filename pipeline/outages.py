@@ -14,7 +14,7 @@ from lachesis.schemas.errors import InfrastructureError, LachesisError
 
 __all__ = ["is_outage"]
 
-_AWAY: dict[str, frozenset[str]] = {
+_OUTAGE_ERRORS: dict[str, frozenset[str]] = {
     "httpx": frozenset({"TimeoutException", "NetworkError", "ProxyError", "RemoteProtocolError"}),
     "httpcore": frozenset({"TimeoutException", "NetworkError", "ProxyError", "RemoteProtocolError"}),
     "requests": frozenset({"ConnectionError", "Timeout", "ChunkedEncodingError"}),
@@ -83,7 +83,7 @@ def _by_itself(error: BaseException) -> bool | None:
     status = _status(error, names)
     if status is not None:
         return status in _BUSY or 500 <= status < 600
-    if any(name in _AWAY.get(package, ()) for package, name in names):
+    if any(name in _OUTAGE_ERRORS.get(package, ()) for package, name in names):
         return True
     if ("urllib3", "MaxRetryError") in names or ("urllib", "URLError") in names:
         reason = getattr(error, "reason", None)  # "unknown url type" is a text, and no outage

@@ -21,7 +21,7 @@ NO_TURN_REWARDS = (
 )
 """Why `turn_rewards` are refused wherever they come in."""
 
-_SHOWN = 80
+_MAX_QUOTED_CHARS = 80
 """Characters of a foreign tokenizer's hash or column's name that a reason repeats."""
 
 
@@ -75,7 +75,7 @@ def _held_besides_text(group: RolloutGroup) -> str:
     sequences = group.sequences
     held = ["attachments"] * bool(group.attachments)
     held += ["turn_rewards"] * (sequences.turn_rewards is not None)
-    held += [name[:_SHOWN] for name in sorted(sequences.columns)]
+    held += [name[:_MAX_QUOTED_CHARS] for name in sorted(sequences.columns)]
     return ", ".join(held[:8]) + (f" and {len(held) - 8} more" if len(held) > 8 else "")
 
 

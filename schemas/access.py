@@ -292,7 +292,11 @@ def _people(scope: Scope, services: dict[str, Access]) -> dict[str, Access]:
     annotations = tuple(subjects.event(kind, run, revision) for kind in ("score", "teacher", "eval"))
     replays = (subjects.replay("rescore", run, "*"), subjects.revision(run), subjects.state(run, "replay", "*", "*"))
     # trainers on past rollouts have names of their own
-    trains = (subjects.ledger(run, "*"), subjects.state(run, "trainer", subjects.LIVE, "*"), subjects.past(run, "*"))
+    trains = (
+        subjects.ledger(run, "*"),
+        subjects.state(run, "trainer", subjects.LIVE, "*"),
+        subjects.offline_trainer(run, "*"),
+    )
     live = (subjects.ledger(run, scope.trainer), subjects.state(run, "trainer", subjects.LIVE, scope.trainer))
     operates = Access(
         writes=(*put_back, *annotations, *replays, subjects.promotion(run, revision), *trains),

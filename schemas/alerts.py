@@ -57,7 +57,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since: Count | None = None
     diverted: list[Span] = []
 
-    def why_not(self, seq: int) -> str | None:
+    def untrainable_reason(self, seq: int) -> str | None:
         """Return why the rollout at sequence `seq` is not trained, None if it may be."""
         if self.quarantined_from is not None and seq >= self.quarantined_from:
             return f"the environment is quarantined by the health check {self.cause}"

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 DeadKind = Literal["data", "poison", "deadline"]
-_LARGEST_ADVANTAGE = 1e100
+_MAX_ABS_ADVANTAGE = 1e100
 """One whose square is still a number, so that a batch can be whitened."""
 MAX_EVALUATED_TASKS = 1 << 16
 """Tasks whose results one evaluation carries; about 1 MB."""
@@ -224,8 +224,8 @@ def _check_shaping(group: str, shaping: GroupShaping, n: int) -> None:
     lengths = {len(shaping.succeeded), *map(len, columns), *map(len, shaping.markers.values())}
     if lengths != {n}:
         raise SchemaError(f"group {group}: shaping of another number of samples than {n}")
-    told = [*(value for column in columns for value in column), shaping.ceiling]
-    if not all(value is None or math.isfinite(value) for value in told):
+    values = [*(value for column in columns for value in column), shaping.ceiling]
+    if not all(value is None or math.isfinite(value) for value in values):
         raise SchemaError(f"group {group}: a bonus is NaN or infinite; a missing one is None")
 
 
@@ -238,8 +238,8 @@ def check_scores(groups: list[GroupScore]) -> None:
             raise SchemaError(f"group {item.group}: scores, lengths and ratings differ in length")
         if any(sample >= n for sample in item.excluded):
             raise SchemaError(f"group {item.group}: it excludes samples {item.excluded[:8]}, and has {n}")
-        told = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
-        if not all(value is None or math.isfinite(value) for values in told for value in values):
+        values = [item.scores, *item.ratings.values(), item.disagreement or (), (item.success,)]
+        if not all(value is None or math.isfinite(value) for values in values for value in values):
             raise SchemaError(f"group {item.group}: a score is NaN or infinite; a missing one is None")
         if item.signals is not None:
             _check_signals(item.group, item.signals, n)
@@ -257,8 +257,8 @@ def check_rewards(groups: list[GroupReward]) -> None:
             raise SchemaError(f"group {item.group}: scores, rewards, advantages, lengths and shaping differ in length")
         if not all(value is None or math.isfinite(value) for value in (*item.shaping, item.shaping_scale)):
             raise SchemaError(f"group {item.group}: shaping is NaN or infinite")
-        if not all(value is None or abs(value) <= _LARGEST_ADVANTAGE for value in item.advantages):
-            raise SchemaError(f"group {item.group}: an advantage is NaN, infinite or beyond {_LARGEST_ADVANTAGE}")
+        if not all(value is None or abs(value) <= _MAX_ABS_ADVANTAGE for value in item.advantages):
+            raise SchemaError(f"group {item.group}: an advantage is NaN, infinite or beyond {_MAX_ABS_ADVANTAGE}")
 
 
 class ScoreEvent(_Annotation, frozen=True, kw_only=True):

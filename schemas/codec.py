@@ -18,7 +18,7 @@ import msgspec
 
 from lachesis.schemas.errors import SchemaError, VersionError
 
-__all__ = ["LONGEST_TEXT", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
+__all__ = ["MAX_ERROR_CHARS", "SCHEMA_VERSION", "UNREADABLE", "Event", "decode", "encode"]
 
 SCHEMA_VERSION = 3
 """Newest version that this build reads; a message with a higher one is refused, since its meaning may have changed.
@@ -28,7 +28,7 @@ SCHEMA_VERSION = 3
 """
 UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 """What a msgspec decoder raises on hostile bytes."""
-LONGEST_TEXT: Final = 500
+MAX_ERROR_CHARS: Final = 500
 """Characters kept of a decoder's complaint, which may quote the message."""
 
 
@@ -91,7 +91,7 @@ def decode(kind: type[E], data: bytes | memoryview) -> E:
         event: E = decoder.decode(data)
     except UNREADABLE as error:
         _refuse_newer(kind, _version_of(data))  # which may well be why it cannot be read
-        raise SchemaError(f"{kind.__name__}: {str(error)[:LONGEST_TEXT]} ({len(data)} bytes)") from error
+        raise SchemaError(f"{kind.__name__}: {str(error)[:MAX_ERROR_CHARS]} ({len(data)} bytes)") from error
     _refuse_newer(kind, event.v)
     event = event.from_wire(data)
     event.check()

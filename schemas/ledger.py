@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 import msgspec
 
 from lachesis.schemas.annotations import Stamp
-from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event, encode
+from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE, Event, encode
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.promotion import PROMOTED_SINCE, Promoted
 from lachesis.schemas.sequences import UNTRAINABLE_SINCE
@@ -20,7 +20,7 @@ from lachesis.schemas.values import Count, Finite, Seq
 
 __all__ = [
     "GENESIS",
-    "LONGEST_DROP_REASON",
+    "MAX_DROP_REASON_CHARS",
     "Batch",
     "GroupDrops",
     "GroupRef",
@@ -38,7 +38,7 @@ __all__ = [
 GENESIS = "0" * 64
 """What the first entry names as the hash before it."""
 
-LONGEST_DROP_REASON = 200
+MAX_DROP_REASON_CHARS = 200
 """Characters kept of the reason why a trainer dropped groups."""
 
 OutcomeKind = Literal[
@@ -148,7 +148,7 @@ class LedgerEntry(Event, frozen=True, kw_only=True, dict=True):
         try:
             self.__dict__[_DIGEST] = _digest(data)
         except UNREADABLE as error:  # the name of a field that is passed over otherwise
-            raise SchemaError(f"LedgerEntry: {str(error)[:LONGEST_TEXT]}") from error
+            raise SchemaError(f"LedgerEntry: {str(error)[:MAX_ERROR_CHARS]}") from error
         return self
 
     def check(self) -> None:

@@ -23,8 +23,8 @@ TRACEPARENT_HEADER = "traceparent"
 _FORM, _UNTRAINABLE = "1", "2"
 """The second is for groups that cannot be trained on, and otherwise as the first."""
 _FIELDS = 11
-_LONGEST = 1024
-_MOST = 1 << 31
+_MAX_HEADER_BYTES = 1024
+_MAX_COUNT = 1 << 31
 """What a group weighs must be below this, as in its int32 columns; so that sums over groups stay numbers."""
 
 
@@ -80,10 +80,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def unpack(cls, text: str | None) -> Self:
         """Return the plan that `pack` wrote. Raises `SchemaError`."""
-        parts = (text or "")[: _LONGEST + 1].split(" ")
+        parts = (text or "")[: _MAX_HEADER_BYTES + 1].split(" ")
         if (
             text is None
-            or len(text) > _LONGEST
+            or len(text) > _MAX_HEADER_BYTES
             or len(parts) != _FIELDS
             or parts[0] not in {_FORM, _UNTRAINABLE}
             or not is_group_id(parts[1])
@@ -95,7 +95,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not all(part.isascii() and part.isdecimal() and len(part) <= 19 for part in numbers):
             raise SchemaError(f"header {PLAN_HEADER}: a number is malformed in {text[:80]!r}")
         sequences, samples, tokens, policy_step, epoch, counter, started_ns = map(int, numbers)
-        if not all(0 < count < _MOST for count in (sequences, samples, tokens)):
+        if not all(0 < count < _MAX_COUNT for count in (sequences, samples, tokens)):
             raise SchemaError(
                 f"header {PLAN_HEADER}: no group has {sequences} sequences, {samples} samples, {tokens} tokens"
             )

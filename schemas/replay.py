@@ -17,7 +17,7 @@ from lachesis.schemas.values import Count, Finite, Seq, check_plain
 
 __all__ = ["Judges", "PastRecord", "RescoreEvent", "RevisionRecord", "Selection", "Unscored"]
 
-TAUGHT_SINCE: Final = 2
+TEACHER_SINCE: Final = 2
 """The wire version whose readers know that offline trainers may use a teacher."""
 
 
@@ -145,4 +145,4 @@ class PastRecord(Event, frozen=True, kw_only=True):
 
     @property
     def needs(self) -> int:
-        return 1 if self.teacher == "off" else TAUGHT_SINCE
+        return 1 if self.teacher == "off" else TEACHER_SINCE

@@ -14,11 +14,18 @@ from typing import Any, Self
 
 import msgspec
 
-from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE, Event
+from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE, Event
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ids import PolicyVersion, is_group_id
 from lachesis.schemas.packing import deflate, inflate
-from lachesis.schemas.sequences import EXCLUDED_SINCE, UNTRAINABLE_SINCE, FinishReason, Sequence, Sequences, VersionSpan
+from lachesis.schemas.sequences import (
+    EXCLUDED_SINCE,
+    UNTRAINABLE_SINCE,
+    FinishReason,
+    Sequences,
+    TokenSequence,
+    VersionSpan,
+)
 from lachesis.schemas.values import Count, Finite, check_plain
 
 __all__ = [
@@ -27,14 +34,14 @@ __all__ = [
     "FinishReason",
     "Message",
     "RolloutGroup",
-    "Sequence",
     "Sequences",
+    "TokenSequence",
     "ToolCall",
     "VersionSpan",
     "is_word",
 ]
 
-_SMALLEST_TEXT = 512
+_MIN_COMPRESSED_CHARS = 512
 """Bytes of messages from which compressing them is worth its time."""
 _TEXT_OF_GROUP = 1 << 16
 _TEXT_OF_TOKEN = 64
@@ -132,7 +139,7 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
     def to_wire(self) -> Self:
         sequences = self.sequences.narrowed()
         text = _messages_encoder.encode(self.messages)
-        if not _SMALLEST_TEXT <= len(text) <= _most_text(self.sequences):
+        if not _MIN_COMPRESSED_CHARS <= len(text) <= _most_text(self.sequences):
             return self.replace(sequences=sequences)
         return self.replace(sequences=sequences, messages=[], packed_messages=deflate(text))
 
@@ -146,7 +153,7 @@ class RolloutGroup(Event, frozen=True, kw_only=True, dict=True):
         try:
             messages = _messages_decoder.decode(text)
         except UNREADABLE as error:
-            raise SchemaError(f"packed_messages: {str(error)[:LONGEST_TEXT]}") from error
+            raise SchemaError(f"packed_messages: {str(error)[:MAX_ERROR_CHARS]}") from error
         return self.replace(sequences=sequences, messages=messages, packed_messages=None)
 
     def check(self) -> None:

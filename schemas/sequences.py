@@ -18,7 +18,15 @@ from lachesis.schemas.columns import Column, unpack_mask, view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.packing import join_tokens, split_tokens
 
-__all__ = ["EXCLUDED_SINCE", "UNTRAINABLE_SINCE", "FinishReason", "Generated", "Sequence", "Sequences", "VersionSpan"]
+__all__ = [
+    "EXCLUDED_SINCE",
+    "UNTRAINABLE_SINCE",
+    "FinishReason",
+    "GeneratedTokens",
+    "Sequences",
+    "TokenSequence",
+    "VersionSpan",
+]
 
 UNTRAINABLE_SINCE: Final = 2
 """The wire version whose readers know of groups without logprobs."""
@@ -36,7 +44,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
-class Sequence(NamedTuple):
+class TokenSequence(NamedTuple):
     """One training sequence as read-only views.
 
     `tokens` int32 [T], `loss_mask` bool [T], `logprobs` float32 [T] (of token t given tokens before t, at the sampling
@@ -50,7 +58,7 @@ class Sequence(NamedTuple):
     finish_reason: str
 
 
-class Generated(NamedTuple):
+class GeneratedTokens(NamedTuple):
     """The tokens that the loss mask lets in, int32 [G], and their logprobs float32 [G] or None, sample after sample.
 
     Sample i has those from `cuts[i]` to `cuts[i + 1]`.
@@ -133,7 +141,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         return lengths
 
     @cached_property
-    def generated(self) -> Generated:
+    def generated(self) -> GeneratedTokens:
         """Return the generated tokens and their logprobs. The columns must have been checked."""
         mask = self.mask
         tokens = view(self.tokens, "int32", len(mask), "tokens")[mask]
@@ -141,14 +149,14 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         if self.sample_index is not None:
             order = np.argsort(np.repeat(self.sample_index, self._counts()), kind="stable")
             tokens, logprobs = tokens[order], None if logprobs is None else logprobs[order]
-        return Generated(tokens, logprobs, [*accumulate(self.lengths, initial=0)])
+        return GeneratedTokens(tokens, logprobs, [*accumulate(self.lengths, initial=0)])
 
     def _counts(self) -> NDArray[np.int64]:
         """Return how many tokens of each sequence the loss mask lets in."""
         counts: NDArray[np.int64] = np.add.reduceat(self.mask, self.cuts()[:-1], dtype=np.int64)
         return counts
 
-    def __iter__(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[TokenSequence]:
         total = self.n_tokens
         tokens = view(self.tokens, "int32", total, "tokens")
         floats = [
@@ -159,7 +167,7 @@ class Sequences(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, d
         for i, reason in enumerate(self.finish_reasons):
             part = slice(int(cuts[i]), int(cuts[i + 1]))
             logprobs, advantages = (None if values is None else values[part] for values in floats)
-            yield Sequence(tokens[part], self.mask[part], logprobs, advantages, reason)
+            yield TokenSequence(tokens[part], self.mask[part], logprobs, advantages, reason)
 
     def narrowed(self) -> Self:
         """Return the form that travels. Tokens that are none stay as they are; readers refuse them."""

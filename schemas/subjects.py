@@ -50,7 +50,7 @@ __all__ = [
     "ledger",
     "logprobs",
     "micro",
-    "past",
+    "offline_trainer",
     "promotion",
     "replay",
     "revision",
@@ -194,7 +194,7 @@ def state(run: str, stage: str, revision: str, partition: str) -> str:
     return f"rl.state.{run}.{stage}.{revision}.{partition}"
 
 
-def past(run: str, trainer: str) -> str:
+def offline_trainer(run: str, trainer: str) -> str:
     """Where it is stored what a offline trainer trains on."""
     return state(run, "past", LIVE, trainer)
 

@@ -14,32 +14,32 @@ from lachesis.schemas.errors import SchemaError
 
 __all__ = ["Count", "Finite", "Seq", "check_plain", "from_json", "shaped", "unpack"]
 
-_LARGEST: Final = (1 << 63) - 1
+_MAX_INTEGER: Final = (1 << 63) - 1
 
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A float that is neither NaN nor infinite; what is missing is None."""
-Count = Annotated[int, Meta(ge=0, le=_LARGEST)]
+Count = Annotated[int, Meta(ge=0, le=_MAX_INTEGER)]
 """A number of things, an index, or Unix time, ns."""
-Seq = Annotated[int, Meta(ge=1, le=_LARGEST)]
+Seq = Annotated[int, Meta(ge=1, le=_MAX_INTEGER)]
 """The sequence of a stored message."""
 
 T = TypeVar("T")
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
 
-DEEPEST: Final = 32
+MAX_DEPTH: Final = 32
 """Levels of free-form data; raters and terminals walk it recursively."""
 
 
 def check_plain(what: str, value: Any) -> None:
     """Raise `SchemaError` unless `value` consists of JSON types or bytes, with text keys.
 
-    It may be nested `DEEPEST` levels deep.
+    It may be nested `MAX_DEPTH` levels deep.
 
     Walks level by level, so that no nesting is too deep for the check itself.
     """
     level = [value]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         if not level:
             return
         below: list[Any] = []
@@ -54,7 +54,7 @@ def check_plain(what: str, value: Any) -> None:
                 raise SchemaError(f"{what}: holds a {type(item).__name__}, which JSON has not")
         level = below
     if level:
-        raise SchemaError(f"{what}: nested deeper than {DEEPEST} levels")
+        raise SchemaError(f"{what}: nested deeper than {MAX_DEPTH} levels")
 
 
 def text_length(value: Any) -> int:

@@ -27,7 +27,7 @@ from lachesis.pipeline.scoring.judge import EnvironmentScorer, samples_of
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model
+from lachesis.pipeline.training.model import PolicyModel, load_model
 from lachesis.pipeline.training.sequences import training_sequences
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 from lachesis.schemas.annotations import GroupScore
@@ -82,7 +82,7 @@ async def run_dev(config: RunConfig, name: str, index: int, console: Console) ->
     return True
 
 
-async def _generate(config: RunConfig, name: str, env: Environment, task: Task, policy: Policy) -> RolloutGroup:
+async def _generate(config: RunConfig, name: str, env: Environment, task: Task, policy: PolicyModel) -> RolloutGroup:
     settings = config.environments[name]
     version = policy_version(0, "dev", policy_tensors(policy.model))
     eos = policy.tokenizer.eos_token_id

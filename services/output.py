@@ -27,9 +27,9 @@ __all__ = [
 
 _PLAIN_WIDTH = 10_000
 """Characters a line where no terminal limits them."""
-_WHOLE = 999.5
+_ROUND_UP_AT = 999.5
 """From here on three digits would need an exponent."""
-_SHORT = 16
+_SHORT_CHARS = 16
 """Characters of what is never folded."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -43,7 +43,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(header):
         longest = max([len(name), *(len(row[i]) for row in cells)])
-        table.add_column(name, overflow="fold", no_wrap=longest <= _SHORT or not sys.stdout.isatty())
+        table.add_column(name, overflow="fold", no_wrap=longest <= _SHORT_CHARS or not sys.stdout.isatty())
     for row in cells:
         table.add_row(*row)
     print_rendered(lambda _: table)
@@ -106,7 +106,7 @@ def human_number(value: float | None) -> str | None:
     """Return a number with three digits, or all before its point; None stays None."""
     if value is None:
         return None
-    return f"{value:.0f}" if abs(value) >= _WHOLE else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= _ROUND_UP_AT else f"{value:.3g}"
 
 
 def human_seconds(value: float | None) -> str | None:

@@ -6,11 +6,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.services.registry import SERVICES
 
-__all__ = ["Planned", "plan", "planned_services"]
+__all__ = ["PlannedProcess", "plan", "planned_services"]
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedProcess:
     """One process to run. `finite` ones end by themselves when the run's work is done."""
 
     name: str
@@ -21,7 +21,7 @@ class Planned:
     finite: bool = False
 
 
-def plan(config: RunConfig) -> list[Planned]:
+def plan(config: RunConfig) -> list[PlannedProcess]:
     """Return the processes of a run, in the order in which they start."""
     train = config.mode == "train"
     finite = train and config.training.steps is not None
@@ -44,7 +44,7 @@ def plan(config: RunConfig) -> list[Planned]:
     for service, part, replicas, ends in rows:
         for replica in range(replicas):
             name = "-".join(filter(None, (service, part, str(replica + 1) if replicas > 1 else "")))
-            planned.append(Planned(name, service, part, SERVICES[service].phase, replica + 1, ends))
+            planned.append(PlannedProcess(name, service, part, SERVICES[service].phase, replica + 1, ends))
     return sorted(planned, key=lambda process: process.phase)
 
 

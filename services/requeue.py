@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from lachesis.pipeline.batching.marks import Resolved
-from lachesis.pipeline.bus.api import Bus, Stored
-from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.batching.marks import ResolvedSet
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newest import decode_owned
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.leases import Leases
-from lachesis.pipeline.flow.retention import record as retention_record
+from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.flow.retention import read_record as retention_record
 from lachesis.pipeline.stage.deadletter import REQUEUED_HEADER
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -36,17 +36,17 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Case", "Requeuer", "examine"]
+__all__ = ["RequeueCase", "Requeuer", "examine"]
 
 _PRODUCER = "requeue"
-_ALIKE = frozenset({"score", "teacher", "eval"})
+_KINDS_OF_ONE_GROUP = frozenset({"score", "teacher", "eval"})
 """Annotations of which the first stored counts, and that no writer chains."""
 _LEASE_ALLOWANCE = 4096
-_LONGEST_REASON = 500
+_MAX_REASON_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RequeueCase:
     """One dead-lettered message: `letter` is its newest letter, stored at `seq` of EVENTS.
 
     `refusal` says why it is left alone, `done` at which sequence it was put back already; with neither, it qualifies.
@@ -55,7 +55,7 @@ class Case:
 
     seq: int
     letter: DeadLetter
-    message: Stored | None = None
+    message: StoredMessage | None = None
     refusal: str | None = None
     done: int | None = None
     stale: bool = False
@@ -65,11 +65,11 @@ class Case:
         return self.refusal is None and self.done is None
 
 
-async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, DeadLetter]]) -> list[Case]:
+async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, DeadLetter]]) -> list[RequeueCase]:
     """Return one case a message, by the sequence of its newest letter. Reads the ledger and what was derived."""
     newest = {(letter.stream, letter.seq): (seq, letter) for seq, letter in letters}
     rollouts = {seq for stream, seq in newest if stream == subjects.ROLLOUTS}
-    record = await _Record.read(bus, config) if rollouts else _Record()
+    record = await _RequeueRecord.load(bus, config) if rollouts else _RequeueRecord()
     rewarded = await _rewarded(bus, config, {letter.env for _, letter in newest.values()}) if rollouts else set()
     kept_ns = await _events_kept_from_ns(bus, config.run) if rollouts else None  # after the rewards were read
     done = await _put_back(bus, config.run)
@@ -78,7 +78,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
         try:
             message = await bus.get(stream, at) if stream in {subjects.ROLLOUTS, subjects.EVENTS} else None
         except (NotFoundError, DataError) as error:
-            cases.append(Case(seq, letter, refusal=str(error)))
+            cases.append(RequeueCase(seq, letter, refusal=str(error)))
             continue
         if stream == subjects.ROLLOUTS and message is not None:
             refusal = record.unlike_dead(at) or _unfit_rollout(message, rewarded, kept_ns)
@@ -86,7 +86,7 @@ async def examine(bus: Bus, config: RunConfig, letters: Iterable[tuple[int, Dead
             refusal = _unfit_annotation(message)
         else:
             refusal = f"messages of {stream} are not put back"
-        case = Case(seq, letter, message, refusal, done.get(_name(stream, at)))
+        case = RequeueCase(seq, letter, message, refusal, done.get(_name(stream, at)))
         if case.qualifies and stream == subjects.ROLLOUTS and message is not None:
             step = Plan.of(decode(RolloutGroup, message.data)).policy_step
             case = replace(case, stale=record.next_batch - step > config.batching.max_staleness)
@@ -102,7 +102,7 @@ class Requeuer:
         self._epoch = time.time_ns()
         self._counter = 0
 
-    async def put_back(self, case: Case) -> int:
+    async def requeue_case(self, case: RequeueCase) -> int:
         """Store the message of a case that qualifies and return its new sequence; waits for a lease without bound."""
         if case.message is None:
             raise ValueError(f"letter {case.seq} does not qualify: {case.refusal}")
@@ -111,10 +111,15 @@ class Requeuer:
         headers = {name: text for name, text in case.message.headers.items() if name != MSG_ID_HEADER}
         return await self._store(case, case.message.subject, case.message.data, headers)
 
-    async def _rollout(self, case: Case, message: Stored) -> int:
+    async def _rollout(self, case: RequeueCase, message: StoredMessage) -> int:
         old = decode(RolloutGroup, message.data)
         letter = case.letter
-        note = {"letter": case.seq, "rollout": message.seq, "group": old.id, "reason": letter.reason[:_LONGEST_REASON]}
+        note = {
+            "letter": case.seq,
+            "rollout": message.seq,
+            "group": old.id,
+            "reason": letter.reason[:_MAX_REASON_CHARS],
+        }
         group = old.replace(
             id=new_group_id(),
             producer=_PRODUCER,
@@ -122,7 +127,7 @@ class Requeuer:
             counter=self._counter,
             metadata={**old.metadata, "requeued": note},
         )
-        leases = Leases(self._service, _PRODUCER, group.env)
+        leases = ProducerLeases(self._service, _PRODUCER, group.env)
         lease = await leases.acquire(len(group.sequences), len(message.data) + _LEASE_ALLOWANCE)
         if lease is None:
             raise InfrastructureError(f"letter {case.seq}: interrupted before it was admitted")
@@ -131,7 +136,7 @@ class Requeuer:
         self._counter += 1
         return await self._store(case, message.subject, encode(group), headers)
 
-    async def _store(self, case: Case, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
+    async def _store(self, case: RequeueCase, subject: str, data: bytes, headers: Mapping[str, str]) -> int:
         name = _name(case.letter.stream, case.letter.seq)
         ack = await self._service.bus.publish_large(
             subject, data, msg_id=f"requeue.{self._service.run}.{name}", headers={**headers, REQUEUED_HEADER: name}
@@ -144,15 +149,15 @@ def _name(stream: str, seq: int) -> str:
 
 
 @dataclass(slots=True)
-class _Record:
+class _RequeueRecord:
     """What the ledger says: outcomes by sequence of ROLLOUTS, and what was settled in entries that are gone."""
 
     outcomes: dict[int, str] = field(default_factory=dict)
-    resolved: Resolved = field(default_factory=Resolved)
+    resolved: ResolvedSet = field(default_factory=ResolvedSet)
     next_batch: int = 0
 
     @classmethod
-    async def read(cls, bus: Bus, config: RunConfig) -> Self:
+    async def load(cls, bus: Bus, config: RunConfig) -> Self:
         record, follows = cls(), 0
 
         def is_next(entry: LedgerEntry) -> bool:
@@ -161,11 +166,11 @@ class _Record:
         subject = subjects.ledger(config.run, config.training.name)
         async with bus.read(subjects.LEDGER, [subject], follow=False) as entries:
             async for message in entries:
-                entry = owned(LedgerEntry, message, is_next)
+                entry = decode_owned(LedgerEntry, message, is_next)
                 if entry is None:
                     continue
                 follows = entry.index + 1
-                record.resolved = Resolved(entry.watermark, entry.resolved)
+                record.resolved = ResolvedSet(entry.watermark, entry.resolved)
                 record.next_batch = entry.next_batch
                 record.outcomes.update({ref.seq: "batched" for ref in (entry.batch.groups if entry.batch else ())})
                 record.outcomes.update({outcome.seq: outcome.kind for outcome in entry.outcomes})
@@ -224,7 +229,7 @@ async def _put_back(bus: Bus, run: str) -> dict[str, int]:
     return found
 
 
-def _unfit_rollout(message: Stored, rewarded: set[str], kept_ns: int | None) -> str | None:
+def _unfit_rollout(message: StoredMessage, rewarded: set[str], kept_ns: int | None) -> str | None:
     try:
         group = decode(RolloutGroup, message.data)
     except SchemaError as error:
@@ -238,9 +243,9 @@ def _unfit_rollout(message: Stored, rewarded: set[str], kept_ns: int | None) -> 
     return None
 
 
-def _unfit_annotation(message: Stored) -> str | None:
+def _unfit_annotation(message: StoredMessage) -> str | None:
     channel = channel_of(message.subject)
-    if channel is None or channel.name not in _ALIKE:
+    if channel is None or channel.name not in _KINDS_OF_ONE_GROUP:
         return f"messages on {message.subject} are not put back: they are commits of one writer, or letters"
     try:
         decode(channel.events[0], message.data)

@@ -13,9 +13,9 @@ import msgspec
 
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.logic.fold import Folded
-from lachesis.pipeline.replay.logic.rolling import Rolling
-from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
+from lachesis.pipeline.replay.logic.fold import FoldCommit
+from lachesis.pipeline.replay.logic.rolling import RollingComparison
+from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import RewardEvent
@@ -36,9 +36,9 @@ def service_name(revision: str) -> str:
     return f"{SERVICE}-{revision}"[:64]
 
 
-async def run_shadow(service: Service, config: RunConfig, request: Request) -> Replayed:
+async def run_shadow(service: Service, config: RunConfig, request: ReplayRequest) -> ReplayProgress:
     """Follow the run until the service drains. Raises as `run_replay`."""
-    shadow = _Shadow(service, config)
+    shadow = _ShadowService(service, config)
 
     async def end(_: bytes) -> bytes:
         service.drain()
@@ -56,25 +56,25 @@ async def run_shadow(service: Service, config: RunConfig, request: Request) -> R
             request,
             draining=service.draining,
             progress=shadow.progress,
-            observe=shadow.observe,
+            observe=shadow.apply_commit,
         )
 
 
-class _Shadow:
+class _ShadowService:
     def __init__(self, service: Service, config: RunConfig) -> None:
         self._service = service
         self._config = config
-        self._rolling = Rolling()
+        self._rolling = RollingComparison()
         self._position: int | None = None
         self._done: deque[tuple[float, int]] = deque()
 
     def progress(self, done: int, _: int) -> None:
         """Take in how many groups this start has committed."""
-        self._service.recovered()
+        self._service.mark_ok()
         self._service.vitals.handled = done
         self._done.append((time.monotonic(), done))
 
-    def observe(self, env: str, reached: int, folded: Folded) -> None:
+    def apply_commit(self, env: str, reached: int, folded: FoldCommit) -> None:
         """Take in a commit."""
         self._position = max(reached, self._position or 0)
         self._service.vitals.emitted += len(folded.rewards)
@@ -97,9 +97,9 @@ class _Shadow:
             await anyio.sleep(_PERIOD_S)
             with suppress(InfrastructureError):  # told again in a moment
                 last = (await self._service.bus.usage(ROLLOUTS)).last
-                self._tell(last)
+                self._publish_figures(last)
 
-    def _tell(self, last: int) -> None:
+    def _publish_figures(self, last: int) -> None:
         vitals, compared = self._service.vitals, self._rolling.figures()
         figures = {f"shadow/{name}": value for name, value in msgspec.structs.asdict(compared).items()}
         if self._position is not None:

@@ -18,14 +18,14 @@ import msgspec
 from lachesis.pipeline.archive.files import Format, whole_file
 from lachesis.pipeline.archive.index import Index
 from lachesis.pipeline.archive.jsonl import JsonLinesWriter
-from lachesis.pipeline.archive.logic.row import Judgement, Row, rows_of
+from lachesis.pipeline.archive.logic.row import DerivedColumns, RolloutRow, rows_of
 from lachesis.pipeline.archive.parquet import ParquetWriter
-from lachesis.pipeline.bus.api import Bus, Stored
-from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newest import decode_owned
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import Holding, holding, record
-from lachesis.pipeline.replay.history import Found, feed, selected
-from lachesis.pipeline.replay.revisions import definition, derived
+from lachesis.pipeline.flow.retention import OpenHold, holding, read_record
+from lachesis.pipeline.replay.history import SelectedRollout, feed, selected
+from lachesis.pipeline.replay.revisions import definition, read_derived
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, GroupScore
@@ -34,19 +34,19 @@ from lachesis.schemas.ledger import LedgerEntry, OutcomeKind
 from lachesis.schemas.replay import RevisionRecord, Selection
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
-__all__ = ["Exported", "Exporter", "Request"]
+__all__ = ["ExportRequest", "ExportSummary", "Exporter"]
 
-_BURST = 1024
+_BURST_GROUPS = 1024
 """Headers or annotations written into the index at once."""
 _BURST_TOKENS = 1 << 18
 """Tokens of rows that are handed to the writer at once."""
-_MOST_REASONS = 20
+_MAX_REASONS = 20
 
 Progress = Callable[[int, int], None]
 """Told how many groups are written, of how many."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to export; `groups` is the list that `selection.groups` is the digest of."""
 
     path: Path
@@ -57,7 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     overwrite: bool = False
 
 
-class Exported(msgspec.Struct, kw_only=True):
+class ExportSummary(msgspec.Struct, kw_only=True):
     """What was written. `unscored` groups have no score there, `left_out` could not be written at all, with the first
     `reasons`. `kept_from` is by stream the sequence below which history may have been trimmed before."""
 
@@ -74,7 +74,7 @@ class Exported(msgspec.Struct, kw_only=True):
 
 
 class _Writer(Protocol):
-    def write(self, rows: Sequence[Row]) -> None: ...
+    def write(self, rows: Sequence[RolloutRow]) -> None: ...
     def close(self) -> None: ...
     def abandon(self) -> None: ...
 
@@ -85,7 +85,7 @@ class _Score(msgspec.Struct, array_like=True):
     score: GroupScore
 
 
-class _Reward(msgspec.Struct, array_like=True):
+class _RewardPart(msgspec.Struct, array_like=True):
     estimator: str | None
     reward: GroupReward
 
@@ -100,16 +100,16 @@ class _End(msgspec.Struct, array_like=True):
 class Exporter:
     """Use `run` once."""
 
-    def __init__(self, bus: Bus, config: RunConfig, request: Request, progress: Progress) -> None:
+    def __init__(self, bus: Bus, config: RunConfig, request: ExportRequest, progress: Progress) -> None:
         self._bus = bus
         self._config = config
         self._request = request
         self._progress = progress
-        self._done = Exported(file=str(request.path), revision=request.revision)
-        self._rows: list[Row] = []
+        self._done = ExportSummary(file=str(request.path), revision=request.revision)
+        self._rows: list[RolloutRow] = []
         self._tokens = 0
 
-    async def run(self) -> Exported:
+    async def run(self) -> ExportSummary:
         """Write the file.
 
         Raises `NotFoundError` where the revision is unknown, nothing is selected or some of it may be trimmed,
@@ -119,7 +119,7 @@ class Exporter:
         run, folder = config.run, request.path.absolute().parent
         defined = await definition(self._bus, config, request.revision)
         with whole_file(request.path, overwrite=request.overwrite) as file, Index.open(folder) as index:
-            trimmed = (await record(self._bus, run)).trimmed
+            trimmed = (await read_record(self._bus, run)).trimmed
             self._done.kept_from = {stream: seq for stream, seq in trimmed.items() if seq > 1}
             first = request.selection.first_seq or max(1, trimmed.get(ROLLOUTS, 1))
             needs = {ROLLOUTS: first, EVENTS: max(1, trimmed.get(EVENTS, 1))}
@@ -152,7 +152,7 @@ class Exporter:
         """Put into the index what is selected, and return how many groups it is."""
         run, request = self._config.run, self._request
         last = min(request.selection.last_seq or (1 << 62), (await self._bus.usage(ROLLOUTS)).last)
-        total, burst = 0, list[Found]()
+        total, burst = 0, list[SelectedRollout]()
         chosen = selected(
             self._bus, run, request.selection, request.groups, envs=request.selection.envs, first=first, last=last
         )
@@ -160,7 +160,7 @@ class Exporter:
             async for found in chosen:
                 burst.append(found)
                 total += 1
-                if len(burst) == _BURST:
+                if len(burst) == _BURST_GROUPS:
                     index.select(burst)
                     burst.clear()
                     self._progress(0, total)
@@ -181,13 +181,17 @@ class Exporter:
     async def _gather(self, index: Index, defined: RevisionRecord | None) -> None:
         """Put into the index what was derived of what is selected, and what became of it."""
         pack = msgspec.msgpack.encode
-        async with aclosing(derived(self._bus, self._config, defined)) as events:
+        async with aclosing(read_derived(self._bus, self._config, defined)) as events:
             async for event in events:
-                index.derive(
+                index.remember_derived(
                     "score", ((one.group, pack(_Score(event.ensemble, event.raters, one))) for one in event.scores)
                 )
-                index.derive("reward", ((one.group, pack(_Reward(event.estimator, one))) for one in event.rewards))
-                index.derive("unscored", ((group, reason.encode()) for _, group, reason in event.unscored if group))
+                index.remember_derived(
+                    "reward", ((one.group, pack(_RewardPart(event.estimator, one))) for one in event.rewards)
+                )
+                index.remember_derived(
+                    "unscored", ((group, reason.encode()) for _, group, reason in event.unscored if group)
+                )
         run, trainer, follows = self._config.run, self._config.training.name, 0
 
         def is_next(entry: LedgerEntry) -> bool:
@@ -195,16 +199,16 @@ class Exporter:
 
         async with self._bus.read(LEDGER, [subjects.ledger(run, trainer)], follow=False) as entries:
             async for message in entries:  # its beginning may have been deleted, so no chain is followed
-                entry = owned(LedgerEntry, message, is_next)
+                entry = decode_owned(LedgerEntry, message, is_next)
                 if entry is not None:
                     follows = entry.index + 1
                     index.end(_ends(entry))
 
     # -- what is written of it
 
-    async def _write(self, index: Index, total: int, writer: _Writer, held: Holding) -> None:
-        async def take(found: Found, message: Stored) -> bool:
-            self._take(index, found, message)
+    async def _write(self, index: Index, total: int, writer: _Writer, held: OpenHold) -> None:
+        async def take(found: SelectedRollout, message: StoredMessage) -> bool:
+            self._export_group(index, found, message)
             if self._tokens >= _BURST_TOKENS:
                 await self._flush(writer)
             return True
@@ -216,14 +220,14 @@ class Exporter:
         await self._flush(writer)
         await anyio.to_thread.run_sync(writer.close)
 
-    def _take(self, index: Index, found: Found, message: Stored) -> None:
-        done, judged = self._done, self._judged(index, found)
+    def _export_group(self, index: Index, found: SelectedRollout, message: StoredMessage) -> None:
+        done, judged = self._done, self._derived_columns(index, found)
         try:
             rollout = read_rollout(message)
             rows = rows_of(rollout.group, rollout.seq, rollout.stored_ns, judged)
         except DataError as error:
             done.left_out += 1
-            if len(done.reasons) < _MOST_REASONS:
+            if len(done.reasons) < _MAX_REASONS:
                 done.reasons.append(f"group {found.group} at sequence {found.seq}: {error}")
             return
         done.groups, done.rows = done.groups + 1, done.rows + len(rows)
@@ -235,15 +239,15 @@ class Exporter:
         await anyio.to_thread.run_sync(writer.write, self._rows)
         self._rows, self._tokens = [], 0
 
-    def _judged(self, index: Index, found: Found) -> Judgement:
-        judged = Judgement(revision=self._request.revision)
+    def _derived_columns(self, index: Index, found: SelectedRollout) -> DerivedColumns:
+        judged = DerivedColumns(revision=self._request.revision)
         if (data := index.derived("score", found.group)) is not None:
             stored = msgspec.msgpack.decode(data, type=_Score)
             judged.score, judged.ensemble, judged.raters = stored.score, stored.ensemble, stored.raters
         elif (reason := index.derived("unscored", found.group)) is not None:
             judged.unscored = reason.decode()
         if (data := index.derived("reward", found.group)) is not None:
-            given = msgspec.msgpack.decode(data, type=_Reward)
+            given = msgspec.msgpack.decode(data, type=_RewardPart)
             judged.reward, judged.estimator = given.reward, given.estimator
         if (data := index.ended(found.seq)) is not None:
             end = msgspec.msgpack.decode(data, type=_End)

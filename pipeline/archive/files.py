@@ -39,12 +39,12 @@ def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """
     partial = path.with_name(f"{path.name}.partial")
     _check(path, overwrite)
-    with _told(path):
+    with _describe_os_error(path):
         file = partial.open("ab")
     try:
         _lock(file, path)
         try:
-            with _told(path):
+            with _describe_os_error(path):
                 file.truncate(0)
                 yield file
                 file.flush()
@@ -75,7 +75,7 @@ def _check(path: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _describe_os_error(path: Path) -> Iterator[None]:
     """Say of an error of the file system which file it is about, and what to do."""
     try:
         yield

@@ -24,12 +24,12 @@ import msgspec
 
 from lachesis.pipeline.archive.files import Format
 from lachesis.pipeline.archive.index import Index
-from lachesis.pipeline.archive.logic.atropos import Assumed
-from lachesis.pipeline.archive.reading import Placed, read_groups
+from lachesis.pipeline.archive.logic.atropos import ImportAssumptions
+from lachesis.pipeline.archive.reading import PlacedGroup, read_groups
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.leases import Leases
-from lachesis.pipeline.flow.budget import MEASURED_STREAMS, Budget, Room
-from lachesis.pipeline.replay.history import Found, selected
+from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.flow.budget import MEASURED_STREAMS, Budget, ByteReservation
+from lachesis.pipeline.replay.history import SelectedRollout, selected
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.trainability import NO_TURN_REWARDS, TrainerLimits, why_untrainable
 from lachesis.schemas import keys, subjects
@@ -48,10 +48,10 @@ from lachesis.schemas.replay import Selection
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["Imported", "Importer", "Request"]
+__all__ = ["ImportRequest", "ImportSummary", "Importer"]
 
 PRODUCER = "import"
-_ALLOWANCE = 4096
+_ALLOWANCE_BYTES = 4096
 """Bytes by which a group grows on the wire: headers, and its lease."""
 _MOST_GROUPS, _MOST_TOKENS = 64, 1 << 19
 """Groups and tokens that are read at once."""
@@ -65,17 +65,17 @@ Complain = Callable[[str, str], None]
 """Told of each group that is left out: its place, and why."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ImportRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to import. `assumed`: the files are of Atropos. `leased` is false where there is no governor to ask."""
 
     files: list[tuple[Path, Format]]
-    assumed: Assumed | None = None
+    assumed: ImportAssumptions | None = None
     skip_bad: bool = False
     leased: bool = True
     wait_s: float = 30.0
 
 
-class Imported(msgspec.Struct, kw_only=True):
+class ImportSummary(msgspec.Struct, kw_only=True):
     """What became of the groups: `stored` now, `known` from before, `bad` left out. Of those stored `untrainable` lack
     logprobs or hold what the trainer cannot use."""
 
@@ -91,21 +91,23 @@ class Imported(msgspec.Struct, kw_only=True):
 class Importer:
     """Use `run` once."""
 
-    def __init__(self, service: Service, config: RunConfig, request: Request, *, tell: Progress, bad: Complain) -> None:
+    def __init__(
+        self, service: Service, config: RunConfig, request: ImportRequest, *, tell: Progress, bad: Complain
+    ) -> None:
         self._service = service
         self._bus = service.bus
         self._config = config
         self._request = request
         self._tell = tell
         self._bad = bad
-        self._done = Imported()
-        self._leases: dict[str, Leases] = {}
+        self._done = ImportSummary()
+        self._leases: dict[str, ProducerLeases] = {}
         self._limits = TrainerLimits(text_only=config.trains_text_only)
         self._budget = Budget(config.flow)
         self._measured_s = float("-inf")
         self._scanned, self._scanned_s = 0, float("-inf")
 
-    async def run(self, folder: Path) -> Imported:
+    async def run(self, folder: Path) -> ImportSummary:
         """Store what the files hold; the index of what is stored already lies in `folder`.
 
         Raises `DataError` on the first bad group unless they are to be skipped, `StreamFullError` where there is no
@@ -126,7 +128,7 @@ class Importer:
                 groups = read_groups(path, kind, run=self._config.run, assumed=request.assumed)
                 while part := await anyio.to_thread.run_sync(_part, groups):
                     for placed in part:
-                        await self._take(index, placed)
+                        await self._store_group(index, placed)
                         self._tell(before + int(placed.share * size), total)
                 before += size
         self._done.seconds = time.monotonic() - started
@@ -143,7 +145,7 @@ class Importer:
             return True
         return False
 
-    async def _take(self, index: Index, placed: Placed) -> None:
+    async def _store_group(self, index: Index, placed: PlacedGroup) -> None:
         """Store a group unless it is stored, or say why it cannot be."""
         group = placed.group
         refusal = placed.error if group is None else self._refusal(group)
@@ -161,7 +163,7 @@ class Importer:
             self._done.known += 1
             return
         seq = await (self._store_leased(group) if self._request.leased else self._store(group))
-        index.select([Found(group.env, seq, group.id)])
+        index.select([SelectedRollout(group.env, seq, group.id)])
 
     def _refusal(self, group: RolloutGroup) -> str | None:
         if group.sequences.turn_rewards is not None:
@@ -184,7 +186,7 @@ class Importer:
         last = (await self._bus.usage(ROLLOUTS)).last
         anything = Selection(envs=["*"])
         found = selected(self._bus, self._config.run, anything, None, envs=["*"], first=self._scanned + 1, last=last)
-        burst: list[Found] = []
+        burst: list[SelectedRollout] = []
         async with aclosing(found):
             async for one in found:
                 burst.append(one)
@@ -197,14 +199,14 @@ class Importer:
     # -- storing
 
     async def _store_leased(self, group: RolloutGroup) -> int:
-        leases = self._leases.setdefault(group.env, Leases(self._service, PRODUCER, group.env))
-        size, lease = len(encode(group)) + _ALLOWANCE, None
+        leases = self._leases.setdefault(group.env, ProducerLeases(self._service, PRODUCER, group.env))
+        size, lease = len(encode(group)) + _ALLOWANCE_BYTES, None
         with anyio.move_on_after(self._request.wait_s):
             lease = await leases.acquire(len(group.sequences), size)
         if lease is None:
             raise InfrastructureError(
                 f"{self._done.stored} groups are stored, then none was admitted for {self._request.wait_s:g} s "
-                f"({self._service.vitals.note or 'no answer'}); repeat the command once the run goes on: it "
+                f"({self._service.vitals.status_text or 'no answer'}); repeat the command once the run goes on: it "
                 "continues there. For a run that has ended, give --unleased"
             )
         try:
@@ -214,10 +216,10 @@ class Importer:
 
     async def _store(self, group: RolloutGroup) -> int:
         """Store a group within the byte budgets: room is kept for what its stages will store of it."""
-        size = len(encode(group)) + _ALLOWANCE
+        size = len(encode(group)) + _ALLOWANCE_BYTES
         await self._measure()
-        room = Room.of(self._config.flow, sequences=len(group.sequences), bytes_=size)
-        full = self._budget.never(room) or self._budget.refusal(room)
+        room = ByteReservation.of(self._config.flow, sequences=len(group.sequences), bytes_=size)
+        full = self._budget.reason_never_possible(room) or self._budget.refusal_reason(room)
         if full is not None:
             raise StreamFullError(
                 f"{self._done.stored} groups are stored, then there was no more room: {full}. Delete history "
@@ -225,14 +227,14 @@ class Importer:
                 "continues from there"
             )
         seq = await self._publish(group)
-        self._budget.promise(Room(events=room.events, teacher=room.teacher))
+        self._budget.promise(ByteReservation(events=room.events, teacher=room.teacher))
         self._budget.landed(time.monotonic(), size)
         return seq
 
     async def _measure(self) -> None:
         now_s = time.monotonic()
         if now_s - self._measured_s >= _USAGE_S:
-            self._budget.read(now_s, {name: await self._bus.usage(name) for name in MEASURED_STREAMS})
+            self._budget.update(now_s, {name: await self._bus.usage(name) for name in MEASURED_STREAMS})
             self._measured_s = now_s
 
     async def _publish(self, group: RolloutGroup) -> int:
@@ -263,7 +265,7 @@ class Importer:
         return False
 
 
-def _part(groups: Iterator[Placed]) -> list[Placed]:
+def _part(groups: Iterator[PlacedGroup]) -> list[PlacedGroup]:
     """Return the next groups, few enough to be held; none at the end."""
     found, tokens = [], 0
     for placed in islice(groups, _MOST_GROUPS):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from lachesis.pipeline.replay.history import Found
+from lachesis.pipeline.replay.history import SelectedRollout
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 
 __all__ = ["Index"]
@@ -23,7 +23,7 @@ CREATE INDEX by_group ON selected (grp);
 CREATE TABLE derived (kind TEXT, grp BLOB, data BLOB NOT NULL, PRIMARY KEY (kind, grp)) WITHOUT ROWID;
 CREATE TABLE ended (seq INTEGER PRIMARY KEY, data BLOB NOT NULL);
 """
-_PAGE = 512
+_PAGE_ROWS = 512
 
 
 class Index:
@@ -56,7 +56,7 @@ class Index:
         finally:
             database.close()
 
-    def select(self, found: Iterable[Found]) -> None:
+    def select(self, found: Iterable[SelectedRollout]) -> None:
         """Remember where groups are stored."""
         self._many(
             "INSERT OR IGNORE INTO selected VALUES (?, ?, ?)", ((one.seq, _key(one.group), one.env) for one in found)
@@ -66,19 +66,19 @@ class Index:
         """Return whether a group is stored anywhere."""
         return self._one("SELECT 1 FROM selected WHERE grp = ? LIMIT 1", _key(group)) is not None
 
-    def pages(self) -> Iterator[list[Found]]:
+    def pages(self) -> Iterator[list[SelectedRollout]]:
         """Yield what is selected, in order, in parts."""
         after = 0
         while True:
             rows = self._database.execute(
-                "SELECT seq, grp, env FROM selected WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE)
+                "SELECT seq, grp, env FROM selected WHERE seq > ? ORDER BY seq LIMIT ?", (after, _PAGE_ROWS)
             ).fetchall()
             if not rows:
                 return
-            yield [Found(env, seq, group.hex()) for seq, group, env in rows]
+            yield [SelectedRollout(env, seq, group.hex()) for seq, group, env in rows]
             after = rows[-1][0]
 
-    def derive(self, kind: str, items: Iterable[tuple[str, bytes]]) -> None:
+    def remember_derived(self, kind: str, items: Iterable[tuple[str, bytes]]) -> None:
         """Remember what was derived of groups: of each kind the first counts, and of groups that are selected alone."""
         self._many(
             "INSERT OR IGNORE INTO derived SELECT ?1, ?2, ?3 WHERE EXISTS (SELECT 1 FROM selected WHERE grp = ?2)",
@@ -98,18 +98,18 @@ class Index:
         return self._one("SELECT data FROM ended WHERE seq = ?", seq)
 
     def _many(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
-        with self._told():
+        with self._describe_os_errors():
             self._database.execute("BEGIN")
             self._database.executemany(statement, rows)
             self._database.execute("COMMIT")
 
     def _one(self, statement: str, *values: object) -> bytes | None:
-        with self._told():
+        with self._describe_os_errors():
             row = self._database.execute(statement, values).fetchone()
         return row[0] if row else None
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _describe_os_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:

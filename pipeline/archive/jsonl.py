@@ -7,13 +7,13 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.archive.logic.row import Row
-from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE
+from lachesis.pipeline.archive.logic.row import RolloutRow
+from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["LONGEST_LINE", "JsonLinesWriter", "Line", "read_lines", "read_row"]
+__all__ = ["MAX_LINE_BYTES", "JsonLinesWriter", "Line", "read_lines", "read_row"]
 
-LONGEST_LINE = 256 << 20
+MAX_LINE_BYTES = 256 << 20
 """Bytes of a line beyond which it is none, but a file of another kind."""
 
 
@@ -23,7 +23,7 @@ class JsonLinesWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[RolloutRow]) -> None:
         for row in rows:
             self._file.write(_encoder.encode(row) + b"\n")
 
@@ -47,22 +47,22 @@ def read_lines(path: Path) -> Iterator[Line]:
     end = 0
     with path.open("rb") as file:
         number = 0
-        while data := file.readline(LONGEST_LINE + 1):
+        while data := file.readline(MAX_LINE_BYTES + 1):
             number, end = number + 1, end + len(data)
-            if len(data) > LONGEST_LINE:
-                raise SchemaError(f"{path}:{number}: longer than {LONGEST_LINE} bytes: this is no file of JSON lines")
+            if len(data) > MAX_LINE_BYTES:
+                raise SchemaError(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes: this is no file of JSON lines")
             if data := data.strip():
                 yield Line(number, data, end)
 
 
-def read_row(data: bytes) -> Row:
+def read_row(data: bytes) -> RolloutRow:
     """Return the row in a line. Raises `SchemaError`."""
     try:
         return _decoder.decode(data)
     except UNREADABLE as error:
-        raise SchemaError(str(error)[:LONGEST_TEXT]) from error
+        raise SchemaError(str(error)[:MAX_ERROR_CHARS]) from error
     except (ValueError, TypeError) as error:  # of an array
-        raise SchemaError(str(error)[:LONGEST_TEXT]) from error
+        raise SchemaError(str(error)[:MAX_ERROR_CHARS]) from error
 
 
 def _array(kind: Any, value: Any) -> Any:
@@ -83,4 +83,4 @@ def _array(kind: Any, value: Any) -> Any:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=lambda array: array.tolist())
-_decoder = msgspec.json.Decoder(Row, dec_hook=_array)
+_decoder = msgspec.json.Decoder(RolloutRow, dec_hook=_array)

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.archive.logic.row import SCHEMA, Row
+from lachesis.pipeline.archive.logic.row import SCHEMA, RolloutRow
 from lachesis.pipeline.installation import install_command
-from lachesis.schemas.codec import LONGEST_TEXT
+from lachesis.schemas.codec import MAX_ERROR_CHARS
 from lachesis.schemas.errors import ConfigError, SchemaError, StartupError
 
 __all__ = ["METADATA_KEY", "ParquetWriter", "arrow_schema", "count_rows", "read_rows"]
@@ -36,10 +36,10 @@ class ParquetWriter:
         told = {METADATA_KEY: msgspec.json.encode({"schema": SCHEMA, **about})}
         self._schema = schema.with_metadata(told)
         self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
-        self._waiting: list[Row] = []
+        self._waiting: list[RolloutRow] = []
         self._tokens = 0
 
-    def write(self, rows: Sequence[Row]) -> None:
+    def write(self, rows: Sequence[RolloutRow]) -> None:
         self._waiting += rows
         self._tokens += sum(len(row.tokens) + 64 for row in rows)
         if self._tokens >= _ROW_GROUP_TOKENS:
@@ -61,7 +61,7 @@ class ParquetWriter:
         self._waiting, self._tokens = [], 0
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row | SchemaError]]:
+def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow | SchemaError]]:
     """Yield the rows of a file, or why there is none, with their numbers from 1.
 
     Raises `StartupError` without pyarrow, `ConfigError` where it is no Parquet file.
@@ -72,7 +72,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | SchemaError]]:
     number = 0
     try:
         with pq.ParquetFile(path, pre_buffer=False) as file:
-            columns = [name for name in file.schema_arrow.names if name in Row.__struct_fields__]
+            columns = [name for name in file.schema_arrow.names if name in RolloutRow.__struct_fields__]
             for batch in file.iter_batches(batch_size=_ROWS_READ, columns=columns, use_threads=False):
                 plain = batch.select([name for name in columns if name not in _TOKENS]).to_pylist()
                 arrays = {name: _arrays(batch.column(name), name) for name in columns if name in _TOKENS}
@@ -80,7 +80,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | SchemaError]]:
                     number += 1
                     yield number, _row({**values, **{name: found[i] for name, found in arrays.items()}})
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: row {number + 1}: {str(error)[:LONGEST_TEXT]}") from error
+        raise ConfigError(f"{path}: row {number + 1}: {str(error)[:MAX_ERROR_CHARS]}") from error
 
 
 def count_rows(path: Path) -> int:
@@ -91,14 +91,14 @@ def count_rows(path: Path) -> int:
     try:
         return int(pq.read_metadata(path).num_rows)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: {str(error)[:LONGEST_TEXT]}") from error
+        raise ConfigError(f"{path}: {str(error)[:MAX_ERROR_CHARS]}") from error
 
 
-def _row(values: dict[str, Any]) -> Row | SchemaError:
+def _row(values: dict[str, Any]) -> RolloutRow | SchemaError:
     try:
-        return msgspec.convert(values, Row)
+        return msgspec.convert(values, RolloutRow)
     except msgspec.ValidationError as error:
-        return SchemaError(str(error)[:LONGEST_TEXT])
+        return SchemaError(str(error)[:MAX_ERROR_CHARS])
 
 
 def _arrays(column: Any, name: str) -> list[Any]:
@@ -115,7 +115,7 @@ def _arrays(column: Any, name: str) -> list[Any]:
     return found
 
 
-def _batch(pa: Any, schema: Any, rows: Sequence[Row]) -> Any:
+def _batch(pa: Any, schema: Any, rows: Sequence[RolloutRow]) -> Any:
     plain = {name: [msgspec.to_builtins(getattr(row, name), builtin_types=(bytes,)) for row in rows]
              for name in schema.names if name not in _TOKENS}  # fmt: skip
     arrays = {name: pa.array(values, schema.field(name).type) for name, values in plain.items()}
@@ -168,7 +168,7 @@ def arrow_schema() -> Any:
         "raters": pa.list_(struct(rater=text, version=text)),
         "stamps": pa.list_(struct(stage=text, stored_ns=int64, start_ns=int64, end_ns=int64, attempt=int64)),
     }  # fmt: skip
-    return pa.schema([(name, kinds.get(name, text)) for name in Row.__struct_fields__])
+    return pa.schema([(name, kinds.get(name, text)) for name in RolloutRow.__struct_fields__])
 
 
 def _pyarrow() -> Any:

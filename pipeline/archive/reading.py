@@ -8,17 +8,17 @@ import msgspec
 
 from lachesis.pipeline.archive.files import Format
 from lachesis.pipeline.archive.jsonl import read_lines, read_row
-from lachesis.pipeline.archive.logic.atropos import Assumed, epoch_of, from_line
-from lachesis.pipeline.archive.logic.row import Row, group_of
+from lachesis.pipeline.archive.logic.atropos import ImportAssumptions, epoch_of, from_line
+from lachesis.pipeline.archive.logic.row import RolloutRow, group_of
 from lachesis.pipeline.archive.parquet import count_rows, read_rows
 from lachesis.pipeline.small_files import open_regular_file
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Placed", "check_kind", "read_groups"]
+__all__ = ["PlacedGroup", "check_kind", "read_groups"]
 
 
-class Placed(NamedTuple):
+class PlacedGroup(NamedTuple):
     """A group, or why there is none, with `place` in the file, and the share of the file that is read."""
 
     place: str
@@ -54,7 +54,7 @@ def check_kind(path: Path, kind: Format, *, atropos: bool) -> None:
         raise ConfigError(f"{path} looks like a file of Atropos: give --atropos and --env NAME")
 
 
-def read_groups(path: Path, kind: Format, *, run: str, assumed: Assumed | None) -> Iterator[Placed]:
+def read_groups(path: Path, kind: Format, *, run: str, assumed: ImportAssumptions | None) -> Iterator[PlacedGroup]:
     """Yield the groups of a file, as groups of `run`; `assumed`: it is one of Atropos.
 
     Raises `ConfigError` where the file as a whole cannot be read.
@@ -70,7 +70,7 @@ def read_groups(path: Path, kind: Format, *, run: str, assumed: Assumed | None) 
         raise ConfigError(str(error)) from error
 
 
-def _atropos(path: Path, assumed: Assumed) -> Iterator[Placed]:
+def _atropos(path: Path, assumed: ImportAssumptions) -> Iterator[PlacedGroup]:
     status, epoch = path.stat(), None
     assumed = msgspec.structs.replace(assumed, started_ns=status.st_mtime_ns)
     for line in read_lines(path):
@@ -78,44 +78,44 @@ def _atropos(path: Path, assumed: Assumed) -> Iterator[Placed]:
             epoch = epoch_of(line.data)
         place, share = f"{path}:{line.number}", line.end / status.st_size
         try:
-            yield Placed(place, from_line(line.data, line.number, path, epoch, assumed), None, share)
+            yield PlacedGroup(place, from_line(line.data, line.number, path, epoch, assumed), None, share)
         except SchemaError as error:
-            yield Placed(place, None, str(error), share)
+            yield PlacedGroup(place, None, str(error), share)
 
 
-class _Read(NamedTuple):
+class _ReadGroup(NamedTuple):
     """A row, or why there is none, by its number from 1."""
 
     number: int
-    row: Row | SchemaError
+    row: RolloutRow | SchemaError
     share: float
 
 
-def _jsonl(path: Path) -> Iterator[_Read]:
+def _jsonl(path: Path) -> Iterator[_ReadGroup]:
     size = path.stat().st_size
     for line in read_lines(path):
         try:
-            row: Row | SchemaError = read_row(line.data)
+            row: RolloutRow | SchemaError = read_row(line.data)
         except SchemaError as error:
             row = error
-        yield _Read(line.number, row, line.end / size)
+        yield _ReadGroup(line.number, row, line.end / size)
 
 
-def _parquet(path: Path) -> Iterator[_Read]:
+def _parquet(path: Path) -> Iterator[_ReadGroup]:
     total = count_rows(path)
     for number, row in read_rows(path):
-        yield _Read(number, row, number / total)
+        yield _ReadGroup(number, row, number / total)
 
 
-def _assembled(path: Path, rows: Iterator[_Read], run: str) -> Iterator[Placed]:
+def _assembled(path: Path, rows: Iterator[_ReadGroup], run: str) -> Iterator[PlacedGroup]:
     """Yield a group as soon as a row of another one comes."""
-    waiting: list[_Read] = []
+    waiting: list[_ReadGroup] = []
     for read in rows:
         row = read.row
         if isinstance(row, SchemaError):
             yield from _group(path, waiting, run)
             waiting = []
-            yield Placed(f"{path}:{read.number}", None, str(row), read.share)
+            yield PlacedGroup(f"{path}:{read.number}", None, str(row), read.share)
             continue
         if waiting and (waiting[0].row.group != row.group or row.sequence == 0):  # type: ignore[union-attr]
             yield from _group(path, waiting, run)
@@ -124,14 +124,14 @@ def _assembled(path: Path, rows: Iterator[_Read], run: str) -> Iterator[Placed]:
     yield from _group(path, waiting, run)
 
 
-def _group(path: Path, reads: list[_Read], run: str) -> Iterator[Placed]:
+def _group(path: Path, reads: list[_ReadGroup], run: str) -> Iterator[PlacedGroup]:
     if not reads:
         return
     first, last = reads[0], reads[-1]
     place = f"{path}:{first.number}" + (f"-{last.number}" if last.number > first.number else "")
     try:
-        group = group_of([read.row for read in reads if isinstance(read.row, Row)], run=run)
+        group = group_of([read.row for read in reads if isinstance(read.row, RolloutRow)], run=run)
     except SchemaError as error:
-        yield Placed(place, None, str(error), last.share)
+        yield PlacedGroup(place, None, str(error), last.share)
     else:
-        yield Placed(place, group, None, last.share)
+        yield PlacedGroup(place, group, None, last.share)

@@ -1,6 +1,7 @@
 """The chain of the ledger: each entry names the digest of the one before. Pure.
 
-`Chain` is the writer's side and makes entries that follow; `Position` is a reader's and refuses one that does not.
+`Chain` is the writer's side and makes entries that follow; `LedgerPosition` is a reader's and refuses one that does
+not.
 """
 
 from collections.abc import Sequence
@@ -14,14 +15,14 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import LedgerError
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry, Outcome
 
-__all__ = ["PREVIOUS_HEADER", "Chain", "Position", "make_batch"]
+__all__ = ["PREVIOUS_HEADER", "Chain", "LedgerPosition", "make_batch"]
 
 PREVIOUS_HEADER = "Lachesis-Previous"
 """Header of an entry: the sequence in LEDGER of the entry before, 0 at the first. Lets a reader walk backwards."""
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class LedgerPosition:
     """How far somebody has read: `entries` of them, the last of which has the digest `digest`."""
 
     entries: int = 0
@@ -55,7 +56,7 @@ class Chain:
         self._run = run
         self._trainer = trainer
         self._term = term
-        self.position = Position(last.index + 1, last.digest()) if last else Position()
+        self.position = LedgerPosition(last.index + 1, last.digest()) if last else LedgerPosition()
         self.next_batch = last.next_batch if last else 0
         self.totals = dict(last.totals) if last else {}
         self.promoted = (last.promoted or None) if last else None

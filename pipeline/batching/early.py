@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from lachesis.schemas.annotations import DeadLetter, GroupReward, TeacherPointer
 
-__all__ = ["Annotation", "Early", "EarlyAnnotations"]
+__all__ = ["Annotation", "PendingAnnotation", "PendingAnnotations"]
 
 Annotation = GroupReward | TeacherPointer | DeadLetter
 
-_MOST = 4096
+_MAX_PENDING = 4096
 
 
-class Early(NamedTuple):
+class PendingAnnotation(NamedTuple):
     """An annotation as stored at `event_seq` of EVENTS, which names the rollout at `rollout_seq` of ROLLOUTS.
 
     It counts for rollouts from sequence `first` on.
@@ -28,25 +28,25 @@ class Early(NamedTuple):
     first: int = 1
 
 
-class EarlyAnnotations:
+class PendingAnnotations:
     """Annotations by target: a group id, or for dead letters the sequence (in digits) of the message that died."""
 
     def __init__(self) -> None:
-        self._by_target: dict[str, list[Early]] = {}
+        self._by_target: dict[str, list[PendingAnnotation]] = {}
         self._order: list[tuple[int, int, str]] = []  # a heap; the event's sequence breaks ties
 
     def __len__(self) -> int:
         return len(self._by_target)
 
-    def add(self, target: str, early: Early) -> bool:
+    def hold(self, target: str, early: PendingAnnotation) -> bool:
         """Keep an annotation. False: there is no room."""
-        if len(self._order) >= _MOST:
+        if len(self._order) >= _MAX_PENDING:
             return False
         self._by_target.setdefault(target, []).append(early)
         heapq.heappush(self._order, (early.rollout_seq, early.event_seq, target))
         return True
 
-    def take(self, *targets: str) -> list[Early]:
+    def pop(self, *targets: str) -> list[PendingAnnotation]:
         """Remove and return what is kept for the targets, in the order of EVENTS."""
         found = [early for target in targets for early in self._by_target.pop(target, ())]
         return sorted(found, key=lambda early: early.event_seq)

@@ -7,10 +7,10 @@ ledger does not hold what they name, nothing is written: a second history would 
 
 from pathlib import Path
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import find_position
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.training.state import CHECKPOINTS, POINTER, known_checkpoints, latest_checkpoint, state_of
 from lachesis.schemas import keys, subjects
@@ -19,7 +19,7 @@ from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import CheckpointError, DamagedError, HistoryLostError, LedgerError, SchemaError
 from lachesis.schemas.ledger import TrainReport
 
-__all__ = ["check_evidence", "way_back"]
+__all__ = ["check_evidence", "describe_known_checkpoint"]
 
 _NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if you like"
 
@@ -41,13 +41,13 @@ async def check_evidence(bus: Bus, config: RunConfig, *, is_empty: bool) -> None
         except LedgerError as error:
             raise HistoryLostError(
                 f"{source} is of a ledger that is not there: {error}. Nothing was written. Restore the server's store "
-                f"from a backup; or {await way_back(bus, run, trainer, folder, report)}; or {_NEW_RUN}"
+                f"from a backup; or {await describe_known_checkpoint(bus, run, trainer, folder, report)}; or {_NEW_RUN}"
             ) from error
     if is_empty:
         await _check_policy(bus, run)
 
 
-async def way_back(bus: Bus, run: str, trainer: str, folder: Path, report: TrainReport | None) -> str:
+async def describe_known_checkpoint(bus: Bus, run: str, trainer: str, folder: Path, report: TrainReport | None) -> str:
     """Say which checkpoint in `folder` the ledger still knows: the steps after it are lost, and nothing else."""
     for path, state in known_checkpoints(folder):
         try:
@@ -63,17 +63,17 @@ async def way_back(bus: Bus, run: str, trainer: str, folder: Path, report: Train
 
 async def _report(bus: Bus, run: str, trainer: str) -> TrainReport | None:
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
-    report, _, _ = await newest(
+    report, _, _ = await read_last_event(
         bus, subjects.LEDGER, subject, TrainReport, lambda one: (one.run, one.trainer) == (run, trainer)
     )
     return report
 
 
-def _reported(report: TrainReport) -> Position:
-    return Position(report.ledger_index + 1, report.chain)
+def _reported(report: TrainReport) -> LedgerPosition:
+    return LedgerPosition(report.ledger_index + 1, report.chain)
 
 
-def _newest_checkpoint(folder: Path) -> tuple[str, Position] | None:
+def _newest_checkpoint(folder: Path) -> tuple[str, LedgerPosition] | None:
     """Return the checkpoint that the trainer will go on with, if its folder is on this machine."""
     try:
         path = latest_checkpoint(folder)

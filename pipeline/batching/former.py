@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lachesis.pipeline.batching.chain import Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.join import Joiner, Member
+from lachesis.pipeline.batching.join import Joiner, PendingRollout
 from lachesis.pipeline.batching.select import select
 from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import Stamp
@@ -28,8 +28,8 @@ class EntryContent(NamedTuple):
     """What the next entry records: a batch or None, the rollouts in it, and those that were settled otherwise."""
 
     batch: Batch | None
-    batched: list[Member]
-    settled: list[Member]
+    batched: list[PendingRollout]
+    settled: list[PendingRollout]
 
 
 class BatchFormer:
@@ -39,7 +39,7 @@ class BatchFormer:
         self.config = config
         self.joiner = joiner
         self.chain = chain
-        joiner.judge(chain.next_batch)
+        joiner.drop_stale(chain.next_batch)
 
     def choose(self, *, incomplete: bool = False) -> list[GroupRef] | None:
         """Return the groups of the next batch, None where they do not make up one; see `select`."""
@@ -47,7 +47,7 @@ class BatchFormer:
         ready = list(self.joiner.ready.values())
         return select(ready, config.batch_size, token_budget=config.token_budget, mix=config.mix, incomplete=incomplete)
 
-    def take(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
+    def next_entry_content(self, groups: Sequence[GroupRef], std_floor: float) -> EntryContent:
         """Record a batch of `groups`, whitened with `std_floor`, and the waiting outcomes.
 
         Without groups there is no batch.
@@ -78,5 +78,5 @@ class BatchFormer:
             written_ns=written_ns,
         )
         if content.batch is not None:
-            self.joiner.judge(self.chain.next_batch)
+            self.joiner.drop_stale(self.chain.next_batch)
         return entry

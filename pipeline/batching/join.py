@@ -17,25 +17,25 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.early import Annotation, Early, EarlyAnnotations
-from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.pipeline.batching.early import Annotation, PendingAnnotation, PendingAnnotations
+from lachesis.pipeline.batching.marks import ProducerDedup, ResolvedSet
 from lachesis.schemas.alerts import Standing
 from lachesis.schemas.annotations import DeadLetter, GroupReward, Stamp, TeacherPointer
 from lachesis.schemas.ledger import GroupRef, LedgerEntry, Outcome, OutcomeKind, ProducerMark
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["JoinState", "Joiner", "Member", "Past", "Wanted", "group_ref"]
+__all__ = ["JoinState", "Joiner", "OfflineStart", "PendingRollout", "Wanted", "group_ref"]
 
 _TEACHER_STAGE = "teacher"
-_LONGEST_REASON = 500
+_MAX_REASON_CHARS = 500
 
 
 Wanted = Literal["score", "teacher"]
 """What a rollout may wait for, and no longer than until a deadline."""
 
 
-class Past(NamedTuple):
+class OfflineStart(NamedTuple):
     """Start of an offline trainer: the weights of optimizer step `start` of the run.
 
     The staleness of a rollout is then the number of optimizer steps between the policy that made it and the weights
@@ -61,7 +61,7 @@ class JoinState(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class PendingRollout:
     """A rollout whose outcome is not recorded yet. `plan` is None where its header could not be read.
 
     `stored_ns` is the server's Unix time, `seen_ns` the time of the clock that `Joiner.expire` goes by. `lost` has
@@ -106,18 +106,20 @@ class Joiner:
     `frontier` is the last sequence of ROLLOUTS seen; `ready` holds the groups a batch may take, by that sequence.
     """
 
-    def __init__(self, config: BatchingConfig, entry: LedgerEntry | None = None, *, past: Past | None = None) -> None:
+    def __init__(
+        self, config: BatchingConfig, entry: LedgerEntry | None = None, *, past: OfflineStart | None = None
+    ) -> None:
         self._config = config
         self._past = past
-        self._recorded = Resolved(entry.watermark, entry.resolved) if entry else Resolved()
-        self._marks = ProducerMarks(entry.producers if entry else None)
+        self._recorded = ResolvedSet(entry.watermark, entry.resolved) if entry else ResolvedSet()
+        self._marks = ProducerDedup(entry.producers if entry else None)
         self._event = entry.events_cursor if entry else 0
-        self._open: dict[int, Member] = {}
-        self._by_group: dict[str, Member] = {}
-        self._by_key: dict[tuple[str, int, int], Member] = {}
-        self._early = EarlyAnnotations()
+        self._open: dict[int, PendingRollout] = {}
+        self._by_group: dict[str, PendingRollout] = {}
+        self._by_key: dict[tuple[str, int, int], PendingRollout] = {}
+        self._early = PendingAnnotations()
         self._deadlines: list[tuple[int, int, Wanted]] = []
-        self._outcomes: deque[Member] = deque()
+        self._outcomes: deque[PendingRollout] = deque()
         self._batch = 0
         self._standings: dict[str, Standing] = {}
         self.frontier = self._recorded.watermark
@@ -127,7 +129,7 @@ class Joiner:
 
     def member(self, seq: int, env: str, plan: Plan, stored_ns: int, seen_ns: int) -> None:
         """Take in the rollout stored at `seq`; a repeated one is ignored. Its deadlines count from `seen_ns`."""
-        member = self._admit(Member(seq, env, plan, stored_ns, seen_ns))
+        member = self._admit(PendingRollout(seq, env, plan, stored_ns, seen_ns))
         if member is None:
             return
         key = (plan.producer, plan.epoch, plan.counter)
@@ -138,19 +140,19 @@ class Joiner:
         else:
             self._by_key[key] = self._by_group[plan.group] = member
             self._weigh(member, plan)
-        for early in self._early.take(plan.group, str(seq)):
+        for early in self._early.pop(plan.group, str(seq)):
             if seq >= early.first:
                 self._apply(member, early)
         self._early.drop_up_to(self.frontier)
 
     def unreadable(self, seq: int, env: str, reason: str) -> None:
         """Take in a message of ROLLOUTS that is no rollout: its outcome is dead."""
-        member = self._admit(Member(seq, env, None, 0))
+        member = self._admit(PendingRollout(seq, env, None, 0))
         if member is not None:
             self._settle(member, "dead", reason)
             self._early.drop_up_to(self.frontier)
 
-    def _admit(self, member: Member) -> Member | None:
+    def _admit(self, member: PendingRollout) -> PendingRollout | None:
         if member.seq <= self.frontier:
             return None
         self.frontier = member.seq
@@ -160,7 +162,7 @@ class Joiner:
         self._open[member.seq] = member
         return member
 
-    def _weigh(self, member: Member, plan: Plan) -> None:
+    def _weigh(self, member: PendingRollout, plan: Plan) -> None:
         config = self._config
         if plan.sequences > config.batch_size:
             reason = (
@@ -175,7 +177,7 @@ class Joiner:
             # a policy of step n has been trained on n batches; this would never age
             reason = f"made by policy step {plan.policy_step}, which cannot be: {self._batch} batches were ever formed"
             self._settle(member, "dead", reason)
-        elif not self._judge(member) and not self._divert(member):
+        elif not self._drop_if_stale(member) and not self._divert(member):
             deadlines: dict[Wanted, float | None] = {
                 "score": config.score_deadline_s,
                 "teacher": self._teacher_deadline(),
@@ -199,11 +201,13 @@ class Joiner:
         if member is not None and member.seq < first:
             self._event = max(self._event, event_seq)
             return True
-        return self._annotate(member, item.group, Early(event_seq, stored_ns, item.seq, item, first))
+        return self._annotate(member, item.group, PendingAnnotation(event_seq, stored_ns, item.seq, item, first))
 
     def teacher(self, event_seq: int, stored_ns: int, item: TeacherPointer) -> bool:
         """Take in a pointer to the teacher's logprobs, as `reward`."""
-        return self._annotate(self._by_group.get(item.group), item.group, Early(event_seq, stored_ns, item.seq, item))
+        return self._annotate(
+            self._by_group.get(item.group), item.group, PendingAnnotation(event_seq, stored_ns, item.seq, item)
+        )
 
     def dead(self, event_seq: int, stored_ns: int, letter: DeadLetter) -> bool:
         """Take in a dead letter, as `reward`. It names a message, not a group: a duplicate's does not end the first."""
@@ -213,7 +217,7 @@ class Joiner:
                 self._event = max(self._event, event_seq)
                 return True
             item = TeacherPointer(group=letter.group or "", seq=letter.seq, stored=None, reason=letter.reason)
-        early = Early(event_seq, stored_ns, letter.seq, item)
+        early = PendingAnnotation(event_seq, stored_ns, letter.seq, item)
         return self._annotate(self._open.get(letter.seq), str(letter.seq), early)
 
     def lost(self, event_seq: int, env: str, now_ns: int, kinds: Iterable[Wanted]) -> None:
@@ -236,15 +240,15 @@ class Joiner:
                     member.lost[kind] = event_seq
                     heapq.heappush(self._deadlines, (due_ns, member.seq, kind))
 
-    def _annotate(self, member: Member | None, target: str, early: Early) -> bool:
+    def _annotate(self, member: PendingRollout | None, target: str, early: PendingAnnotation) -> bool:
         self._event = max(self._event, early.event_seq)
         if member is not None:
             self._apply(member, early)
         elif early.rollout_seq > self.frontier:
-            return self._early.add(target, early)
+            return self._early.hold(target, early)
         return True
 
-    def all_seen(self) -> None:
+    def end_of_rollouts(self) -> None:
         """Say that the end of ROLLOUTS was reached after the last annotation taken in: what still waits never joins."""
         self._early.clear()
 
@@ -253,7 +257,7 @@ class Joiner:
         """Whether annotations are kept for rollouts not seen yet."""
         return len(self._early) > 0
 
-    def _apply(self, member: Member, early: Early) -> None:
+    def _apply(self, member: PendingRollout, early: PendingAnnotation) -> None:
         first = member.first_event
         member.first_event = early.event_seq if first is None else min(first, early.event_seq)
         if member.outcome is not None:
@@ -274,7 +278,7 @@ class Joiner:
                 return
         self._decide(member)
 
-    def _decide(self, member: Member) -> None:
+    def _decide(self, member: PendingRollout) -> None:
         plan, reward, teacher = member.plan, member.reward, member.teacher
         if plan is None or reward is None or member.outcome is not None or member.seq in self.ready:
             return
@@ -295,7 +299,7 @@ class Joiner:
             else:
                 self._make_ready(member, plan, reward, None)
 
-    def _make_ready(self, member: Member, plan: Plan, reward: GroupReward, teacher: int | None) -> None:
+    def _make_ready(self, member: PendingRollout, plan: Plan, reward: GroupReward, teacher: int | None) -> None:
         self.ready[member.seq] = group_ref(member.seq, member.env, plan, reward, teacher)
 
     def to_whiten(self, seqs: Iterable[int]) -> dict[int, list[int]]:
@@ -322,7 +326,7 @@ class Joiner:
             return False
         return member.teacher is None if what == "teacher" else member.reward is None
 
-    def expire(self, now_ns: int) -> list[Member]:
+    def expire(self, now_ns: int) -> list[PendingRollout]:
         """Apply the deadlines passed: go on without the teacher, and return the rollouts to be given up unscored.
 
         Those stay open: their dead letter has to be published, and ends them when it comes back by way of EVENTS.
@@ -338,7 +342,7 @@ class Joiner:
                 unscored.append(member)
         return unscored
 
-    def judge(self, batch: int) -> None:
+    def drop_stale(self, batch: int) -> None:
         """Drop every group that is too stale for the next batch.
 
         Batch `batch` is trained into optimizer step `batch` + 1.
@@ -346,9 +350,9 @@ class Joiner:
         self._batch = batch
         for member in self._open.values():
             if member.outcome is None:
-                self._judge(member)
+                self._drop_if_stale(member)
 
-    def _judge(self, member: Member) -> bool:
+    def _drop_if_stale(self, member: PendingRollout) -> bool:
         """Settle the rollout if it is too old; staleness only grows, so it need not be scored first."""
         if member.plan is None:
             return False
@@ -369,21 +373,21 @@ class Joiner:
             if member.outcome is None:
                 self._divert(member)
 
-    def _divert(self, member: Member) -> bool:
+    def _divert(self, member: PendingRollout) -> bool:
         standing = self._standings.get(member.env)
-        reason = standing.why_not(member.seq) if standing else None
+        reason = standing.untrainable_reason(member.seq) if standing else None
         if reason is not None:
             self._settle(member, "quarantined", reason)
         return reason is not None
 
-    def _settle(self, member: Member, kind: OutcomeKind, reason: str | None) -> None:
+    def _settle(self, member: PendingRollout, kind: OutcomeKind, reason: str | None) -> None:
         plan = member.plan
         member.outcome = Outcome(
             seq=member.seq,
             group=plan.group if plan else None,
             kind=kind,
             sequences=plan.sequences if plan else 0,
-            reason=reason[:_LONGEST_REASON] if reason else None,
+            reason=reason[:_MAX_REASON_CHARS] if reason else None,
         )
         self.ready.pop(member.seq, None)
         self._outcomes.append(member)
@@ -405,13 +409,13 @@ class Joiner:
         """Sequences of all rollouts without a recorded outcome."""
         return sum(member.plan.sequences for member in self._open.values() if member.plan)
 
-    def take_outcomes(self, limit: int) -> list[Member]:
+    def take_outcomes(self, limit: int) -> list[PendingRollout]:
         """Record up to `limit` outcomes, the earliest settled first, and return their rollouts."""
         taken = [self._outcomes.popleft() for _ in range(min(limit, len(self._outcomes)))]
         self._close(taken)
         return taken
 
-    def record(self, seqs: Iterable[int]) -> list[Member]:
+    def record(self, seqs: Iterable[int]) -> list[PendingRollout]:
         """Record ready groups as batched and return them."""
         taken = []
         for seq in seqs:
@@ -420,16 +424,16 @@ class Joiner:
         self._close(taken)
         return taken
 
-    def _close(self, members: list[Member]) -> None:
+    def _close(self, members: list[PendingRollout]) -> None:
         for member in members:
             del self._open[member.seq]
-            self._recorded.add(member.seq)
+            self._recorded.mark(member.seq)
             plan = member.plan
             if plan is None or (member.outcome is not None and member.outcome.kind == "duplicate"):
                 continue  # a duplicate must not mark the one it repeats, which may be open still
             del self._by_key[plan.producer, plan.epoch, plan.counter]
             del self._by_group[plan.group]
-            if self._marks.add(plan):
+            if self._marks.record(plan):
                 self._marks.close_gaps(plan, self._lowest_open_counter(plan))
 
     def _lowest_open_counter(self, plan: Plan) -> int | None:
@@ -441,7 +445,7 @@ class Joiner:
     def state(self) -> JoinState:
         """Return what is recorded, as the next entry describes it."""
         lowest_open = next(iter(self._open), self.frontier + 1)
-        self._recorded.advance(lowest_open - 1)
+        self._recorded.mark_up_to(lowest_open - 1)
         needed = [member.first_event for member in self._open.values()] + [self._early.lowest_event()]
         cursor = min((event for event in needed if event is not None), default=self._event)
         return JoinState(self._recorded.watermark, self._recorded.pack(), min(cursor, self._event), self._marks.pack())

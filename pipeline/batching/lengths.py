@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from lachesis.pipeline.batching.join import Member
+from lachesis.pipeline.batching.join import PendingRollout
 from lachesis.schemas.ledger import GroupRef
 
 __all__ = ["RecentLengths", "stale_lengths"]
 
-_RECENT = 1024
+_RECENT_GROUPS = 1024
 
 
-def stale_lengths(settled: Iterable[Member]) -> dict[str, list[int]]:
+def stale_lengths(settled: Iterable[PendingRollout]) -> dict[str, list[int]]:
     """Return by environment the mean tokens of a sequence of each rollout among `settled` that is stale."""
     found: dict[str, list[int]] = {}
     for member in settled:
@@ -30,10 +30,10 @@ class RecentLengths:
     """Tokens of a sequence, prompt included, over the last 1,024 groups of each kind."""
 
     def __init__(self) -> None:
-        self._batched: deque[float] = deque(maxlen=_RECENT)
-        self._stale: deque[float] = deque(maxlen=_RECENT)
+        self._batched: deque[float] = deque(maxlen=_RECENT_GROUPS)
+        self._stale: deque[float] = deque(maxlen=_RECENT_GROUPS)
 
-    def add(self, batched: Iterable[GroupRef], stale: dict[str, list[int]]) -> None:
+    def record_entry(self, batched: Iterable[GroupRef], stale: dict[str, list[int]]) -> None:
         """Take in an entry's groups."""
         self._batched.extend(ref.tokens / ref.sequences for ref in batched if ref.sequences)
         for lengths in stale.values():

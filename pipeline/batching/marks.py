@@ -1,7 +1,7 @@
 """Producer watermarks: drops repeated rollouts by a few bytes that each ledger entry carries.
 
-`Resolved` answers exactly, for every sequence of ROLLOUTS, whether its outcome is recorded. `ProducerMarks` recognises
-a rollout published twice by its (producer, epoch, counter), however long ago the first one was.
+`ResolvedSet` answers exactly, for every sequence of ROLLOUTS, whether its outcome is recorded. `ProducerDedup`
+recognises a rollout published twice by its (producer, epoch, counter), however long ago the first one was.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from lachesis.schemas.ledger import ProducerMark
 from lachesis.schemas.plan import Plan
 
-__all__ = ["ProducerMarks", "Resolved"]
+__all__ = ["ProducerDedup", "ResolvedSet"]
 
-_MOST_PRODUCERS = 256
+_MAX_PRODUCERS = 256
 """Process lives remembered; beyond it the one silent for longest is forgotten, so that entries stay small."""
-_MOST_RANGES = 1024
+_MAX_RANGES_PER_PRODUCER = 1024
 """Ranges of counters kept of one life; beyond it the lowest gaps between them count as never to be filled (by rollouts
 that were never stored), but none above the lowest counter without an outcome."""
-_MOST_RANGES_AT_ALL = 16 * _MOST_RANGES
+_MAX_RANGES = 16 * _MAX_RANGES_PER_PRODUCER
 """Beyond this, gaps count as never to be filled whatever lies there, so that an entry always fits into a message."""
 
 
-class Resolved:
+class ResolvedSet:
     """A set of sequences: all up to `watermark`, and some above it."""
 
     def __init__(self, watermark: int = 0, packed: bytes = b"") -> None:
@@ -31,11 +31,11 @@ class Resolved:
     def __contains__(self, seq: int) -> bool:
         return seq <= self.watermark or bool(self._above >> (seq - self.watermark - 1) & 1)
 
-    def add(self, seq: int) -> None:
+    def mark(self, seq: int) -> None:
         if seq > self.watermark:
             self._above |= 1 << (seq - self.watermark - 1)
 
-    def advance(self, watermark: int) -> None:
+    def mark_up_to(self, watermark: int) -> None:
         """Count everything up to `watermark` in."""
         if watermark > self.watermark:
             self._above >>= watermark - self.watermark
@@ -46,7 +46,7 @@ class Resolved:
         return self._above.to_bytes((self._above.bit_length() + 7) // 8, "little")
 
 
-class _Mark:
+class _ProducerCounters:
     """A set of counters as ranges: `bounds` holds start and end of each, [start, end), ascending and apart."""
 
     def __init__(self, bounds: Sequence[int] = ()) -> None:
@@ -55,7 +55,7 @@ class _Mark:
     def __contains__(self, counter: int) -> bool:
         return bisect_right(self.bounds, counter) % 2 == 1
 
-    def add(self, counter: int) -> None:
+    def count(self, counter: int) -> None:
         if counter in self:
             return
         for bound in (counter, counter + 1):  # a bound that is there is a neighbour's: the two become one range
@@ -66,9 +66,10 @@ class _Mark:
                 self.bounds.insert(i, bound)
 
     def close_gaps(self, lowest_open: int | None) -> None:
-        """Count the lowest gaps as seen until `_MOST_RANGES` / 2 ranges are left, or those below `lowest_open`."""
-        limit = self.bounds[-_MOST_RANGES]
-        if lowest_open is not None and len(self.bounds) <= 2 * _MOST_RANGES_AT_ALL:
+        """Count the lowest gaps as seen until `_MAX_RANGES_PER_PRODUCER` / 2 ranges are left, or those below
+        `lowest_open`."""
+        limit = self.bounds[-_MAX_RANGES_PER_PRODUCER]
+        if lowest_open is not None and len(self.bounds) <= 2 * _MAX_RANGES:
             limit = min(limit, lowest_open)
         below = bisect_left(self.bounds, limit)
         below += below % 2  # odd where the limit is the end of a range; it never lies inside one
@@ -76,26 +77,26 @@ class _Mark:
             self.bounds[:below] = [0, self.bounds[below - 1]]
 
 
-class ProducerMarks:
+class ProducerDedup:
     """Counters seen, by producer and epoch. Several epochs of a producer count side by side: the old process may still
     drain when the new one begins."""
 
     def __init__(self, packed: Mapping[str, ProducerMark] | None = None) -> None:
         # in order of last use: the oldest first, in the packed form as well
-        self._marks = {key: _Mark(mark.seen) for key, mark in (packed or {}).items()}
+        self._marks = {key: _ProducerCounters(mark.seen) for key, mark in (packed or {}).items()}
 
     def __contains__(self, plan: Plan) -> bool:
         mark = self._marks.get(_key(plan))
         return mark is not None and plan.counter in mark
 
-    def add(self, plan: Plan) -> bool:
+    def record(self, plan: Plan) -> bool:
         """Note the counter of `plan`. True: the marks have become many, and `close_gaps` should follow."""
-        mark = self._marks.pop(_key(plan), None) or _Mark()
-        mark.add(plan.counter)
+        mark = self._marks.pop(_key(plan), None) or _ProducerCounters()
+        mark.count(plan.counter)
         self._marks[_key(plan)] = mark
-        if len(self._marks) > _MOST_PRODUCERS:
+        if len(self._marks) > _MAX_PRODUCERS:
             del self._marks[next(iter(self._marks))]
-        return len(mark.bounds) > 2 * _MOST_RANGES
+        return len(mark.bounds) > 2 * _MAX_RANGES_PER_PRODUCER
 
     def close_gaps(self, plan: Plan, lowest_open: int | None) -> None:
         """Forget the oldest counter gaps of the plan's producer, but none from counter `lowest_open` on."""

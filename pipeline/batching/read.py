@@ -3,9 +3,9 @@
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Position
-from lachesis.pipeline.bus.api import Bus, Stored
-from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, LedgerPosition
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newest import decode_owned
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.codec import decode
@@ -37,7 +37,7 @@ Payload = tuple[GroupRef, RolloutGroup, TeacherLogprobs | None]
 
 
 async def follow_ledger(
-    bus: Bus, run: str, trainer: str, position: Position, *, follow: bool = True
+    bus: Bus, run: str, trainer: str, position: LedgerPosition, *, follow: bool = True
 ) -> AsyncGenerator[LedgerEntry]:
     """Yield the entries after `position`, for ever unless `follow` is false; what is no entry is passed over.
 
@@ -75,19 +75,19 @@ async def newest_entry(bus: Bus, run: str, trainer: str) -> tuple[LedgerEntry | 
             entry = _entry(message, run, trainer, found.index + 1 if found else 0)
             if entry is not None:
                 if found is not None:
-                    Position(found.index + 1, found.digest()).after(entry)
+                    LedgerPosition(found.index + 1, found.digest()).after(entry)
                 found, seq = entry, message.seq
     return found, seq, last.seq
 
 
-def _entry(message: Stored, run: str, trainer: str, follows: int) -> LedgerEntry | None:
+def _entry(message: StoredMessage, run: str, trainer: str, follows: int) -> LedgerEntry | None:
     """Return the entry in `message`, None if it is foreign: no entry of this ledger, or one before `follows`."""
-    return owned(
+    return decode_owned(
         LedgerEntry, message, lambda entry: (entry.run, entry.trainer) == (run, trainer) and entry.index >= follows
     )
 
 
-async def find_position(bus: Bus, run: str, trainer: str, position: Position) -> int:
+async def find_position(bus: Bus, run: str, trainer: str, position: LedgerPosition) -> int:
     """Return the LEDGER sequence of the last entry that `position` covers; 0 if there is none.
 
     It walks back from the newest entry.
@@ -113,16 +113,16 @@ async def find_position(bus: Bus, run: str, trainer: str, position: Position) ->
     return seq
 
 
-async def position_before(bus: Bus, run: str, trainer: str, index: int) -> Position:
+async def position_before(bus: Bus, run: str, trainer: str, index: int) -> LedgerPosition:
     """Return the position after the entries below `index`, or after all entries if there are fewer.
 
     Raises `LedgerError` as `find_position`, save that it takes the ledger as it is.
     """
     if not index:
-        return Position()
+        return LedgerPosition()
     newest, seq, _ = await newest_entry(bus, run, trainer)
     entry, _ = await _last_below(bus, subjects.ledger(run, trainer), newest, seq, index)
-    return Position(entry.index + 1, entry.digest()) if entry else Position()
+    return LedgerPosition(entry.index + 1, entry.digest()) if entry else LedgerPosition()
 
 
 async def _last_below(
@@ -210,7 +210,9 @@ async def fetch_groups(bus: Bus, batch: Batch) -> tuple[list[Payload], dict[int,
     return found, failures
 
 
-def _payload(number: int, ref: GroupRef, rollouts: Mapping[int, Stored], logprobs: Mapping[int, Stored]) -> Payload:
+def _payload(
+    number: int, ref: GroupRef, rollouts: Mapping[int, StoredMessage], logprobs: Mapping[int, StoredMessage]
+) -> Payload:
     group = decode(RolloutGroup, rollouts[ref.seq].data)
     if group.id != ref.group:
         raise DataError(f"batch {number}: sequence {ref.seq} holds group {group.id}, not {ref.group}")
@@ -222,9 +224,9 @@ def _payload(number: int, ref: GroupRef, rollouts: Mapping[int, Stored], logprob
     return ref, group, teacher
 
 
-async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, Stored], dict[int, DataError]]:
+async def _fetch(bus: Bus, stream: str, seqs: Sequence[int]) -> tuple[dict[int, StoredMessage], dict[int, DataError]]:
     """Return the messages by sequence, and what is gone. It asks in ascending order, which is several times faster."""
-    found: dict[int, Stored] = {}
+    found: dict[int, StoredMessage] = {}
     gone: dict[int, DataError] = {}
     wanted = deque(sorted(set(seqs)))
     while True:

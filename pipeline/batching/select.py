@@ -16,11 +16,11 @@ from lachesis.schemas.ledger import GroupRef
 
 __all__ = ["precedence", "select"]
 
-_MOST = 2048
+_MAX_GROUPS_WEIGHED = 2048
 """Groups weighed against each other at once. Those before them are taken in order as long as they fit, which is all
 that happens in a batch of one size of group; of more sizes than that, a choice may be missed."""
 _CELLS = 1 << 24
-_NEVER = np.iinfo(np.int64).max // 2
+_NEVER_STALE = np.iinfo(np.int64).max // 2
 
 
 def select(
@@ -44,7 +44,7 @@ def select(
     if missing == 0:
         return chosen
     ordered = _thin(ordered, batch_size, by_tokens=token_budget is not None)
-    split = max(0, len(ordered) - min(_MOST, _CELLS // (batch_size + 1)))
+    split = max(0, len(ordered) - min(_MAX_GROUPS_WEIGHED, _CELLS // (batch_size + 1)))
     chosen, missing, budget = _first_fit(ordered[:split], batch_size, budget)
     more = _weigh(ordered[split:], missing, budget)
     left = missing - sum(ref.sequences for ref in more)
@@ -72,11 +72,11 @@ def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[G
     unit = math.gcd(*(ref.sequences for ref in ordered))  # groups of one size make a table of few columns
     sizes = [ref.sequences // unit for ref in ordered]
     fewest = _fewest_tokens(sizes, [ref.tokens for ref in ordered], sequences // unit)
-    target = int(np.flatnonzero(fewest[0] <= min(budget, _NEVER - 1))[-1])
+    target = int(np.flatnonzero(fewest[0] <= min(budget, _NEVER_STALE - 1))[-1])
     chosen = []
     for i, ref in enumerate(ordered):
         rest = target - sizes[i]
-        if rest >= 0 and fewest[i + 1, rest] <= min(budget - ref.tokens, _NEVER - 1):
+        if rest >= 0 and fewest[i + 1, rest] <= min(budget - ref.tokens, _NEVER_STALE - 1):
             chosen.append(ref)
             target, budget = rest, budget - ref.tokens
     return chosen
@@ -84,7 +84,7 @@ def _weigh(ordered: Sequence[GroupRef], sequences: int, budget: float) -> list[G
 
 def _fewest_tokens(sizes: Sequence[int], tokens: Sequence[int], most: int) -> NDArray[np.int64]:
     """Return int64 [n + 1, most + 1]: the fewest tokens with which groups i.. make up exactly s sequences."""
-    fewest = np.full((len(sizes) + 1, most + 1), _NEVER, np.int64)
+    fewest = np.full((len(sizes) + 1, most + 1), _NEVER_STALE, np.int64)
     fewest[len(sizes), 0] = 0
     for i in range(len(sizes) - 1, -1, -1):
         fewest[i] = fewest[i + 1]
@@ -100,7 +100,7 @@ def _thin(ordered: Sequence[GroupRef], batch_size: int, *, by_tokens: bool) -> l
     Without a token budget that changes no choice. With one, the first and the lightest of each size are kept, and only
     where there are more than `_MOST`: a choice is still found if there is one, but may be of later groups.
     """
-    if by_tokens and len(ordered) <= _MOST:
+    if by_tokens and len(ordered) <= _MAX_GROUPS_WEIGHED:
         return list(ordered)
     by_size: dict[int, list[int]] = {}
     for i, ref in enumerate(ordered):

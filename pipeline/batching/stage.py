@@ -20,19 +20,19 @@ from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.batching.former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
-from lachesis.pipeline.batching.join import Joiner, Member, Wanted
+from lachesis.pipeline.batching.join import Joiner, PendingRollout, Wanted
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.batching.traces import StoredEntry, trace_entry
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.standing import Standings
+from lachesis.pipeline.health.standing import EnvironmentStatuses
 from lachesis.pipeline.promotion import record as promotion
-from lachesis.pipeline.promotion.logic import decide, tell
+from lachesis.pipeline.promotion.logic import decide, publish_decision
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.incidents import follow_incidents
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.inputs import InputSource, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, GroupReward, RewardEvent, Stamp, TeacherEvent, TeacherPointer
@@ -46,9 +46,9 @@ __all__ = ["run_batcher"]
 
 log = logging.getLogger("lachesis")
 
-_LARGEST = 4 << 20
+_MAX_ENTRY_BYTES_WITH_STAMPS = 4 << 20
 """Bytes of an entry beyond which it leaves its stamps out, which serve traces alone."""
-_LETTERS = 1024
+_MAX_WAITING_LETTERS = 1024
 """Dead letters waiting to be stored."""
 
 
@@ -63,7 +63,7 @@ async def run_batcher(service: Service, config: RunConfig) -> None:
 
 async def _write_ledger(service: Service, config: RunConfig) -> None:
     batcher = await _Batcher.open(service, config)
-    letters_out, letters = anyio.create_memory_object_stream[DeadLetter](_LETTERS)
+    letters_out, letters = anyio.create_memory_object_stream[DeadLetter](_MAX_WAITING_LETTERS)
     async with letters_out, anyio.create_task_group() as tasks:
         batcher.letters = letters_out
         tasks.start_soon(_publish_letters, service, letters)
@@ -72,9 +72,9 @@ async def _write_ledger(service: Service, config: RunConfig) -> None:
             tasks.start_soon(batcher.watch_governor)
             tasks.start_soon(batcher.watch_promotions)
             tasks.start_soon(follow_incidents, service)
-            service.recovered()
+            service.mark_ok()
             async for burst in bursts:
-                await batcher.take(burst)
+                await batcher.process_burst(burst)
         tasks.cancel_scope.cancel()
 
 
@@ -86,7 +86,7 @@ async def _publish_letters(service: Service, letters: MemoryObjectReceiveStream[
                 with attempt:
                     await publish_dead_letter(service, letter)
             service.vitals.dead += 1
-            service.recovered()
+            service.mark_ok()
 
 
 class _Batcher:
@@ -114,7 +114,7 @@ class _Batcher:
         self.chain = Chain(service.run, trainer, service.instance, entry)
         self.joiner = Joiner(config, entry)
         self.former = BatchFormer(config, self.joiner, self.chain)
-        self.standings = Standings()
+        self.standings = EnvironmentStatuses()
         self.lengths = RecentLengths()
         self.entry_seq = entry_seq
         self.seq = seq
@@ -144,11 +144,11 @@ class _Batcher:
             batcher.joiner.quarantine(env, batcher.standings.of(env))
         return batcher
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[InputSource]:
         rollouts = [subjects.rollout(self.service.run)]
         return [
-            Source(subjects.ROLLOUTS, rollouts, self.joiner.frontier + 1, headers_only=True),
-            Source(subjects.EVENTS, self._events(), self._next_event),
+            InputSource(subjects.ROLLOUTS, rollouts, self.joiner.frontier + 1, headers_only=True),
+            InputSource(subjects.EVENTS, self._events(), self._next_event),
         ]
 
     def _events(self) -> list[str]:
@@ -160,12 +160,12 @@ class _Batcher:
 
     # what comes in
 
-    async def take(self, burst: Sequence[Stored]) -> None:
+    async def process_burst(self, burst: Sequence[StoredMessage]) -> None:
         """Process a burst of messages and write the resulting entries."""
         async with self._lock:
             before = self.joiner.next_deadline_ns()
             for message in burst:
-                await self._take(message)
+                await self._process_message(message)
             drained = len(burst) < GROUPS_PER_SELECTION
             if drained and self.joiner.waiting_for_members:
                 await self._see_all_members()
@@ -173,13 +173,13 @@ class _Batcher:
             if self.joiner.next_deadline_ns() != before:
                 self._earlier_deadline.set()
 
-    async def _take(self, message: Stored) -> None:
+    async def _process_message(self, message: StoredMessage) -> None:
         if message.stream == subjects.ROLLOUTS:
             self._take_member(message)
             return
         self._next_event = max(self._next_event, message.seq + 1)
         if message.subject.startswith("rl.alert."):
-            env = self.standings.take(message)
+            env = self.standings.apply_alert(message)
             if env is not None:
                 self.joiner.quarantine(env, self.standings.of(env))
             return
@@ -196,7 +196,7 @@ class _Batcher:
                 await self._see_all_members()
                 self._offer(message, item, first)
 
-    def _take_member(self, message: Stored) -> None:
+    def _take_member(self, message: StoredMessage) -> None:
         env = message.subject.rsplit(".", 1)[-1]
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
@@ -205,7 +205,7 @@ class _Batcher:
         else:
             self.joiner.member(message.seq, env, plan, message.time_ns, time.monotonic_ns())
 
-    def _offer(self, message: Stored, item: GroupReward | TeacherPointer | DeadLetter, first: int) -> bool:
+    def _offer(self, message: StoredMessage, item: GroupReward | TeacherPointer | DeadLetter, first: int) -> bool:
         match item:
             case GroupReward():
                 return self.joiner.reward(message.seq, message.time_ns, item, first)
@@ -213,7 +213,7 @@ class _Batcher:
                 return self.joiner.teacher(message.seq, message.time_ns, item)
         return self.joiner.dead(message.seq, message.time_ns, item)
 
-    async def _lose(self, message: Stored) -> None:
+    async def _lose(self, message: StoredMessage) -> None:
         """Have nobody wait for ever for what `message` may have held. Scores and their letters are the normalizer's."""
         kinds: list[Wanted] = ["score", "teacher"] if message.subject.startswith("rl.reward.") else ["teacher"]
         await self._see_all_members()
@@ -232,7 +232,7 @@ class _Batcher:
                 ) as members:
                     async for message in members:
                         self._take_member(message)
-        self.joiner.all_seen()
+        self.joiner.end_of_rollouts()
 
     async def _see_all_annotations(self) -> None:
         """Read EVENTS to its end: what came in time must not be missed because the reader is behind."""
@@ -242,7 +242,7 @@ class _Batcher:
                     subjects.EVENTS, self._events(), start=self._next_event, follow=False
                 ) as annotations:
                     async for message in annotations:
-                        await self._take(message)
+                        await self._process_message(message)
 
     async def watch_deadlines(self) -> None:
         """Let deadlines pass when they are due."""
@@ -259,7 +259,7 @@ class _Batcher:
                     await self.letters.send(self._unscored(member))
                 await self._write(drained=True)
 
-    def _unscored(self, member: Member) -> DeadLetter:
+    def _unscored(self, member: PendingRollout) -> DeadLetter:
         group = member.plan.group if member.plan else None
         reason = f"no reward {self.config.score_deadline_s} s after it was seen"
         if "score" in member.lost:
@@ -305,7 +305,7 @@ class _Batcher:
         service = self.service
         async for attempt in service.retrying("promote a revision"):
             with attempt:
-                known, seq = await promotion.read(service.bus, service.run, service.revision)
+                known, seq = await promotion.read_promotions(service.bus, service.run, service.revision)
                 if seq < listed_at:
                     raise InfrastructureError(
                         f"the list of promotions at {listed_at} is not on a server that lags behind"
@@ -318,12 +318,12 @@ class _Batcher:
                 "revision %s, promoted by %s, scores rollouts from sequence %d on",
                 decided.revision, decided.by, decided.first,
             )  # fmt: skip
-        told = tell(service.run, known, self.chain.promoted)
+        told = publish_decision(service.run, known, self.chain.promoted)
         if told is not None:
             with suppress(FencedError):  # the operator has written meanwhile, and that comes by here as well
                 async for attempt in service.retrying("tell of a promotion"):
                     with attempt:
-                        await promotion.write(service.bus, told, service.revision, expected=seq)
+                        await promotion.write_promotions(service.bus, told, service.revision, expected=seq)
 
     # what goes out
 
@@ -351,13 +351,13 @@ class _Batcher:
         """Store the next entry: a batch of `groups` unless there are none, and outcomes that wait to be recorded."""
         start_ns = self.service.now_ns()
         std_floor = self.chain.promoted.std_floor if self.chain.promoted else self.advantage.std_floor
-        content = self.former.take(groups, std_floor)
+        content = self.former.next_entry_content(groups, std_floor)
         batch, members = content.batch, [*content.batched, *content.settled]
         stamps = {
             member.plan.group: [*member.stamps, self._stamp(member, start_ns)] for member in members if member.plan
         }
         stale = stale_lengths(content.settled)
-        self.lengths.add(batch.groups if batch else [], stale)
+        self.lengths.record_entry(batch.groups if batch else [], stale)
         entry = self.former.write(content, stamps=stamps, stale=stale, written_ns=self.service.now_ns())
         stored = await self._store(entry)
         self.service.vitals.emitted += len(members)
@@ -368,7 +368,7 @@ class _Batcher:
     async def _store(self, entry: LedgerEntry) -> StoredEntry:
         storing_ns = self.service.now_ns()
         data = encode(entry)
-        if len(data) > _LARGEST:
+        if len(data) > _MAX_ENTRY_BYTES_WITH_STAMPS:
             data = encode(entry.replace(stamps={}))
         async for attempt in self.service.retrying("write the ledger"):
             with attempt:
@@ -380,12 +380,12 @@ class _Batcher:
                     headers={PREVIOUS_HEADER: str(self.entry_seq)},
                 )
         self.entry_seq = self.seq
-        self.service.recovered()
+        self.service.mark_ok()
         return StoredEntry(entry, self.seq, len(data), (storing_ns, self.service.now_ns()))
 
     # figures
 
-    def _stamp(self, member: Member, start_ns: int) -> Stamp:
+    def _stamp(self, member: PendingRollout, start_ns: int) -> Stamp:
         stored_ns = member.annotated_ns or member.stored_ns or start_ns
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         group = member.plan.group if member.plan else None
@@ -415,7 +415,7 @@ class _Batcher:
         }
 
 
-def _annotations(message: Stored) -> Sequence[tuple[GroupReward | TeacherPointer | DeadLetter, int]]:
+def _annotations(message: StoredMessage) -> Sequence[tuple[GroupReward | TeacherPointer | DeadLetter, int]]:
     """Return what an EVENTS message says of rollouts, and from which sequence on it counts. Raises `SchemaError`."""
     match message.subject.split(".")[1]:
         case "reward":

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from lachesis.pipeline.batching.join import Member
+from lachesis.pipeline.batching.join import PendingRollout
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans, stage_subject
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Times, batch_span, batch_trace
@@ -26,7 +26,12 @@ class StoredEntry(NamedTuple):
 
 
 def trace_entry(
-    service: Service, stored: StoredEntry, members: Sequence[Member], start_ns: int, *, ends_batched: bool = False
+    service: Service,
+    stored: StoredEntry,
+    members: Sequence[PendingRollout],
+    start_ns: int,
+    *,
+    ends_batched: bool = False,
 ) -> None:
     """Export the spans of a stored entry, begun at `start_ns`. `members` are those batched or settled in it.
 

@@ -21,7 +21,7 @@ from lachesis.schemas.subjects import key_change, stream_name
 __all__ = ["Account", "accounts_config", "accounts_of"]
 
 _SEVERAL_ANSWERS = (f"{API}.DIRECT.GET.", f"{API}.CONSUMER.MSG.NEXT.", "$SRV.")
-_FORGOTTEN_AFTER = {f"{API}.DIRECT.GET.": "10s"}
+_RESPONSE_TTL = {f"{API}.DIRECT.GET.": "10s"}
 """How long the server expects further answers; it remembers each question for so long, two minutes by default."""
 
 
@@ -45,16 +45,18 @@ def accounts_of(run: str, table: Mapping[str, Access], keys: Mapping[str, str]) 
     for identity, access in table.items():
         account, allowed = found[identity], permissions(run, identity, access)
         account.user = (identity, keys[identity], allowed)
-        asked = [(other, subject) for other, subject in access.asks if other != identity]
-        for other, subject in asked:
+        requested = [(other, subject) for other, subject in access.asks if other != identity]
+        for other, subject in requested:
             account.asks.append((found[other].name, subject))
             found[other].serves.append(subject)
         account.tells += access.tells
         for other, heard in table.items():
             # what it says itself it hears anyway, and no service listens to people: imports must not form a cycle
             if other != identity and (other != OPERATOR or identity == OBSERVER):
-                told = [subject for subject in heard.tells if any(matches(hears, subject) for hears in access.hears)]
-                account.hears += [(found[other].name, subject) for subject in told]
+                readable = [
+                    subject for subject in heard.tells if any(matches(hears, subject) for hears in access.hears)
+                ]
+                account.hears += [(found[other].name, subject) for subject in readable]
         local = {*(subject for _, subject in access.asks), *access.tells, ANSWERS, f"{inbox_prefix(identity)}.>"}
         for subject in _without_names(run, identity, allowed.publish, access):
             if subject not in local:
@@ -119,7 +121,7 @@ def _account(account: Account) -> list[str]:
 
 def _service(subject: str) -> str:
     several = subject.startswith(_SEVERAL_ANSWERS)
-    after = next((after for start, after in _FORGOTTEN_AFTER.items() if subject.startswith(start)), None)
+    after = next((after for start, after in _RESPONSE_TTL.items() if subject.startswith(start)), None)
     threshold = f', response_threshold: "{after}"' if after else ""
     return f"    {{ service: {_quoted(subject)}, response_type: {'stream' if several else 'singleton'}{threshold} }}"
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, SIZE_HEADER
 from lachesis.schemas.errors import (
     ConfigError,
@@ -29,17 +29,17 @@ from lachesis.schemas.subjects import kind_of
 __all__ = [
     "NO_LEADER",
     "STREAM_NOT_FOUND",
-    "Answer",
+    "ApiAnswer",
     "ApiError",
     "ConsumerInfo",
     "ConsumerNames",
-    "Deleted",
+    "DeleteAnswer",
     "NameTakenError",
-    "Purged",
-    "State",
+    "PurgeAnswer",
     "StreamInfo",
     "StreamList",
     "StreamNames",
+    "StreamState",
     "SubjectsOverlapError",
     "decode_answer",
     "error_in",
@@ -50,7 +50,7 @@ __all__ = [
     "to_pub_ack",
 ]
 
-_FULL = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
+_FULL_ERROR = re.compile(r"maximum (messages|bytes|messages per subject) exceeded|no space left", re.IGNORECASE)
 _STORE_FAILED = 10077  # covers a full stream and an oversized message alike: only its text tells them apart
 _TOO_LARGE = 10054
 _SUBJECTS_OVERLAP = 10065
@@ -66,7 +66,7 @@ STREAM_NOT_FOUND = 10059
 _SILENT_NS = 4_000_000_000  # copies send a heartbeat every second; 4 s without one begin an election
 _NOT_FOUND = 404
 _TRANSIENT = (429, 500, 503)
-_LASTING = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
+_PERMANENT_ERRORS = (10035, 10036, 10039, 10052)  # in spite of their codes: no account, no JetStream, no such setting
 
 
 class NameTakenError(InfrastructureError):
@@ -85,13 +85,13 @@ class ApiError(msgspec.Struct, frozen=True):
     @property
     def is_transient(self) -> bool:
         """Whether asking again may help: no leader yet, server starting, too many requests, outcome still open."""
-        again = (self.code in _TRANSIENT and self.err_code not in _LASTING) or self.err_code in _UNDECIDED
+        again = (self.code in _TRANSIENT and self.err_code not in _PERMANENT_ERRORS) or self.err_code in _UNDECIDED
         return again and type(self.to_exception("")) is InfrastructureError
 
     def to_exception(self, what: str) -> LachesisError:
         """Return what to raise."""
         text = f"{what}: {self.description} ({self.code}/{self.err_code})"
-        full = self.err_code == _STORE_FAILED and _FULL.search(self.description)
+        full = self.err_code == _STORE_FAILED and _FULL_ERROR.search(self.description)
         if full or self.err_code in _NO_STORAGE:
             return StreamFullError(text)
         if self.err_code == _TOO_LARGE or (self.err_code == _STORE_FAILED and "size" in self.description):
@@ -108,19 +108,19 @@ _BY_CODE: Mapping[int, type[LachesisError]] = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ApiAnswer(msgspec.Struct, frozen=True):
     """What every JetStream answer may hold."""
 
     error: ApiError | None = None
 
 
-class _PubAnswer(Answer, frozen=True):
+class _PubAnswer(ApiAnswer, frozen=True):
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
 
 
-class _Raw(msgspec.Struct, frozen=True):
+class _RawMessage(msgspec.Struct, frozen=True):
     subject: str
     seq: int
     time: str
@@ -128,15 +128,15 @@ class _Raw(msgspec.Struct, frozen=True):
     hdrs: str = ""
 
 
-class _GetAnswer(Answer, frozen=True):
-    message: _Raw | None = None
+class _GetAnswer(ApiAnswer, frozen=True):
+    message: _RawMessage | None = None
 
 
-class _LostData(msgspec.Struct, frozen=True):
+class _LostRange(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class State(msgspec.Struct, frozen=True):
+class StreamState(msgspec.Struct, frozen=True):
     """What a stream holds. `lost`: what the server could not read of its store when it started."""
 
     messages: int
@@ -144,36 +144,36 @@ class State(msgspec.Struct, frozen=True):
     first_seq: int
     last_seq: int
     subjects: dict[str, int] | None = None
-    lost: _LostData | None = None
+    lost: _LostRange | None = None
 
 
-class StreamInfo(Answer, frozen=True):
+class StreamInfo(ApiAnswer, frozen=True):
     config: dict[str, Any] = {}
-    state: State = State(0, 0, 0, 0)
+    state: StreamState = StreamState(0, 0, 0, 0)
     total: int = 0
     ts: str = ""
 
 
-class StreamNames(Answer, frozen=True):
+class StreamNames(ApiAnswer, frozen=True):
     streams: list[str] | None = None
     total: int = 0
 
 
-class StreamList(Answer, frozen=True):
+class StreamList(ApiAnswer, frozen=True):
     streams: list[StreamInfo] | None = None
     total: int = 0
 
 
-class ConsumerNames(Answer, frozen=True):
+class ConsumerNames(ApiAnswer, frozen=True):
     consumers: list[str] | None = None
     total: int = 0
 
 
-class Deleted(Answer, frozen=True):
+class DeleteAnswer(ApiAnswer, frozen=True):
     success: bool = False
 
 
-class Purged(Answer, frozen=True):
+class PurgeAnswer(ApiAnswer, frozen=True):
     purged: int = 0
 
 
@@ -182,7 +182,7 @@ class _Sequence(msgspec.Struct, frozen=True):
     consumer_seq: int = 0
 
 
-class ConsumerInfo(Answer, frozen=True):
+class ConsumerInfo(ApiAnswer, frozen=True):
     name: str = ""
     num_pending: int = 0
     num_ack_pending: int = 0
@@ -190,7 +190,7 @@ class ConsumerInfo(Answer, frozen=True):
     ack_floor: _Sequence = _Sequence()
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ApiAnswer)
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 
@@ -213,23 +213,23 @@ def error_in(data: bytes) -> ApiError | None:
     if b'"error"' not in data:
         return None
     try:
-        return msgspec.json.decode(data, type=Answer).error
+        return msgspec.json.decode(data, type=ApiAnswer).error
     except msgspec.MsgspecError:
         return None
 
 
-class _Copy(msgspec.Struct, frozen=True):
+class _StreamCopy(msgspec.Struct, frozen=True):
     active: int = 0
     offline: bool = False
 
 
-class _Group(msgspec.Struct, frozen=True):
+class _RaftGroup(msgspec.Struct, frozen=True):
     leader: str = ""
-    replicas: list[_Copy] = []
+    replicas: list[_StreamCopy] = []
 
 
-class _Led(msgspec.Struct, frozen=True):
-    cluster: _Group | None = None
+class _Leader(msgspec.Struct, frozen=True):
+    cluster: _RaftGroup | None = None
 
 
 def has_quorum(data: bytes) -> bool | None:
@@ -242,7 +242,7 @@ def has_quorum(data: bytes) -> bool | None:
     if error is not None:
         return False if error.err_code == NO_LEADER else None
     try:
-        group = msgspec.json.decode(data, type=_Led).cluster
+        group = msgspec.json.decode(data, type=_Leader).cluster
     except msgspec.MsgspecError:
         return None
     if group is None:
@@ -259,7 +259,7 @@ def to_pub_ack(data: bytes, what: str) -> PubAck:
     return PubAck(kind_of(answer.stream), answer.seq, answer.duplicate)
 
 
-def stored_message(stream: str, data: bytes, what: str) -> Stored:
+def stored_message(stream: str, data: bytes, what: str) -> StoredMessage:
     """Return the message in an answer of `STREAM.MSG.GET`."""
     raw = decode_answer(_GetAnswer, data, what).message
     if raw is None:
@@ -270,7 +270,7 @@ def stored_message(stream: str, data: bytes, what: str) -> Stored:
         if colon:
             headers[name.strip()] = value.strip()
     data = base64.b64decode(raw.data)
-    return Stored(kind_of(stream), raw.subject, raw.seq, data, to_ns(raw.time), plain_headers(headers))
+    return StoredMessage(kind_of(stream), raw.subject, raw.seq, data, to_ns(raw.time), plain_headers(headers))
 
 
 def plain_headers(headers: dict[str, str] | None) -> dict[str, str]:

@@ -20,24 +20,24 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lachesis.pipeline.bus.reply_subjects import Unanswered
-from lachesis.pipeline.bus.stalls import Stall
+from lachesis.pipeline.bus.reply_subjects import RefusedReplies
+from lachesis.pipeline.bus.stalls import ServerStall
 
 __all__ = [
     "Bus",
     "ConsumerLag",
     "Delivery",
     "Entry",
-    "Extent",
     "PubAck",
     "Reader",
-    "Stored",
+    "StoredMessage",
+    "StreamExtent",
     "StreamUsage",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredMessage:
     """A message as stored. `data` is empty in a headers-only read; `time_ns` is the server's Unix time."""
 
     stream: str
@@ -96,7 +96,7 @@ class StreamUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class StreamExtent:
     """What one server has of a stream: everything up to sequence `last`, `messages` of it on one subject."""
 
     last: int
@@ -110,7 +110,7 @@ class Delivery(Protocol):
     """
 
     @property
-    def message(self) -> Stored: ...
+    def message(self) -> StoredMessage: ...
     @property
     def attempt(self) -> int: ...
     async def ack(self) -> None: ...
@@ -124,7 +124,7 @@ class Delivery(Protocol):
 class Reader(Protocol):
     """An open `read`. Iterating it waits for further messages for ever, unless it was opened without `follow`."""
 
-    def __aiter__(self) -> AsyncIterator[Stored]: ...
+    def __aiter__(self) -> AsyncIterator[StoredMessage]: ...
 
     @property
     def caught_up(self) -> bool:
@@ -143,11 +143,11 @@ class Bus(Protocol):
         """How often the connection was lost since it was made: what the server holds may be otherwise then."""
 
     @property
-    def stall(self) -> Stall | None:
+    def stall(self) -> ServerStall | None:
         """The wait for the server that has lasted longest, once it is more than a few seconds; None: there is none."""
 
     @property
-    def unanswered(self) -> Unanswered:
+    def unanswered(self) -> RefusedReplies:
         """The requests that got no answer because they named a reply subject that may not be answered."""
 
     async def publish(
@@ -175,17 +175,17 @@ class Bus(Protocol):
         means success. Raises `FencedError` when another writer got there first.
         """
 
-    async def last(self, stream: str, subject: str) -> Stored | None:
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """Return the subject's last message, read from the leader.
 
         None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when
         there are some and the newest of them cannot be read.
         """
 
-    async def get(self, stream: str, seq: int) -> Stored:
+    async def get(self, stream: str, seq: int) -> StoredMessage:
         """Return one message by sequence. Raises `NotFoundError`."""
 
-    def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
+    def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[StoredMessage]:
         """Yield the messages at `seqs`, in the order given, several requests outstanding, bounded in bytes.
 
         Ask in ascending order: it is several times faster. With `subject`, which they all lie on, rising, one request
@@ -234,7 +234,7 @@ class Bus(Protocol):
         The last message of every subject stays, whatever `before` is. A large message's chunks stay and go with it.
         """
 
-    async def sweep(self, stream: str, *, before_ns: int) -> int:
+    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
         """Delete the chunks that no stored message lists and that ended before Unix time `before_ns`.
 
         Returns how many went. A producer that has not stored their head yet never will: it sends them all again.
@@ -245,7 +245,7 @@ class Bus(Protocol):
 
     async def usage(self, stream: str) -> StreamUsage: ...
 
-    async def extent(self, stream: str, subject: str) -> Extent:
+    async def extent(self, stream: str, subject: str) -> StreamExtent:
         """Return how far the stream goes, and how many messages are on `subject`: both as one server has them.
 
         That server may lag behind, as any may that a question reaches, but then `last` says so.
@@ -287,5 +287,5 @@ class Bus(Protocol):
     async def broadcast(self, subject: str, data: bytes) -> None:
         """Send to all current listeners. Nothing is stored, and nothing is raised if there are none."""
 
-    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[StoredMessage]]:
         """Yield broadcasts; beyond `limit` unread ones the oldest are dropped. `stream` is empty and `seq` 0."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.publisher import EXPECTED_HEADER, Publisher
 from lachesis.pipeline.bus.routing import (
     BROKEN_HEADER,
@@ -28,7 +28,7 @@ from lachesis.pipeline.bus.routing import (
 )
 from lachesis.schemas.errors import DataError, FencedError, InfrastructureError, NotFoundError
 
-__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "Blobs", "claimed_size"]
+__all__ = ["CHUNK_BYTES", "INLINE_BYTES", "MAX_LARGE_BYTES", "BlobStore", "claimed_size"]
 
 INLINE_BYTES = 4 << 20
 """Largest data that is stored as one message."""
@@ -40,10 +40,10 @@ _EXPECTED_SUBJECT_HEADER = "Nats-Expected-Last-Subject-Sequence-Subject"
 _ATTEMPTS = 5
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
 
-Fetch = Callable[[str, Sequence[int]], AsyncIterator[Stored]]
+Fetch = Callable[[str, Sequence[int]], AsyncIterator[StoredMessage]]
 
 
-class Head(msgspec.Struct, frozen=True, array_like=True):
+class BlobHead(msgspec.Struct, frozen=True, array_like=True):
     """The data of a large message's head: the chunks' sequences in order, the whole's length and SHA-256."""
 
     chunks: list[int]
@@ -54,13 +54,13 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 def claimed_size(head: bytes) -> int:
     """Return the bytes of the large message with this head; 0 where no message with that head could be read."""
     try:
-        size = msgspec.msgpack.decode(head, type=Head).size
+        size = msgspec.msgpack.decode(head, type=BlobHead).size
     except _UNREADABLE:
         return 0
     return size if 0 <= size <= MAX_LARGE_BYTES else 0
 
 
-class Blobs:
+class BlobStore:
     """Splits and joins, over a publisher and a way to fetch messages by sequence."""
 
     def __init__(self, publisher: Publisher, fetch: Fetch) -> None:
@@ -93,13 +93,13 @@ class Blobs:
             part = data[offset : offset + CHUNK_BYTES]
             msg_id = {MSG_ID_HEADER: f"{chunks}/{index}"}
             seqs.append(await self._publisher.append(stored_in(chunks), chunks, part, after=seqs[-1], headers=msg_id))
-        head = Head(seqs[1:], len(data), hashlib.sha256(data).digest())
+        head = BlobHead(seqs[1:], len(data), hashlib.sha256(data).digest())
         fence = {EXPECTED_HEADER: str(seqs[-1]), _EXPECTED_SUBJECT_HEADER: chunks}
         return await self._publisher.store(
             subject, msgspec.msgpack.encode(head), {**headers, **fence, LARGE_HEADER: chunks}
         )
 
-    async def join(self, message: Stored) -> Stored:
+    async def join(self, message: StoredMessage) -> StoredMessage:
         """Return a message with its whole data. Raises `DataError` when a chunk is gone or the content is not whole."""
         subject = message.headers.get(LARGE_HEADER)
         if subject is None:
@@ -121,7 +121,7 @@ class Blobs:
             raise DataError(f"{place}: {len(data)} bytes that are not the {head.size} that were stored")
         return replace(message, data=data, headers={k: v for k, v in message.headers.items() if k != LARGE_HEADER})
 
-    async def join_or_mark(self, message: Stored) -> Stored:
+    async def join_or_mark(self, message: StoredMessage) -> StoredMessage:
         """Like `join`, but mark a message that cannot be assembled, for the dead letters.
 
         The reason is in a header.
@@ -132,13 +132,13 @@ class Blobs:
             return replace(message, headers={**message.headers, BROKEN_HEADER: str(error)})
 
 
-def _checked_head(message: Stored, place: str) -> Head:
+def _checked_head(message: StoredMessage, place: str) -> BlobHead:
     """Return the head that `message` holds. Raises `DataError` on one that no writer of ours would write.
 
     Its chunks lie before it, each once: so what it makes a reader fetch was stored, and is paid for, in full.
     """
     try:
-        head = msgspec.msgpack.decode(message.data, type=Head)
+        head = msgspec.msgpack.decode(message.data, type=BlobHead)
     except _UNREADABLE as error:
         raise DataError(f"{place}: its head is unreadable: {str(error)[:200]}") from error
     if not 0 <= head.size <= MAX_LARGE_BYTES or len(head.chunks) != -(-head.size // CHUNK_BYTES):

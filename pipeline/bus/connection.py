@@ -25,7 +25,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.failover import Failover
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.link import Link, hang_up, is_no_responder, patience_s
+from lachesis.pipeline.bus.link import ServerLink, hang_up, is_no_responder, patience_s
 from lachesis.pipeline.bus.permissions import inbox_prefix
 from lachesis.pipeline.config.secrets import without_secrets
 from lachesis.pipeline.installation import install_command
@@ -104,7 +104,7 @@ async def connect(
             )
         await anyio.sleep(_RETRY_S)
 
-    async def dial(address: str) -> Link | None:
+    async def dial(address: str) -> ServerLink | None:
         return await _attempt(msgspec.structs.replace(config, url=address), run, name, options, [])
 
     failover = Failover(link, dial, _home(config))
@@ -156,10 +156,10 @@ def _raise_if_refused(error: Exception, shown: str) -> None:
 
 async def _attempt(
     config: ConnectionConfig, run: str, name: str, options: dict[str, Any], errors: list[Exception]
-) -> Link | None:
+) -> ServerLink | None:
     nc = NatsClient()
     nc.needs_tls = config.needs_tls
-    link = Link(nc, config, run)
+    link = ServerLink(nc, config, run)
     try:
         await nc.connect(
             [url.strip() for url in config.url.split(",")],
@@ -190,7 +190,7 @@ async def _attempt(
     return link
 
 
-async def _check(link: Link, shown: str, *, needs_jetstream: bool) -> None:
+async def _check(link: ServerLink, shown: str, *, needs_jetstream: bool) -> None:
     version = link.nc.connected_server_version
     if (version.major, version.minor) < MIN_SERVER_VERSION:
         raise StartupError(
@@ -206,13 +206,13 @@ async def _check(link: Link, shown: str, *, needs_jetstream: bool) -> None:
         )
 
 
-async def _check_jetstream(link: Link, shown: str) -> None:
+async def _check_jetstream(link: ServerLink, shown: str) -> None:
     """Wait until JetStream answers: a cluster that has just lost its leader, or just started, takes seconds."""
     reason = "silence"
     with link.waits.waiting("JetStream"), anyio.move_on_after(link.config.give_up_s):
         for attempt in itertools.count():
             await link.wait_up()
-            msg = await link.ask("$JS.API.INFO", b"", timeout_s=patience_s(attempt, link.config.ack_timeout_s))
+            msg = await link.request_once("$JS.API.INFO", b"", timeout_s=patience_s(attempt, link.config.ack_timeout_s))
             link.check()
             error = error_in(msg.data) if msg is not None else None
             if msg is not None and error is None and not is_no_responder(msg):

@@ -10,13 +10,13 @@ import anyio
 import msgspec
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.answers import ConsumerInfo, ConsumerNames, Deleted, plain_headers
-from lachesis.pipeline.bus.api import Delivery, Stored
+from lachesis.pipeline.bus.answers import ConsumerInfo, ConsumerNames, DeleteAnswer, plain_headers
+from lachesis.pipeline.bus.api import Delivery, StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.blobs import Blobs, claimed_size
+from lachesis.pipeline.bus.blobs import BlobStore, claimed_size
 from lachesis.pipeline.bus.consumer_names import durable_description
-from lachesis.pipeline.bus.link import Link
-from lachesis.pipeline.bus.puller import Metadata, Pull, weight
+from lachesis.pipeline.bus.link import ServerLink
+from lachesis.pipeline.bus.puller import AckMetadata, ConsumerPull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.schemas.errors import NotFoundError
 from lachesis.schemas.subjects import kind_of
@@ -30,7 +30,9 @@ _MAX_ACK_PENDING = 16_384  # what all replicas may hold together: 256 of them at
 class _Delivery:
     """See `api.Delivery`. An acknowledgement that is lost with the connection only brings the message again."""
 
-    def __init__(self, link: Link, pull: Pull, reply: str, message: Stored, *, attempt: int, size: int) -> None:
+    def __init__(
+        self, link: ServerLink, pull: ConsumerPull, reply: str, message: StoredMessage, *, attempt: int, size: int
+    ) -> None:
         self.message = message
         self.attempt = attempt
         self._link = link
@@ -60,7 +62,7 @@ def nak_body(delay_s: float) -> bytes:
 
 
 class _Deliveries:
-    def __init__(self, link: Link, pull: Pull, stream: str, blobs: Blobs) -> None:
+    def __init__(self, link: ServerLink, pull: ConsumerPull, stream: str, blobs: BlobStore) -> None:
         self._link = link
         self._pull = pull
         self._kind = kind_of(stream)
@@ -71,8 +73,8 @@ class _Deliveries:
 
     async def __anext__(self) -> Delivery:
         msg = await self._pull.first()
-        meta = Metadata.of(msg)
-        message = Stored(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        meta = AckMetadata.of(msg)
+        message = StoredMessage(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
         size = weight(msg)
         if LARGE_HEADER in message.headers:
             whole = claimed_size(message.data)
@@ -86,8 +88,8 @@ class _Deliveries:
 
 @asynccontextmanager
 async def consume(
-    link: Link,
-    blobs: Blobs,
+    link: ServerLink,
+    blobs: BlobStore,
     stream: str,
     durable: str,
     filters: Sequence[str],
@@ -117,13 +119,13 @@ async def consume(
 
     async def ensure() -> str:
         what = f"consumer {durable} of {stream}"
-        await link.call(ConsumerInfo, f"$JS.API.CONSUMER.CREATE.{stream}.{durable}", request, what=what)
+        await link.call_api(ConsumerInfo, f"$JS.API.CONSUMER.CREATE.{stream}.{durable}", request, what=what)
         return durable
 
     def accept(_: Msg) -> bool:
         return True
 
-    pull = Pull(link, stream, ensure=ensure, accept=accept, max_messages=max_messages, max_bytes=max_bytes)
+    pull = ConsumerPull(link, stream, ensure=ensure, accept=accept, max_messages=max_messages, max_bytes=max_bytes)
 
     async def keep_alive() -> None:
         """What waits in the queue counts as delivered: its timer must not run out before it is handed out."""
@@ -147,20 +149,22 @@ async def consume(
                     await link.send(pull.queue.popleft().reply, b"-NAK")
 
 
-async def names(link: Link, stream: str) -> list[str]:
+async def names(link: ServerLink, stream: str) -> list[str]:
     """See `NatsBus.consumer_names`."""
     found: list[str] = []
     while True:
         body = msgspec.json.encode({"offset": len(found)})
-        answer = await link.call(ConsumerNames, f"$JS.API.CONSUMER.NAMES.{stream}", body, what=f"consumers of {stream}")
+        answer = await link.call_api(
+            ConsumerNames, f"$JS.API.CONSUMER.NAMES.{stream}", body, what=f"consumers of {stream}"
+        )
         found += answer.consumers or []
         if not answer.consumers or len(found) >= answer.total:
             return sorted(found)
 
 
-async def forget(link: Link, stream: str, durable: str) -> None:
+async def forget(link: ServerLink, stream: str, durable: str) -> None:
     """See `NatsBus.forget`."""
     with suppress(NotFoundError):
-        await link.call(
-            Deleted, f"$JS.API.CONSUMER.DELETE.{stream}.{durable}", b"", what=f"consumer {durable} of {stream}"
+        await link.call_api(
+            DeleteAnswer, f"$JS.API.CONSUMER.DELETE.{stream}.{durable}", b"", what=f"consumer {durable} of {stream}"
         )

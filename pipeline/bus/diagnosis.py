@@ -16,9 +16,9 @@ from lachesis.pipeline.bus.answers import NO_LEADER, STREAM_NOT_FOUND, error_in,
 from lachesis.pipeline.config.secrets import without_secrets
 
 if TYPE_CHECKING:
-    from lachesis.pipeline.bus.link import Link
+    from lachesis.pipeline.bus.link import ServerLink
 
-__all__ = ["DIAGNOSIS_S", "ask_about", "explain", "servers_away"]
+__all__ = ["DIAGNOSIS_S", "explain", "servers_away", "stream_info"]
 
 DIAGNOSIS_S = 1.5
 """Most that each question to the server, and trying every configured address, may take, seconds."""
@@ -27,7 +27,7 @@ _KEPT_S = 2.0
 _DEFAULT_PORT = 4222
 
 
-async def explain(link: "Link", stream: str) -> str:
+async def explain(link: "ServerLink", stream: str) -> str:
     """Return why nothing of `stream` is answered, as far as can be known now."""
     now = anyio.current_time()
     known = link.explanations.get(stream)
@@ -39,13 +39,13 @@ async def explain(link: "Link", stream: str) -> str:
     return text
 
 
-async def _explain(link: "Link", stream: str) -> str:
+async def _explain(link: "ServerLink", stream: str) -> str:
     if not link.is_up:
         return f"not connected: {link.last_error or 'the server is unavailable'}{await _away(link)}"
-    described = await ask_about(link, stream, timeout_s=DIAGNOSIS_S)
+    described = await stream_info(link, stream, timeout_s=DIAGNOSIS_S)
     if described is not None:
         return await _read(link, stream, described)
-    msg = await link.ask("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
+    msg = await link.request_once("$JS.API.INFO", b"", timeout_s=DIAGNOSIS_S)
     if msg is None:
         return f"{link.server_name} takes connections and does not answer{await _away(link)}"
     error = error_in(msg.data)
@@ -55,17 +55,17 @@ async def _explain(link: "Link", stream: str) -> str:
     return f"JetStream answers at {link.server_name}, but nobody does for {what}: it has no leader{await _away(link)}"
 
 
-async def ask_about(link: "Link", stream: str, *, timeout_s: float) -> bytes | None:
+async def stream_info(link: "ServerLink", stream: str, *, timeout_s: float) -> bytes | None:
     """Return what `STREAM.INFO` says of a stream; None where nothing comes, or this identity may not ask."""
     subject = f"$JS.API.STREAM.INFO.{stream}"
     link.optional.add(subject)
     if not stream or subject in link.refused:
         return None
-    msg = await link.ask(subject, b"", timeout_s=timeout_s)
+    msg = await link.request_once(subject, b"", timeout_s=timeout_s)
     return msg.data or None if msg is not None else None
 
 
-async def _read(link: "Link", stream: str, data: bytes) -> str:
+async def _read(link: "ServerLink", stream: str, data: bytes) -> str:
     """Return what the server's description of a stream means for a wait for it."""
     error = error_in(data)
     if error is not None and error.err_code == STREAM_NOT_FOUND:
@@ -80,7 +80,7 @@ async def _read(link: "Link", stream: str, data: bytes) -> str:
     )
 
 
-async def _away(link: "Link") -> str:
+async def _away(link: "ServerLink") -> str:
     """Return how many of several configured servers take no connection, as the end of a sentence."""
     addresses = _addresses(link.config.url)
     if len(addresses) < 2:

@@ -47,7 +47,7 @@ MAX_PAYLOAD_BYTES = 8 << 20
 
 _PR_SET_PDEATHSIG = 1
 _LOG_LINES = 12
-_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
+_RETRY_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -82,7 +82,7 @@ def find_binary() -> Path:
 
 _START_BYTES = 1 << 20
 """Room that a store needs for its server to start: for its configuration, its log and the file with its ports."""
-_DYING_S = 2.0
+_EXIT_WAIT_S = 2.0
 """For so long the files of a server that was killed may still be held."""
 
 
@@ -157,7 +157,7 @@ class EmbeddedServer:
 
         One that is killed while it starts is started again, several times.
         """
-        for pause_s in _PAUSES_S:
+        for pause_s in _RETRY_PAUSES_S:
             try:
                 await self._start_once()
             except _KilledError:
@@ -226,7 +226,7 @@ class EmbeddedServer:
 
         It is not stopped first: clients that start meanwhile find its endpoint and wait. Raises `StartupError`.
         """
-        for pause_s in _PAUSES_S:
+        for pause_s in _RETRY_PAUSES_S:
             try:
                 await self.start()
             except StartupError:
@@ -272,7 +272,7 @@ class EmbeddedServer:
             return self._lock
         fd = os.open(self.store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with anyio.move_on_after(_DYING_S):
+            with anyio.move_on_after(_EXIT_WAIT_S):
                 while not _locked(fd):  # noqa: ASYNC110 - another process holds it
                     await anyio.sleep(0.05)
                 self._lock = fd

@@ -13,9 +13,9 @@ from urllib.parse import ParseResult
 import anyio
 
 from lachesis.pipeline.bus.answers import error_in, has_quorum
-from lachesis.pipeline.bus.diagnosis import ask_about, explain
-from lachesis.pipeline.bus.link import Link, is_no_responder
-from lachesis.pipeline.bus.stalls import Wait
+from lachesis.pipeline.bus.diagnosis import explain, stream_info
+from lachesis.pipeline.bus.link import ServerLink, is_no_responder
+from lachesis.pipeline.bus.stalls import ServerWait
 from lachesis.schemas.subjects import LEDGER, stream_name
 
 __all__ = ["LEAVE_AFTER_S", "Failover"]
@@ -25,16 +25,19 @@ log = logging.getLogger("lachesis")
 LEAVE_AFTER_S = 5.0
 """A wait for the server that lasts longer has the server examined, and left if it is cut off. Electing a new leader
 takes 4 to 6 s, and asking the other servers sooner would only burden them."""
-_LOOK_S = (0.5, 1.5)
-_ASK_S = (3.0, 5.0)  # between two questions whether the server serves, though nothing waits for it
+_PROBE_INTERVAL_S = (0.5, 1.5)
+_ASK_INTERVAL_S = (3.0, 5.0)  # between two questions whether the server serves, though nothing waits for it
 _PROBE_S = 3.0
 _ANSWER_S = 1.0
-_NOBODY_S = (2.0, 4.0)  # pause before the other servers are asked again, when none of them served
-_HOME_S = (10.0, 20.0)  # between two looks at the server that was left, so that not all connections return at once
-_HOME_LOOKS = 2
+_NO_SERVER_PAUSE_S = (2.0, 4.0)  # pause before the other servers are asked again, when none of them served
+_HOME_INTERVAL_S = (
+    10.0,
+    20.0,
+)  # between two looks at the server that was left, so that not all connections return at once
+_HOME_PROBES = 2
 _MAX_PAUSE_FACTOR = 16
 
-Dial = Callable[[str], Awaitable[Link | None]]
+Dial = Callable[[str], Awaitable[ServerLink | None]]
 """Connects to one server with the same credentials; None: that failed."""
 
 
@@ -42,7 +45,7 @@ class Failover:
     """Watches one connection. `home` is the address that it belongs to, so that all connections are spread evenly;
     None: any address will do."""
 
-    def __init__(self, link: Link, dial: Dial, home: ParseResult | None) -> None:
+    def __init__(self, link: ServerLink, dial: Dial, home: ParseResult | None) -> None:
         self._link = link
         self._dial = dial
         self._home = home
@@ -52,12 +55,12 @@ class Failover:
         self._left = 0  # how often a server was found to be cut off
         self._ask_others_s = 0.0
         self._ask_s = 0.0
-        self._unserved: Wait | None = None
+        self._unserved: ServerWait | None = None
 
     async def run(self) -> None:
         """Watch until cancelled, or until the connection has failed for good."""
         while self._link.failure is None:
-            await anyio.sleep(random.uniform(*_LOOK_S))
+            await anyio.sleep(random.uniform(*_PROBE_INTERVAL_S))
             if not self._link.is_up:
                 continue  # the client is looking for a server already
             await self._ask_whether_served()
@@ -72,7 +75,7 @@ class Failover:
         waits for no answer."""
         if anyio.current_time() < self._ask_s or len(self._link.nc.servers) < 2:
             return
-        self._ask_s = anyio.current_time() + random.uniform(*_ASK_S)
+        self._ask_s = anyio.current_time() + random.uniform(*_ASK_INTERVAL_S)
         if await _serves(self._link, self._ledger):
             if self._unserved is not None:
                 self._link.waits.end(self._unserved)
@@ -99,7 +102,7 @@ class Failover:
                 self._look_home_later()
                 await self._link.nc.move_to(server)
                 return
-        self._ask_others_s = anyio.current_time() + random.uniform(*_NOBODY_S)
+        self._ask_others_s = anyio.current_time() + random.uniform(*_NO_SERVER_PAUSE_S)
 
     async def _return_home(self) -> None:
         """Go back to the home once it has served for a while; the time is random, so that not all go at once."""
@@ -112,7 +115,7 @@ class Failover:
             return
         serves = await self._is_served_at(self._home, self._ledger)
         self._home_seen = self._home_seen + 1 if serves else 0
-        if self._home_seen >= _HOME_LOOKS and self._link.waits.stall is None:
+        if self._home_seen >= _HOME_PROBES and self._link.waits.stall is None:
             log.info("%s serves again; going back there from %s", _address(self._home), self._link.server_name)
             self._home_due_s = 0.0
             await self._link.nc.move_to(self._home)
@@ -123,7 +126,7 @@ class Failover:
         if not again:
             self._home_seen = 0
         pause_factor = min(2 ** max(0, self._left - 1), _MAX_PAUSE_FACTOR)  # a server that comes and goes is left alone
-        self._home_due_s = anyio.current_time() + pause_factor * random.uniform(*_HOME_S)
+        self._home_due_s = anyio.current_time() + pause_factor * random.uniform(*_HOME_INTERVAL_S)
 
     def _others(self) -> list[ParseResult]:
         """Return the addresses of all other servers that are known, in random order."""
@@ -152,12 +155,12 @@ class Failover:
         return server._replace(netloc=netloc).geturl()
 
 
-async def _serves(link: Link, stream: str) -> bool:
+async def _serves(link: ServerLink, stream: str) -> bool:
     """Whether JetStream and `stream` are served at the server of a connection: somebody who can know answers."""
-    described = await ask_about(link, stream, timeout_s=_ANSWER_S)
+    described = await stream_info(link, stream, timeout_s=_ANSWER_S)
     if described is not None and (found := has_quorum(described)) is not None:
         return found
-    msg = await link.ask("$JS.API.INFO", b"", timeout_s=_ANSWER_S)
+    msg = await link.request_once("$JS.API.INFO", b"", timeout_s=_ANSWER_S)
     return msg is not None and not is_no_responder(msg) and error_in(msg.data) is None
 
 

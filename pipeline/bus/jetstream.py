@@ -11,18 +11,27 @@ from nats.aio.client import Client
 
 from lachesis.pipeline.bus import consumers, key_watch, kv, streams, talk, trimming
 from lachesis.pipeline.bus.answers import ConsumerInfo, to_ns
-from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
-from lachesis.pipeline.bus.blobs import INLINE_BYTES, Blobs
+from lachesis.pipeline.bus.api import (
+    ConsumerLag,
+    Delivery,
+    Entry,
+    PubAck,
+    Reader,
+    StoredMessage,
+    StreamExtent,
+    StreamUsage,
+)
+from lachesis.pipeline.bus.blobs import INLINE_BYTES, BlobStore
 from lachesis.pipeline.bus.config import Connection, StreamsConfig
 from lachesis.pipeline.bus.diagnosis import explain
 from lachesis.pipeline.bus.failover import Failover
-from lachesis.pipeline.bus.getter import Getter
-from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.getter import DirectGetter
+from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
-from lachesis.pipeline.bus.reply_subjects import Unanswered
+from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
-from lachesis.pipeline.bus.stalls import Stall
+from lachesis.pipeline.bus.stalls import ServerStall
 from lachesis.schemas.subjects import BUCKET, stream_name
 
 __all__ = ["NatsBus"]
@@ -31,12 +40,12 @@ __all__ = ["NatsBus"]
 class NatsBus:
     """Implements `api.Bus` for one run; made by `connection.connect`, closed with its context or by `close`."""
 
-    def __init__(self, link: Link, failover: Failover) -> None:
+    def __init__(self, link: ServerLink, failover: Failover) -> None:
         self._link = link
         self._failover = failover
         self._publisher = Publisher(link)
-        self._getter = Getter(link)
-        self._blobs = Blobs(self._publisher, self._getter.fetch)
+        self._getter = DirectGetter(link)
+        self._blobs = BlobStore(self._publisher, self._getter.fetch)
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,11 +81,11 @@ class NatsBus:
         return (url.hostname, url.port) if url and url.hostname and url.port else None
 
     @property
-    def stall(self) -> Stall | None:
+    def stall(self) -> ServerStall | None:
         return self._link.waits.stall
 
     @property
-    def unanswered(self) -> Unanswered:
+    def unanswered(self) -> RefusedReplies:
         return self._link.unanswered
 
     @property
@@ -158,9 +167,9 @@ class NatsBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return await trimming.trim(self._link, self._publisher, self._blobs, self._name(stream), filters, before=before)
 
-    async def erase(self, stream: str, filters: Sequence[str]) -> None:
+    async def delete_all(self, stream: str, filters: Sequence[str]) -> None:
         """Delete all that is stored on `filters`, last messages too: only what nobody will ever write again."""
-        await trimming.erase(self._link, self._name(stream), filters)
+        await trimming.delete_all(self._link, self._name(stream), filters)
 
     async def consumer_names(self, stream: str) -> list[str]:
         """Return the names of a stream's consumers, or the bucket's, in order. Raises `NotFoundError`: no stream."""
@@ -170,21 +179,23 @@ class NatsBus:
         """Delete the consumer that the replicas of a stage share, if it is there, with all that it knows."""
         await consumers.forget(self._link, self._name(stream), durable)
 
-    async def sweep(self, stream: str, *, before_ns: int) -> int:
-        return await trimming.sweep(
+    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
+        return await trimming.delete_orphan_chunks(
             self._link, self._publisher, self._blobs, self._name(stream), self._link.run, before_ns=before_ns
         )
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def last(self, stream: str, subject: str) -> Stored | None:
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
         message = await self._publisher.last(self._name(stream), subject)
         return None if message is None else await self._blobs.join(message)
 
-    async def get(self, stream: str, seq: int) -> Stored:
+    async def get(self, stream: str, seq: int) -> StoredMessage:
         return await self._blobs.join(await self._getter.get(self._name(stream), seq))
 
-    async def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
+    async def fetch(
+        self, stream: str, seqs: Sequence[int], subject: str | None = None
+    ) -> AsyncGenerator[StoredMessage]:
         getter, name = self._getter, self._name(stream)
         found = getter.fetch(name, seqs) if subject is None else getter.fetch_among(name, seqs, subject)
         async with aclosing(found) as messages:
@@ -228,16 +239,16 @@ class NatsBus:
     async def lag(self, stream: str, durable: str) -> ConsumerLag:
         name = self._name(stream)
         subject = f"$JS.API.CONSUMER.INFO.{name}.{durable}"
-        info = await self._link.call(ConsumerInfo, subject, b"", what=f"consumer {durable} of {name}")
+        info = await self._link.call_api(ConsumerInfo, subject, b"", what=f"consumer {durable} of {name}")
         return ConsumerLag(info.num_pending, info.num_ack_pending, info.num_redelivered, info.ack_floor.stream_seq)
 
     async def usage(self, stream: str) -> StreamUsage:
         return streams.to_usage(await streams.stream_info(self._link, self._name(stream)))
 
-    async def extent(self, stream: str, subject: str) -> Extent:
+    async def extent(self, stream: str, subject: str) -> StreamExtent:
         # the server counts what is on the subject after it looked how far the stream goes
         state = (await streams.stream_info(self._link, self._name(stream), {"subjects_filter": subject})).state
-        return Extent(state.last_seq, sum((state.subjects or {}).values()))
+        return StreamExtent(state.last_seq, sum((state.subjects or {}).values()))
 
     async def server_time_ns(self) -> int:
         # of the bucket: an environment is not told what others store in the streams
@@ -268,5 +279,5 @@ class NatsBus:
     async def broadcast(self, subject: str, data: bytes) -> None:
         await talk.broadcast(self._link, subject, data)
 
-    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[StoredMessage]]:
         return talk.listen(self._link, subject, limit)

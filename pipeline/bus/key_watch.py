@@ -14,7 +14,7 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import kv
 from lachesis.pipeline.bus.api import Entry
-from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import check_key
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError
@@ -25,14 +25,14 @@ __all__ = ["KeyWatch", "watch"]
 log = logging.getLogger("lachesis")
 
 _READ_AGAIN_S = 5.0
-_CONVINCED_S = 12.0  # longer than a leader without a majority stays one
+_BELIEVE_SILENCE_S = 12.0  # longer than a leader without a majority stays one
 _RETRY_S = 0.5
 
 
 class KeyWatch:
     """A key's values as they come. Iterating it waits for the next one for ever."""
 
-    def __init__(self, link: Link, publisher: Publisher, run: str, key: str) -> None:
+    def __init__(self, link: ServerLink, publisher: Publisher, run: str, key: str) -> None:
         self._link = link
         self._publisher = publisher
         self._run = run
@@ -83,7 +83,7 @@ class KeyWatch:
             return news
         now = anyio.current_time()
         self._older_since = self._older_since or now
-        if now - self._older_since > _CONVINCED_S:
+        if now - self._older_since > _BELIEVE_SILENCE_S:
             raise HistoryLostError(
                 f"key {self._key} of run {self._run}: its revision is {entry.revision}, but {self._revision} was "
                 "read already: the broker lost history that it had acknowledged, or its store was replaced by an older "
@@ -93,7 +93,7 @@ class KeyWatch:
 
 
 @asynccontextmanager
-async def watch(link: Link, publisher: Publisher, run: str, key: str) -> AsyncIterator[KeyWatch]:
+async def watch(link: ServerLink, publisher: Publisher, run: str, key: str) -> AsyncIterator[KeyWatch]:
     """See `api.Bus.watch`."""
     check_key(key)
     values = KeyWatch(link, publisher, run, key)

@@ -2,7 +2,7 @@
 
 import secrets
 
-from lachesis.pipeline.bus.api import Entry, Stored
+from lachesis.pipeline.bus.api import Entry, StoredMessage
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, check_key
 from lachesis.schemas.errors import DamagedError, FencedError
@@ -55,5 +55,5 @@ async def delete(publisher: Publisher, run: str, key: str) -> None:
     await publisher.store(value_subject(run, key), b"", {**_DELETED, MSG_ID_HEADER: secrets.token_hex(12)})
 
 
-def _is_mark(message: Stored) -> bool:
+def _is_mark(message: StoredMessage) -> bool:
     return _OPERATION_HEADER in message.headers

@@ -13,24 +13,24 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.answers import State, StreamInfo, decode_answer, stored_message
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.bus.link import Link, backoff_s
+from lachesis.pipeline.bus.answers import StreamInfo, StreamState, decode_answer, stored_message
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.link import ServerLink, backoff_s
 from lachesis.schemas.errors import DamagedError, NotFoundError
 
 __all__ = ["by_sequence", "last", "last_readable", "newest_that_reads", "state"]
 
-_CONVINCED_S = 1.0
+_BELIEVE_ABSENCE_S = 1.0
 """How long "404" and "there are some" must go on contradicting each other: the message may just have been stored."""
 
 
-async def last(link: Link, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
+async def last(link: ServerLink, stream: str, subject: str, *, patient: bool = False) -> StoredMessage | None:
     """Return the last message on `subject`, which may hold wildcards. `patient`: wait without bound.
 
     None: there is none, because none was ever stored or all were deleted on purpose. Raises `DamagedError` when there
     are some and the newest cannot be read, `NotFoundError` when there is no such stream.
     """
-    convinced_at = anyio.current_time() + _CONVINCED_S
+    convinced_at = anyio.current_time() + _BELIEVE_ABSENCE_S
     attempt = 0
     while True:
         found = await _last_or_none(link, stream, subject, patient=patient)
@@ -58,13 +58,15 @@ def damage(stream: str, subject: str, messages: int, readable: int) -> str:
     )
 
 
-async def last_readable(link: Link, stream: str, subject: str) -> Stored | None:
+async def last_readable(link: ServerLink, stream: str, subject: str) -> StoredMessage | None:
     """Return the newest message on `subject` that the server can read, None without any; for damaged streams."""
     end = (await state(link, stream, subject)).last_seq
     return await newest_that_reads(end, lambda seq: _next(link, stream, subject, seq))
 
 
-async def newest_that_reads(end: int, next_from: Callable[[int], Awaitable[Stored | None]]) -> Stored | None:
+async def newest_that_reads(
+    end: int, next_from: Callable[[int], Awaitable[StoredMessage | None]]
+) -> StoredMessage | None:
     """Return the newest message up to sequence `end`. `next_from` finds the first at or after a sequence that reads.
 
     By halves: about log2(`end`) questions.
@@ -82,7 +84,7 @@ async def newest_that_reads(end: int, next_from: Callable[[int], Awaitable[Store
     return found
 
 
-async def state(link: Link, stream: str, subject: str | None = None, *, patient: bool = False) -> State:
+async def state(link: ServerLink, stream: str, subject: str | None = None, *, patient: bool = False) -> StreamState:
     """Return the stream's last sequence and the message count by subject, as the leader reports them.
 
     Of very many subjects the first are named. Raises `NotFoundError` when there is no such stream.
@@ -93,22 +95,22 @@ async def state(link: Link, stream: str, subject: str | None = None, *, patient:
     return decode_answer(StreamInfo, msg.data, what).state
 
 
-async def by_sequence(link: Link, stream: str, seq: int) -> Stored:
+async def by_sequence(link: ServerLink, stream: str, seq: int) -> StoredMessage:
     """Return the message at `seq`. Raises `NotFoundError`: it was deleted, or the server cannot read it."""
     return await _get(link, stream, {"seq": seq}, f"sequence {seq} of {stream}")
 
 
-async def _last_or_none(link: Link, stream: str, subject: str, *, patient: bool) -> Stored | None:
+async def _last_or_none(link: ServerLink, stream: str, subject: str, *, patient: bool) -> StoredMessage | None:
     request: dict[str, str | int] = {"last_by_subj": subject}
     return await _found(_get(link, stream, request, f"last message on {subject}", patient=patient))
 
 
-async def _next(link: Link, stream: str, subject: str, seq: int) -> Stored | None:
+async def _next(link: ServerLink, stream: str, subject: str, seq: int) -> StoredMessage | None:
     request: dict[str, str | int] = {"seq": seq, "next_by_subj": subject}
     return await _found(_get(link, stream, request, f"message on {subject} from sequence {seq} on"))
 
 
-async def _found(answer: Awaitable[Stored]) -> Stored | None:
+async def _found(answer: Awaitable[StoredMessage]) -> StoredMessage | None:
     try:
         return await answer
     except NotFoundError as error:
@@ -117,7 +119,9 @@ async def _found(answer: Awaitable[Stored]) -> Stored | None:
         return None
 
 
-async def _get(link: Link, stream: str, request: dict[str, str | int], what: str, *, patient: bool = False) -> Stored:
+async def _get(
+    link: ServerLink, stream: str, request: dict[str, str | int], what: str, *, patient: bool = False
+) -> StoredMessage:
     body = msgspec.json.encode(request)
     msg = await link.call_raw(f"$JS.API.STREAM.MSG.GET.{stream}", body, what=what, patient=patient)
     return stored_message(stream, msg.data, what)

@@ -19,23 +19,32 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from lachesis.pipeline.bus.answers import Answer, decode_answer, error_in
+from lachesis.pipeline.bus.answers import ApiAnswer, decode_answer, error_in
 from lachesis.pipeline.bus.client import NatsClient
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.diagnosis import explain
-from lachesis.pipeline.bus.reply_subjects import Unanswered, is_inbox, refused_publication
+from lachesis.pipeline.bus.reply_subjects import RefusedReplies, is_inbox, refused_publication
 from lachesis.pipeline.bus.routing import stream_in_api
-from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, Wait, Waits
+from lachesis.pipeline.bus.stalls import NO_ANSWER, STALLED_AFTER_S, ServerWait, ServerWaits
 from lachesis.schemas.errors import AccessError, BusClosedError, DataError, InfrastructureError, LachesisError
 
-__all__ = ["Link", "Question", "Series", "backoff_s", "hang_up", "is_no_responder", "patience_s", "status_of"]
+__all__ = [
+    "AnswerSeries",
+    "PendingRequest",
+    "ServerLink",
+    "backoff_s",
+    "hang_up",
+    "is_no_responder",
+    "patience_s",
+    "status_of",
+]
 
 log = logging.getLogger("lachesis")
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=ApiAnswer)
 
 _NO_RESPONDER = "503"
-_MEND = (
+_PERMISSION_HINT = (
     "it is not meant to do that, or its permissions are older than its configuration; run `lachesis auth init` again "
     "with this configuration and let the server read it (nats-server --signal reload)"
 )
@@ -69,14 +78,14 @@ def patience_s(silent: int, longest_s: float) -> float:
     return min(longest_s, _PATIENCE_S * _PATIENCE_GROWTH ** min(silent, 16))
 
 
-class Question(NamedTuple):
+class PendingRequest(NamedTuple):
     """A question sent: its answer will hold the message, or None once the connection was lost or the time was up."""
 
     token: str
     answer: "asyncio.Future[Msg | None]"
 
 
-class Series:
+class AnswerSeries:
     """A question sent that has several answers, which queue up here."""
 
     def __init__(self) -> None:
@@ -96,7 +105,7 @@ class Series:
                 timer.cancel()
         return self._answers.popleft() if self._answers else None
 
-    def add(self, msg: Msg) -> None:
+    def push(self, msg: Msg) -> None:
         self._answers.append(msg)
         self._stir()
 
@@ -121,7 +130,7 @@ async def hang_up(nc: Client, within_s: float) -> None:
         await nc.close()
 
 
-class Link:
+class ServerLink:
     """Wraps a connected client, for the streams of `run`; `setup` must be awaited once.
 
     `observers` are called at every change of state.
@@ -136,22 +145,22 @@ class Link:
         """How often the connection was lost: when it changes, requests must be repeated."""
         self.failure: LachesisError | None = None
         self.last_error: Exception | None = None
-        self.waits = Waits(time.monotonic)
+        self.waits = ServerWaits(time.monotonic)
         self.explanations: dict[str, tuple[float, str]] = {}
         """By stream when it was last explained why it does not answer, and how: see `diagnosis.explain`."""
         self.optional: set[str] = set()
         """Subjects that may be refused without harm: what is asked on them only explains something."""
         self.refused: set[str] = set()
         """Those that were refused, and need not be asked again."""
-        self.unanswered = Unanswered()
+        self.unanswered = RefusedReplies()
         self._server = ""
         self._node = ""
-        self._lost: Wait | None = None
+        self._lost: ServerWait | None = None
         self._up = anyio.Event()
         self._prefix = ""
         self._tokens = itertools.count()
         self._waiting: dict[str, asyncio.Future[Msg | None]] = {}
-        self._series: dict[str, Series] = {}
+        self._series: dict[str, AnswerSeries] = {}
 
     async def setup(self) -> None:
         inbox = self.nc.new_inbox()
@@ -195,7 +204,7 @@ class Link:
         self._up.set()
         self._notify()
 
-    def _log_loss(self, loss: Wait) -> None:
+    def _log_loss(self, loss: ServerWait) -> None:
         """Log a connection that is still lost. One that is back at once is logged then, in one line."""
         if self._lost is loss and self.failure is None:
             log.info("lost %s, and no server answers; trying again", self._node)
@@ -215,9 +224,15 @@ class Link:
             if subject is not None and is_inbox(subject, self.config.inbox_prefix):
                 self._leave_unanswered(subject)  # only answers are published to inboxes
                 return
-            self.fail(AccessError(f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_MEND}"))
+            self.fail(
+                AccessError(
+                    f"{self._who()} was refused by the server ({text.removeprefix('nats: ')}): {_PERMISSION_HINT}"
+                )
+            )
         elif any(refusal in text for refusal in _REFUSALS):
-            self.fail(AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_MEND}"))
+            self.fail(
+                AccessError(f"the server no longer takes the credentials of {self._who()} ({text}): {_PERMISSION_HINT}")
+            )
 
     def may_answer(self, msg: Msg) -> bool:
         """Return whether a request names an inbox for its answer. One that names another subject is counted."""
@@ -227,7 +242,7 @@ class Link:
         return bool(msg.reply)
 
     def _leave_unanswered(self, reply: str) -> None:
-        if self.unanswered.add(reply, time.monotonic()):
+        if self.unanswered.record(reply, time.monotonic()):
             log.warning("%s", self.unanswered.describe())
 
     def _who(self) -> str:
@@ -312,9 +327,9 @@ class Link:
             raise asyncio.CancelledError  # the client swallowed it
         return True
 
-    async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Question:
+    async def post(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> PendingRequest:
         """Send a question. Whoever posts it must `settle` or `drop` it."""
-        question = Question(str(next(self._tokens)), asyncio.get_running_loop().create_future())
+        question = PendingRequest(str(next(self._tokens)), asyncio.get_running_loop().create_future())
         self._waiting[question.token] = question.answer
         try:
             sent = await self.send(subject, data, reply=self._prefix + question.token, headers=headers)
@@ -325,7 +340,7 @@ class Link:
             _resolve(question.answer)
         return question
 
-    async def settle(self, question: Question, timeout_s: float) -> Msg | None:
+    async def settle(self, question: PendingRequest, timeout_s: float) -> Msg | None:
         """Wait for the answer: None when the connection was lost or the time is up."""
         timer = asyncio.get_running_loop().call_later(timeout_s, _resolve, question.answer)
         try:
@@ -334,15 +349,15 @@ class Link:
             timer.cancel()
             self.drop(question)
 
-    def drop(self, question: Question) -> None:
+    def drop(self, question: PendingRequest) -> None:
         """Forget a question; its answer, should it come, is ignored."""
         self._waiting.pop(question.token, None)
         question.answer.cancel()
 
     @asynccontextmanager
-    async def series(self, subject: str, data: bytes) -> AsyncIterator[Series]:
+    async def series(self, subject: str, data: bytes) -> AsyncIterator[AnswerSeries]:
         """Send a question with several answers, which are heard while the context is open."""
-        token, series = str(next(self._tokens)), Series()
+        token, series = str(next(self._tokens)), AnswerSeries()
         self._series[token] = series
         try:
             if not await self.send(subject, data, reply=self._prefix + token):
@@ -351,7 +366,7 @@ class Link:
         finally:
             del self._series[token]
 
-    async def ask(
+    async def request_once(
         self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
     ) -> Msg | None:
         """Ask once and return the answer, or None where none came."""
@@ -368,7 +383,7 @@ class Link:
         try:
             # The server takes in what one client sends in order, so whatever answers this knows the subscription. No
             # answer: it is away just now, and is subscribed again with the reconnect.
-            await self.ask("$JS.API.INFO", b"", timeout_s=1)
+            await self.request_once("$JS.API.INFO", b"", timeout_s=1)
             yield
         finally:
             with anyio.move_on_after(1, shield=True), suppress(nats.errors.Error):
@@ -380,9 +395,9 @@ class Link:
         if answer is not None:
             _resolve(answer, msg)
         elif token in self._series:
-            self._series[token].add(msg)
+            self._series[token].push(msg)
 
-    async def call(
+    async def call_api(
         self, kind: type[A], subject: str, request: bytes, *, what: str, give_up_s: float | None = None
     ) -> A:
         """Ask JetStream's API until it answers, for `give_up_s` seconds (None: those of the configuration).
@@ -402,7 +417,9 @@ class Link:
             with anyio.move_on_after(None if patient else give_up_s):
                 for attempt in itertools.count():
                     await self.wait_up()
-                    msg = await self.ask(subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s))
+                    msg = await self.request_once(
+                        subject, request, timeout_s=patience_s(attempt, self.config.ack_timeout_s)
+                    )
                     error = error_in(msg.data) if msg is not None else None
                     if msg is not None and not is_no_responder(msg) and (error is None or not error.is_transient):
                         return msg
@@ -412,7 +429,7 @@ class Link:
                 wait.reason = await explain(self, stream)
             raise InfrastructureError(f"{what}: {wait.reason}, for {give_up_s:g} s")
 
-    async def explain_wait(self, wait: Wait, stream: str, refusal: str | None) -> None:
+    async def explain_wait(self, wait: ServerWait, stream: str, refusal: str | None) -> None:
         """Note why a wait for `stream` goes on: what the server said, or what it says when asked about the stream.
 
         It is asked once the wait is a stall.

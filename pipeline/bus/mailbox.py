@@ -5,20 +5,20 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 
-__all__ = ["Mailbox"]
+__all__ = ["SubscriptionBuffer"]
 
 
-class Mailbox:
+class SubscriptionBuffer:
     """Broadcasts that wait for their listener; beyond `limit` the oldest are dropped."""
 
     def __init__(self, limit: int) -> None:
-        self._unread: deque[Stored] = deque(maxlen=limit)
+        self._unread: deque[StoredMessage] = deque(maxlen=limit)
         self._arrived = anyio.Event()
         self._failure: Exception | None = None
 
-    def push(self, message: Stored) -> None:
+    def push(self, message: StoredMessage) -> None:
         self._unread.append(message)
         self._arrived.set()
 
@@ -27,10 +27,10 @@ class Mailbox:
         self._failure = error
         self._arrived.set()
 
-    def __aiter__(self) -> AsyncIterator[Stored]:
+    def __aiter__(self) -> AsyncIterator[StoredMessage]:
         return self
 
-    async def __anext__(self) -> Stored:
+    async def __anext__(self) -> StoredMessage:
         await anyio.lowlevel.checkpoint()
         while not self._unread:
             if self._failure is not None:

@@ -12,10 +12,19 @@ from typing import Self
 
 import anyio
 
-from lachesis.pipeline.bus.api import ConsumerLag, Delivery, Entry, Extent, PubAck, Reader, Stored, StreamUsage
-from lachesis.pipeline.bus.memory_log import Consumer, Log, size_of
-from lachesis.pipeline.bus.memory_talk import Talk
-from lachesis.pipeline.bus.reply_subjects import Unanswered
+from lachesis.pipeline.bus.api import (
+    ConsumerLag,
+    Delivery,
+    Entry,
+    PubAck,
+    Reader,
+    StoredMessage,
+    StreamExtent,
+    StreamUsage,
+)
+from lachesis.pipeline.bus.memory_log import MemoryConsumer, MemoryStream, size_of
+from lachesis.pipeline.bus.memory_talk import MemoryRequests
+from lachesis.pipeline.bus.reply_subjects import RefusedReplies
 from lachesis.pipeline.bus.routing import SIZE_HEADER, check_key, stream_of
 from lachesis.schemas.errors import (
     BusClosedError,
@@ -35,7 +44,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Loan:
+class _MemoryLoan:
     """What one replica holds of a consumer, bytes by sequence, from hand-out to ack or nak."""
 
     held: dict[int, int] = field(default_factory=dict)
@@ -44,8 +53,10 @@ class _Loan:
         return len(self.held) < max_messages and (not self.held or sum(self.held.values()) < max_bytes)
 
 
-class _Delivery:
-    def __init__(self, bus: "MemoryBus", consumer: Consumer, message: Stored, attempt: int, loan: _Loan) -> None:
+class _MemoryDelivery:
+    def __init__(
+        self, bus: "MemoryBus", consumer: MemoryConsumer, message: StoredMessage, attempt: int, loan: _MemoryLoan
+    ) -> None:
         self.message = message
         self.attempt = attempt
         self._bus = bus
@@ -68,15 +79,15 @@ class _Delivery:
         self._bus.wake()
 
 
-class _Deliveries:
+class _MemoryDeliveries:
     """A class where a generator would do: cancelling a generator's `anext` ends it."""
 
-    def __init__(self, bus: "MemoryBus", consumer: Consumer, max_messages: int, max_bytes: int) -> None:
+    def __init__(self, bus: "MemoryBus", consumer: MemoryConsumer, max_messages: int, max_bytes: int) -> None:
         self._bus = bus
         self._consumer = consumer
         self._max_messages = max_messages
         self._max_bytes = max_bytes
-        self._loan = _Loan()
+        self._loan = _MemoryLoan()
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
         return self
@@ -85,15 +96,15 @@ class _Deliveries:
         await anyio.lowlevel.checkpoint()
         while True:
             room = self._loan.has_room(self._max_messages, self._max_bytes)
-            taken = self._consumer.take(self._bus.now()) if room else None
+            taken = self._consumer.lend(self._bus.now()) if room else None
             if taken is not None:
                 message, attempt = taken
                 self._loan.held[message.seq] = size_of(message)
-                return _Delivery(self._bus, self._consumer, message, attempt, self._loan)
+                return _MemoryDelivery(self._bus, self._consumer, message, attempt, self._loan)
             await self._bus.changed(until=self._consumer.next_due() if room else None)
 
 
-class _Newest:
+class _LastValue:
     def __init__(self, bus: "MemoryBus", entries: Mapping[str, Entry], key: str) -> None:
         self._bus = bus
         self._entries = entries
@@ -113,7 +124,14 @@ class _Newest:
 
 class _Reader:
     def __init__(
-        self, bus: "MemoryBus", log: Log, filters: Sequence[str], *, start: int, headers_only: bool, follow: bool
+        self,
+        bus: "MemoryBus",
+        log: MemoryStream,
+        filters: Sequence[str],
+        *,
+        start: int,
+        headers_only: bool,
+        follow: bool,
     ) -> None:
         self._bus = bus
         self._log = log
@@ -128,10 +146,10 @@ class _Reader:
         following = self._log.next_match(self._cursor, self._filters)
         return following is None or following.seq > self._target
 
-    def __aiter__(self) -> AsyncIterator[Stored]:
+    def __aiter__(self) -> AsyncIterator[StoredMessage]:
         return self
 
-    async def __anext__(self) -> Stored:
+    async def __anext__(self) -> StoredMessage:
         if not self._follow and self.caught_up:
             raise StopAsyncIteration
         await anyio.lowlevel.checkpoint()
@@ -153,13 +171,13 @@ class MemoryBus:
 
     def __init__(self, *, max_bytes: int | Mapping[str, int] = 1 << 30) -> None:
         self._logs = {
-            name: Log(name, max_bytes if isinstance(max_bytes, int) else max_bytes.get(name, 1 << 30))
+            name: MemoryStream(name, max_bytes if isinstance(max_bytes, int) else max_bytes.get(name, 1 << 30))
             for name in STREAMS
         }
         self._entries: dict[str, Entry] = {}
         self._revision = 0
         self._damaged: set[str] = set()
-        self._talk = Talk()
+        self._talk = MemoryRequests()
         self._change = anyio.Event()
         self._skipped = 0.0
         self._closed = False
@@ -183,8 +201,8 @@ class MemoryBus:
         return None
 
     @property
-    def unanswered(self) -> Unanswered:
-        return Unanswered()
+    def unanswered(self) -> RefusedReplies:
+        return RefusedReplies()
 
     async def close(self) -> None:
         """Fail every waiting and later call with `BusClosedError`."""
@@ -225,7 +243,7 @@ class MemoryBus:
         if self._closed:
             raise BusClosedError("the bus was closed")
 
-    def _log(self, stream: str) -> Log:
+    def _log(self, stream: str) -> MemoryStream:
         self._check_open()
         if stream not in self._logs:
             raise NotFoundError(f"there is no stream {stream!r}; there are {', '.join(self._logs)}")
@@ -266,13 +284,15 @@ class MemoryBus:
     ) -> int:
         return (await self._append(subject, data, msg_id=msg_id, headers=headers, expected=expected)).seq
 
-    async def last(self, stream: str, subject: str) -> Stored | None:
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
         return self._log(stream).last(subject)
 
-    async def get(self, stream: str, seq: int) -> Stored:
+    async def get(self, stream: str, seq: int) -> StoredMessage:
         return self._log(stream).get(seq)
 
-    async def fetch(self, stream: str, seqs: Sequence[int], subject: str | None = None) -> AsyncGenerator[Stored]:
+    async def fetch(
+        self, stream: str, seqs: Sequence[int], subject: str | None = None
+    ) -> AsyncGenerator[StoredMessage]:
         for seq in seqs:
             await anyio.lowlevel.checkpoint()
             yield self._log(stream).get(seq)
@@ -280,7 +300,7 @@ class MemoryBus:
     async def trim(self, stream: str, filters: Sequence[str], *, before: int) -> int:
         return self._log(stream).trim(filters, before)
 
-    async def sweep(self, stream: str, *, before_ns: int) -> int:
+    async def delete_orphan_chunks(self, stream: str, *, before_ns: int) -> int:
         self._log(stream)
         return 0  # a large message has no chunks here
 
@@ -296,9 +316,9 @@ class MemoryBus:
         ack_wait_s: float = 30.0,
     ) -> AsyncIterator[AsyncIterator[Delivery]]:
         log = self._log(stream)
-        consumer = log.consumers.setdefault(durable, Consumer(log, tuple(filters), ack_wait_s))
+        consumer = log.consumers.setdefault(durable, MemoryConsumer(log, tuple(filters), ack_wait_s))
         consumer.ack_wait_s = ack_wait_s
-        yield _Deliveries(self, consumer, max_messages, max_bytes)
+        yield _MemoryDeliveries(self, consumer, max_messages, max_bytes)
 
     @asynccontextmanager
     async def read(
@@ -328,7 +348,7 @@ class MemoryBus:
     async def usage(self, stream: str) -> StreamUsage:
         return self._log(stream).usage()
 
-    async def extent(self, stream: str, subject: str) -> Extent:
+    async def extent(self, stream: str, subject: str) -> StreamExtent:
         return self._log(stream).extent(subject)
 
     async def server_time_ns(self) -> int:
@@ -365,7 +385,7 @@ class MemoryBus:
     @asynccontextmanager
     async def watch(self, key: str) -> AsyncIterator[AsyncIterator[Entry]]:
         check_key(key)
-        yield _Newest(self, self._entries, key)
+        yield _LastValue(self, self._entries, key)
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         self._check_open()
@@ -381,6 +401,6 @@ class MemoryBus:
             raise ConfigError(f"broadcast to {subject!r}: a wildcard is no subject")
         self._talk.broadcast(subject, data)
 
-    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+    def listen(self, subject: str, *, limit: int = 1024) -> AbstractAsyncContextManager[AsyncIterator[StoredMessage]]:
         self._check_open()
         return self._talk.listen(subject, limit)

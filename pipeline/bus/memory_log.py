@@ -7,31 +7,31 @@ the duplicate window, the expected-sequence fence, a byte budget, redelivery for
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.bus.api import ConsumerLag, Extent, PubAck, Stored, StreamUsage
+from lachesis.pipeline.bus.api import ConsumerLag, PubAck, StoredMessage, StreamExtent, StreamUsage
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, matches
 from lachesis.schemas.errors import DamagedError, FencedError, NotFoundError, StreamFullError
 
-__all__ = ["Consumer", "Log", "size_of"]
+__all__ = ["MemoryConsumer", "MemoryStream", "size_of"]
 
 DUPLICATE_WINDOW_S = 600.0
-_OVERHEAD = 30  # what the server's file store adds to a message, about
+_OVERHEAD_BYTES = 30  # what the server's file store adds to a message, about
 
 
-def size_of(message: Stored) -> int:
+def size_of(message: StoredMessage) -> int:
     """Return what a message weighs in its stream's budget, bytes."""
     headers = sum(len(key) + len(value) + 4 for key, value in message.headers.items())
-    return len(message.subject) + len(message.data) + headers + _OVERHEAD
+    return len(message.subject) + len(message.data) + headers + _OVERHEAD_BYTES
 
 
-class Log:
+class MemoryStream:
     """One stream."""
 
     def __init__(self, name: str, max_bytes: int) -> None:
         self.name = name
         self.max_bytes = max_bytes
         self.last_seq = 0
-        self.consumers: dict[str, Consumer] = {}
-        self._messages: dict[int, Stored] = {}
+        self.consumers: dict[str, MemoryConsumer] = {}
+        self._messages: dict[int, StoredMessage] = {}
         self._last_of: dict[str, int] = {}
         self._ids: dict[str, tuple[int, float]] = {}
         self._bytes = 0
@@ -62,7 +62,7 @@ class Log:
         known = self._ids.get(msg_id)
         if known is not None:
             return PubAck(self.name, known[0], duplicate=True)
-        message = Stored(
+        message = StoredMessage(
             self.name, subject, self.last_seq + 1, bytes(data), time_ns, {**(headers or {}), MSG_ID_HEADER: msg_id}
         )
         if self._bytes + size_of(message) > self.max_bytes:
@@ -84,16 +84,16 @@ class Log:
         """Make a message unreadable, as a server finds it whose disk has changed a byte: still counted, never given."""
         self._damaged.add(seq)
 
-    def get(self, seq: int) -> Stored:
+    def get(self, seq: int) -> StoredMessage:
         message = self.find(seq)
         if message is None:
             raise NotFoundError(f"stream {self.name} has no message at sequence {seq}")
         return message
 
-    def find(self, seq: int) -> Stored | None:
+    def find(self, seq: int) -> StoredMessage | None:
         return None if seq in self._damaged else self._messages.get(seq)
 
-    def last(self, subject: str) -> Stored | None:
+    def last(self, subject: str) -> StoredMessage | None:
         """Return the last message on `subject`, None where there is none. Raises `DamagedError`."""
         seq = max((last for other, last in self._last_of.items() if matches(subject, other)), default=0)
         if seq in self._damaged:
@@ -101,11 +101,11 @@ class Log:
             raise DamagedError(f"stream {self.name} counts {count} messages on {subject}, but its newest is damaged")
         return self._messages.get(seq)
 
-    def next_match(self, start: int, filters: Sequence[str]) -> Stored | None:
+    def next_match(self, start: int, filters: Sequence[str]) -> StoredMessage | None:
         """Return the first message at or after `start` that a filter covers (no filters: any)."""
         return next(self.matching(start, filters), None)
 
-    def matching(self, start: int, filters: Sequence[str]) -> Iterator[Stored]:
+    def matching(self, start: int, filters: Sequence[str]) -> Iterator[StoredMessage]:
         for seq in range(start, self.last_seq + 1):
             message = self.find(seq)
             if message is not None and (not filters or any(matches(f, message.subject) for f in filters)):
@@ -124,28 +124,30 @@ class Log:
         first = next(iter(self._messages), self.last_seq + 1)
         return StreamUsage(first, self.last_seq, len(self._messages), self._bytes, self.max_bytes)
 
-    def extent(self, subject: str) -> Extent:
-        return Extent(self.last_seq, sum(matches(subject, message.subject) for message in self._messages.values()))
+    def extent(self, subject: str) -> StreamExtent:
+        return StreamExtent(
+            self.last_seq, sum(matches(subject, message.subject) for message in self._messages.values())
+        )
 
 
 @dataclass(slots=True)
-class _Lent:
+class _PendingAck:
     attempt: int
     deadline: float
 
 
 @dataclass(slots=True)
-class Consumer:
+class MemoryConsumer:
     """A durable consumer that any number of replicas share."""
 
-    log: Log
+    log: MemoryStream
     filters: tuple[str, ...]
     ack_wait_s: float
     _next: int = 1
-    _lent: dict[int, _Lent] = field(default_factory=dict)
-    _waiting: dict[int, _Lent] = field(default_factory=dict)  # given back: redelivered at `deadline`
+    _lent: dict[int, _PendingAck] = field(default_factory=dict)
+    _waiting: dict[int, _PendingAck] = field(default_factory=dict)  # given back: redelivered at `deadline`
 
-    def take(self, now: float) -> tuple[Stored, int] | None:
+    def lend(self, now: float) -> tuple[StoredMessage, int] | None:
         """Lend the next message that is due and return it with its delivery count, or None."""
         self.expire(now)
         due = min((seq for seq, lent in self._waiting.items() if lent.deadline <= now), default=None)
@@ -153,13 +155,13 @@ class Consumer:
             attempt = self._waiting.pop(due).attempt + 1
             message = self.log.find(due)
             if message is None:  # trimmed meanwhile
-                return self.take(now)
+                return self.lend(now)
         else:
             message = self.log.next_match(self._next, self.filters)
             if message is None:
                 return None
             self._next, attempt = message.seq + 1, 1
-        self._lent[message.seq] = _Lent(attempt, now + self.ack_wait_s)
+        self._lent[message.seq] = _PendingAck(attempt, now + self.ack_wait_s)
         return message, attempt
 
     def expire(self, now: float) -> None:
@@ -178,7 +180,7 @@ class Consumer:
     def nak(self, seq: int, due: float) -> None:
         lent = self._lent.pop(seq, None)
         if lent is not None:
-            self._waiting[seq] = _Lent(lent.attempt, due)
+            self._waiting[seq] = _PendingAck(lent.attempt, due)
 
     def in_progress(self, seq: int, now: float) -> None:
         if seq in self._lent:

@@ -8,34 +8,34 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.mailbox import Mailbox
+from lachesis.pipeline.bus.mailbox import SubscriptionBuffer
 from lachesis.pipeline.bus.routing import matches
 from lachesis.schemas.errors import BusClosedError, DataError, InfrastructureError, UnservedError
 
-__all__ = ["Talk"]
+__all__ = ["MemoryRequests"]
 
 
 @dataclass(slots=True)
-class _Question:
+class _MemoryRequest:
     data: bytes
     answered: anyio.Event = field(default_factory=anyio.Event)
     answer: bytes | Exception = b""
 
 
 @dataclass(slots=True)
-class _Service:
-    questions: deque[_Question] = field(default_factory=deque)
+class _MemoryService:
+    questions: deque[_MemoryRequest] = field(default_factory=deque)
     arrived: anyio.Event = field(default_factory=anyio.Event)
 
 
-class Talk:
+class MemoryRequests:
     """Services and listeners by subject."""
 
     def __init__(self) -> None:
-        self._services: dict[str, list[_Service]] = {}
-        self._listeners: list[tuple[str, Mailbox]] = []
+        self._services: dict[str, list[_MemoryService]] = {}
+        self._listeners: list[tuple[str, SubscriptionBuffer]] = []
 
     def close(self) -> None:
         for _, inbox in self._listeners:
@@ -45,7 +45,7 @@ class Talk:
         services = [one for pattern, some in self._services.items() if matches(pattern, subject) for one in some]
         if not services:
             raise UnservedError(f"nobody serves {subject}")
-        question = _Question(data)
+        question = _MemoryRequest(data)
         services[0].questions.append(question)
         services[0].arrived.set()
         with anyio.move_on_after(timeout_s):
@@ -58,7 +58,7 @@ class Talk:
 
     @asynccontextmanager
     async def serve(self, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
-        service = _Service()
+        service = _MemoryService()
         async with background() as tasks:
             self._services.setdefault(subject, []).append(service)
             tasks.start_soon(_answer, service, handler)
@@ -68,14 +68,14 @@ class Talk:
                 self._services[subject].remove(service)
 
     def broadcast(self, subject: str, data: bytes) -> None:
-        message = Stored("", subject, 0, bytes(data), time.time_ns())
+        message = StoredMessage("", subject, 0, bytes(data), time.time_ns())
         for pattern, inbox in self._listeners:
             if matches(pattern, subject):
                 inbox.push(message)
 
     @asynccontextmanager
-    async def listen(self, subject: str, limit: int) -> AsyncIterator[AsyncIterator[Stored]]:
-        listener = (subject, Mailbox(limit))
+    async def listen(self, subject: str, limit: int) -> AsyncIterator[AsyncIterator[StoredMessage]]:
+        listener = (subject, SubscriptionBuffer(limit))
         self._listeners.append(listener)
         try:
             yield listener[1]
@@ -83,7 +83,7 @@ class Talk:
             self._listeners.remove(listener)
 
 
-async def _answer(service: _Service, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
+async def _answer(service: _MemoryService, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
     while True:
         while not service.questions:
             service.arrived = anyio.Event()

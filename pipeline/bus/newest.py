@@ -8,22 +8,22 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas.codec import Event, decode
 from lachesis.schemas.errors import SchemaError, VersionError
 
-__all__ = ["newest", "owned"]
+__all__ = ["decode_owned", "read_last_event"]
 
 log = logging.getLogger("lachesis")
 
 E = TypeVar("E", bound=Event)
 
 
-_FIRST_REACH = 64
+_FIRST_LOOKBACK_MESSAGES = 64
 """Sequences before the last message that are read first for the owner's newest event; then eightfold."""
 
 
-def owned(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> E | None:
+def decode_owned(kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool]) -> E | None:
     """Return the event that `message` holds, None (and a warning) if it is not the owner's.
 
     Raises `VersionError`: what a newer build wrote is not foreign.
@@ -34,7 +34,7 @@ def owned(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> E | N
     return event
 
 
-async def newest(
+async def read_last_event(
     bus: Bus, stream: str, subject: str, kind: type[E], is_ours: Callable[[E], bool]
 ) -> tuple[E | None, int, int]:
     """Return the owner's newest event, its sequence, and the sequence of the last message.
@@ -50,7 +50,7 @@ async def newest(
     found, reason = _read(kind, last, is_ours)
     if found is not None:
         return found, last.seq, last.seq
-    seq, foreign, reach = 0, 0, _FIRST_REACH
+    seq, foreign, reach = 0, 0, _FIRST_LOOKBACK_MESSAGES
     while found is None:
         start, foreign = max(1, last.seq - reach + 1), 0
         async with bus.read(stream, [subject], start=start, follow=False) as messages:
@@ -68,7 +68,7 @@ async def newest(
     return found, seq, last.seq
 
 
-def _read(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> tuple[E | None, str]:
+def _read(kind: type[E], message: StoredMessage, is_ours: Callable[[E], bool]) -> tuple[E | None, str]:
     """Return the owner's event, or why the message holds none. Raises `VersionError`."""
     try:
         event = decode(kind, message.data)
@@ -81,7 +81,7 @@ def _read(kind: type[E], message: Stored, is_ours: Callable[[E], bool]) -> tuple
     return None, f"a {kind.__name__} that does not follow what is there"
 
 
-def _warn(message: Stored, what: str, reason: str) -> None:
+def _warn(message: StoredMessage, what: str, reason: str) -> None:
     log.warning(
         "%s: %s not written by its only writer and skipped (%s); another client may publish there, which "
         "the server's permissions should forbid",

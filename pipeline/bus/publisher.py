@@ -11,19 +11,19 @@ import anyio
 
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.answers import error_in, to_pub_ack
-from lachesis.pipeline.bus.api import PubAck, Stored
+from lachesis.pipeline.bus.api import PubAck, StoredMessage
 from lachesis.pipeline.bus.diagnosis import explain
-from lachesis.pipeline.bus.link import Link, backoff_s, is_no_responder, patience_s
+from lachesis.pipeline.bus.link import ServerLink, backoff_s, is_no_responder, patience_s
 from lachesis.pipeline.bus.routing import MSG_ID_HEADER, stored_in
 from lachesis.schemas.errors import FencedError, HistoryLostError, InfrastructureError
 
-__all__ = ["EXPECTED_HEADER", "Publisher", "Window"]
+__all__ = ["EXPECTED_HEADER", "PublishWindow", "Publisher"]
 
 EXPECTED_HEADER = "Nats-Expected-Last-Subject-Sequence"
-_OVERHEAD = 256
+_OVERHEAD_BYTES = 256
 
 
-class Window:
+class PublishWindow:
     """Room for so many bytes and messages in flight, given in the order asked for.
 
     A message larger than the whole window goes alone.
@@ -44,7 +44,7 @@ class Window:
     async def enter(self, size: int) -> None:
         """Wait for room and take it; each `enter` that returns needs one `leave`."""
         if not self._queue and self._fits(size):
-            self._take(size)
+            self._acquire(size)
             return
         turn = (size, anyio.Event())
         self._queue.append(turn)
@@ -52,17 +52,17 @@ class Window:
             await turn[1].wait()
         except BaseException:
             if turn[1].is_set():  # it was given room as it was cancelled
-                self.leave(size)
+                self.release(size)
             else:
                 self._queue.remove(turn)
                 self._admit()
             raise
 
-    def _take(self, size: int) -> None:
+    def _acquire(self, size: int) -> None:
         self.bytes += size
         self.messages += 1
 
-    def leave(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """Give room back to the task that has waited longest."""
         self.bytes -= size
         self.messages -= 1
@@ -71,16 +71,16 @@ class Window:
     def _admit(self) -> None:
         while self._queue and self._fits(self._queue[0][0]):
             size, turn = self._queue.popleft()
-            self._take(size)
+            self._acquire(size)
             turn.set()
 
 
 class Publisher:
     """Publishes over one link. Any number of tasks may publish at once; the window bounds them together."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerLink) -> None:
         self._link = link
-        self._window = Window(link.config.window_bytes, link.config.window_messages)
+        self._window = PublishWindow(link.config.window_bytes, link.config.window_messages)
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         """Publish until the server has acknowledged it. `headers` hold the message id.
@@ -88,12 +88,12 @@ class Publisher:
         Silence and lost connections are waited out without bound. A refusal that may pass (no stream or no leader yet)
         is waited out for `give_up_s`, then raised as `InfrastructureError`; others are raised at once.
         """
-        size = len(data) + _OVERHEAD
+        size = len(data) + _OVERHEAD_BYTES
         await self._window.enter(size)
         try:
             return await self._until_stored(subject, data, headers)
         finally:
-            self._window.leave(size)
+            self._window.release(size)
 
     async def _until_stored(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         stream = _stream_behind(subject)
@@ -103,7 +103,7 @@ class Publisher:
             while True:
                 await self._link.wait_up()
                 wait_s = patience_s(silent, self._link.config.ack_timeout_s)
-                msg = await self._link.ask(subject, data, headers=headers, timeout_s=wait_s)
+                msg = await self._link.request_once(subject, data, headers=headers, timeout_s=wait_s)
                 if msg is None:  # the connection was lost, or the answer, or the leader that would have given it
                     silent += 1
                     refused_since = None
@@ -157,13 +157,13 @@ class Publisher:
         try:
             return (await self.store(subject, data, {**headers, EXPECTED_HEADER: str(after)})).seq
         except FencedError:
-            msg = await self._link.ask(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
+            msg = await self._link.request_once(f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
             found = (msg.headers if msg is not None else None) or {}
             if found.get(MSG_ID_HEADER) != headers[MSG_ID_HEADER]:
                 raise
             return int(found["Nats-Sequence"])
 
-    async def last(self, stream: str, subject: str, *, patient: bool = False) -> Stored | None:
+    async def last(self, stream: str, subject: str, *, patient: bool = False) -> StoredMessage | None:
         """Return the subject's last message, read from the stream's leader."""
         return await leader.last(self._link, stream, subject, patient=patient)
 

@@ -15,10 +15,10 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from lachesis.pipeline.bus.link import Link, backoff_s, status_of
+from lachesis.pipeline.bus.link import ServerLink, backoff_s, status_of
 from lachesis.schemas.errors import AccessError, InfrastructureError
 
-__all__ = ["Metadata", "Pull", "weight"]
+__all__ = ["AckMetadata", "ConsumerPull", "weight"]
 
 _HEARTBEAT_S = 1.0  # three missing ones, and the consumer is taken to be gone with its server
 _EXPIRES_S = 20.0
@@ -32,7 +32,7 @@ def weight(msg: Msg) -> int:
     return len(msg.data) + _HEADER_ALLOWANCE
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class AckMetadata(msgspec.Struct, frozen=True):
     """What the acknowledgement subject of a delivered message says."""
 
     consumer: str
@@ -43,7 +43,7 @@ class Metadata(msgspec.Struct, frozen=True):
     pending: int
 
     @classmethod
-    def of(cls, msg: Msg) -> "Metadata":
+    def of(cls, msg: Msg) -> "AckMetadata":
         # $JS.ACK.<stream>.<consumer>.<attempt>.<seq>.<consumer seq>.<time>.<pending>, newer servers may put a domain
         # and an account before the stream and a token at the end
         parts = msg.reply.split(".")
@@ -52,7 +52,7 @@ class Metadata(msgspec.Struct, frozen=True):
         return cls(parts[first + 1], attempt, seq, consumer_seq, time_ns, pending)
 
 
-class Pull:
+class ConsumerPull:
     """`ensure` creates the consumer if need be and returns its name; it is called at start and after each loss.
 
     `accept` looks at each message as it arrives and says whether to queue it. `run` must run in a task.
@@ -60,7 +60,7 @@ class Pull:
 
     def __init__(
         self,
-        link: Link,
+        link: ServerLink,
         stream: str,
         *,
         ensure: Callable[[], Awaitable[str]],
@@ -122,7 +122,7 @@ class Pull:
         if not self._requested:
             self._stir.set()
 
-    def lose(self) -> None:
+    def recreate(self) -> None:
         """Start over with `ensure`: the consumer is gone or has skipped something."""
         self._lost = True
         self._stir.set()

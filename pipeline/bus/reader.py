@@ -21,15 +21,15 @@ from nats.aio.msg import Msg
 
 from lachesis.pipeline.bus import leader
 from lachesis.pipeline.bus.answers import ConsumerInfo, NameTakenError, plain_headers
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.blobs import Blobs
+from lachesis.pipeline.bus.blobs import BlobStore
 from lachesis.pipeline.bus.consumer_names import reader_description, reader_name, reader_names
-from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.permissions import identity_in
-from lachesis.pipeline.bus.puller import Metadata, Pull, weight
+from lachesis.pipeline.bus.puller import AckMetadata, ConsumerPull, weight
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.pipeline.bus.stalls import Wait
+from lachesis.pipeline.bus.stalls import ServerWait
 from lachesis.schemas.errors import DamagedError, HistoryLostError, InfrastructureError, LachesisError, NotFoundError
 from lachesis.schemas.subjects import kind_of
 
@@ -40,9 +40,9 @@ log = logging.getLogger("lachesis")
 _NS = 1_000_000_000
 _MAX_MESSAGES = 512
 _CREATE_S = 3.0  # then under another name: a server that died may have been chosen for it
-_CONVINCED_S = 12.0  # longer than a leader without a majority stays one
+_BELIEVE_LOSS_S = 12.0  # longer than a leader without a majority stays one
 _ASK_AGAIN_S = 0.5
-_LOST = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
+_LOST_HISTORY_HINT = "the broker lost history that it had acknowledged, or its store was replaced by an older one"
 _INACTIVE_S = 30.0  # the server forgets an ephemeral consumer that nobody pulls from for so long; it is made again
 _ABANDON_S = 1.0  # to hand that word to the client, which takes no time unless its buffer is full
 _ABANDONED_S = 0.001  # the same for one that is given up: no permission to delete is needed for it
@@ -63,8 +63,8 @@ class StreamReader:
 
     def __init__(
         self,
-        link: Link,
-        blobs: Blobs,
+        link: ServerLink,
+        blobs: BlobStore,
         stream: str,
         filters: Sequence[str],
         options: ReadOptions,
@@ -82,10 +82,10 @@ class StreamReader:
         self._target = 0  # the last sequence on the filters when it was opened
         self._name = ""
         self._config: dict[str, Any] | None = None  # of the newest consumer, which may exist without our knowing
-        self._wait: Wait | None = None  # for a name
+        self._wait: ServerWait | None = None  # for a name
         self._consumer_seq = 0
-        self._queued: deque[Metadata] = deque()  # of what the pull has queued
-        self.pull = Pull(
+        self._queued: deque[AckMetadata] = deque()  # of what the pull has queued
+        self.pull = ConsumerPull(
             link,
             stream,
             ensure=self._create,
@@ -105,7 +105,7 @@ class StreamReader:
         found = [await self._last_on(subject) for subject in self._filters or [">"]]
         return max(message.seq if message else 0 for message in found)
 
-    async def _last_on(self, subject: str) -> Stored | None:
+    async def _last_on(self, subject: str) -> StoredMessage | None:
         try:
             return await leader.last(self._link, self._stream, subject)
         except DamagedError as error:
@@ -138,10 +138,10 @@ class StreamReader:
     def caught_up(self) -> bool:
         return self._handed_out >= self._target
 
-    def __aiter__(self) -> AsyncIterator[Stored]:
+    def __aiter__(self) -> AsyncIterator[StoredMessage]:
         return self
 
-    async def __anext__(self) -> Stored:
+    async def __anext__(self) -> StoredMessage:
         while not self.pull.queue:
             if not self._follow and self.caught_up:
                 raise StopAsyncIteration
@@ -153,7 +153,7 @@ class StreamReader:
         meta = self._queued[0]
         if not self._follow and self.caught_up:  # published since
             raise StopAsyncIteration
-        message = Stored(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
+        message = StoredMessage(self._kind, msg.subject, meta.seq, msg.data, meta.time_ns, plain_headers(msg.headers))
         if LARGE_HEADER in message.headers and not self._headers_only:
             message = await self._blobs.join_or_mark(message)
         self.pull.queue.popleft()  # only now: a cancelled wait must not lose it
@@ -167,7 +167,7 @@ class StreamReader:
         self.pull.idle = False
         self._target = min(self._target, await self._last())
         if not self.caught_up:
-            self.pull.lose()
+            self.pull.recreate()
 
     async def _check_history(self) -> None:
         """Raise `HistoryLostError` unless the stream still holds what was read of it.
@@ -177,10 +177,12 @@ class StreamReader:
         """
         seq, stored_ns = self._received, self._received_ns  # what is on its way from before may still arrive
         last = await self._end()
-        asked_until = anyio.current_time() + _CONVINCED_S
+        asked_until = anyio.current_time() + _BELIEVE_LOSS_S
         while last < seq:
             if anyio.current_time() > asked_until:
-                raise HistoryLostError(f"stream {self._stream} ends at {last}, but {seq} was read already: {_LOST}")
+                raise HistoryLostError(
+                    f"stream {self._stream} ends at {last}, but {seq} was read already: {_LOST_HISTORY_HINT}"
+                )
             await anyio.sleep(_ASK_AGAIN_S)
             last = await self._end()
         if stored_ns is None:
@@ -190,7 +192,9 @@ class StreamReader:
         except NotFoundError:
             return  # trimmed
         if there.time_ns != stored_ns:
-            raise HistoryLostError(f"stream {self._stream}: sequence {seq} is not what was read there: {_LOST}")
+            raise HistoryLostError(
+                f"stream {self._stream}: sequence {seq} is not what was read there: {_LOST_HISTORY_HINT}"
+            )
 
     async def _end(self) -> int:
         return (await leader.state(self._link, self._stream)).last_seq
@@ -237,7 +241,7 @@ class StreamReader:
         """Make the consumer under `name`. Raises `NameTakenError`."""
         self._config = {"name": name, **config}
         try:
-            await self._link.call(
+            await self._link.call_api(
                 ConsumerInfo,
                 f"$JS.API.CONSUMER.CREATE.{self._stream}.{name}",
                 msgspec.json.encode({"stream_name": self._stream, "config": self._config, "action": "create"}),
@@ -254,11 +258,11 @@ class StreamReader:
             self._wait = None
 
     def _accept(self, msg: Msg) -> bool:
-        meta = Metadata.of(msg)
+        meta = AckMetadata.of(msg)
         if meta.consumer != self._name:
             return False  # of a consumer given up meanwhile
         if meta.consumer_seq != self._consumer_seq + 1 or meta.seq <= self._received:
-            self.pull.lose()
+            self.pull.recreate()
             return False
         self._consumer_seq = meta.consumer_seq
         self._received = meta.seq

@@ -6,7 +6,7 @@ a service may answer to is up to the server's permissions; that the server refus
 
 import re
 
-__all__ = ["MAX_REPLY_CHARS", "Unanswered", "is_inbox", "refused_publication"]
+__all__ = ["MAX_REPLY_CHARS", "RefusedReplies", "is_inbox", "refused_publication"]
 
 MAX_REPLY_CHARS = 256
 """Longest reply subject that is answered; an honest one has less than 100."""
@@ -15,8 +15,8 @@ MAX_REPLY_CHARS = 256
 _INBOX = re.compile(r"_INBOX(?:_[\w-]+)?|_R_", re.ASCII | re.IGNORECASE)
 _TOKENS = re.compile(r"(?:\.[^\s.*>]+)+", re.ASCII)
 _REFUSED = re.compile(r'permissions violation for publish to "(.*)"', re.IGNORECASE | re.DOTALL)
-_SHOWN_CHARS = 80
-_NOTE_S = 60.0
+_MAX_QUOTED_CHARS = 80
+_LOG_INTERVAL_S = 60.0
 
 
 def is_inbox(subject: str, own_prefix: str = "_INBOX") -> bool:
@@ -35,7 +35,7 @@ def refused_publication(error: str) -> str | None:
     return found[1] if found else None
 
 
-class Unanswered:
+class RefusedReplies:
     """Counts the requests that got no answer because of the reply subject they named."""
 
     def __init__(self) -> None:
@@ -43,20 +43,20 @@ class Unanswered:
         self._subject = ""
         self._at_s = 0.0
 
-    def add(self, subject: str, now_s: float) -> bool:
+    def record(self, subject: str, now_s: float) -> bool:
         """Count a request that named `subject`; return whether it is the first for a minute."""
-        is_news = not self.count or now_s - self._at_s > _NOTE_S
+        is_news = not self.count or now_s - self._at_s > _LOG_INTERVAL_S
         self.count += 1
-        self._subject = subject if len(subject) <= _SHOWN_CHARS else subject[:_SHOWN_CHARS] + "..."
+        self._subject = subject if len(subject) <= _MAX_QUOTED_CHARS else subject[:_MAX_QUOTED_CHARS] + "..."
         self._at_s = now_s
         return is_news
 
-    def note(self, now_s: float) -> str | None:
+    def summary(self, now_s: float) -> str | None:
         """Return what a person should know of it; None if there was no such request for a minute.
 
         The text is the same each time: how many there were is a metric.
         """
-        if not self.count or now_s - self._at_s > _NOTE_S:
+        if not self.count or now_s - self._at_s > _LOG_INTERVAL_S:
             return None
         return (
             "requests were not answered, because their reply subject is not a permitted inbox; "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["NO_ANSWER", "RETRY_GAP_S", "STALLED_AFTER_S", "Stall", "Wait", "Waits"]
+__all__ = ["NO_ANSWER", "RETRY_GAP_S", "STALLED_AFTER_S", "ServerStall", "ServerWait", "ServerWaits"]
 
 STALLED_AFTER_S = 2.5
 """A wait for the server that lasts longer is a stall. An answer takes milliseconds, a new leader up to two seconds."""
@@ -23,7 +23,7 @@ NO_ANSWER = "no answer"
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class ServerStall:
     """A wait for the server that has lasted `seconds` so far: for `what`, and why, as far as is known.
 
     `stream` is the stream that does not answer; it is empty if no single one is meant.
@@ -39,7 +39,7 @@ class Stall:
 
 
 @dataclass(slots=True, eq=False)
-class Wait:
+class ServerWait:
     """One wait under way. The waiting task keeps `reason` up to date. `ended_s`: when it gave up, None: it goes on."""
 
     what: str
@@ -49,16 +49,16 @@ class Wait:
     ended_s: float | None = None
 
 
-class Waits:
+class ServerWaits:
     """All waits of one connection. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waits: set[Wait] = set()
-        self._given_up: dict[str, Wait] = {}  # by what was waited for: it may be tried again
+        self._waits: set[ServerWait] = set()
+        self._given_up: dict[str, ServerWait] = {}  # by what was waited for: it may be tried again
 
     @contextmanager
-    def waiting(self, what: str, stream: str = "") -> Iterator[Wait]:
+    def waiting(self, what: str, stream: str = "") -> Iterator[ServerWait]:
         """Count the context as a wait for `what`. An `InfrastructureError` out of it says that the wait gave up."""
         wait = self.begin(what, stream)
         try:
@@ -72,31 +72,31 @@ class Waits:
         finally:
             self.end(wait)
 
-    def begin(self, what: str, stream: str = "", reason: str = NO_ANSWER) -> Wait:
+    def begin(self, what: str, stream: str = "", reason: str = NO_ANSWER) -> ServerWait:
         """Begin a wait, which `end` ends."""
-        wait = Wait(what, stream, self._clock(), reason)
+        wait = ServerWait(what, stream, self._clock(), reason)
         before = self._given_up.get(what)
         if before is not None and self._is_recent(before):
             wait.began_s, wait.reason = before.began_s, before.reason
         self._waits.add(wait)
         return wait
 
-    def end(self, wait: Wait) -> None:
+    def end(self, wait: ServerWait) -> None:
         self._waits.discard(wait)
 
-    def seconds(self, wait: Wait) -> float:
+    def seconds(self, wait: ServerWait) -> float:
         """Return how long a wait has lasted so far."""
         return self._clock() - wait.began_s
 
     @property
-    def stall(self) -> Stall | None:
+    def stall(self) -> ServerStall | None:
         """The longest wait, if it is a stall."""
         self._given_up = {what: wait for what, wait in self._given_up.items() if self._is_recent(wait)}
         under_way = [*self._waits, *self._given_up.values()]
         oldest = min(under_way, key=lambda wait: wait.began_s, default=None)
         if oldest is None or self.seconds(oldest) < STALLED_AFTER_S:
             return None
-        return Stall(oldest.what, oldest.reason, self.seconds(oldest), oldest.stream)
+        return ServerStall(oldest.what, oldest.reason, self.seconds(oldest), oldest.stream)
 
-    def _is_recent(self, wait: Wait) -> bool:
+    def _is_recent(self, wait: ServerWait) -> bool:
         return wait.ended_s is None or self._clock() - wait.ended_s <= RETRY_GAP_S

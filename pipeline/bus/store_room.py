@@ -1,7 +1,7 @@
 """Room on the disk under an embedded server: how much is left for what its streams may still store, and what to say.
 
-Pure but for `stored_bytes` and `StoreLog`, which look at the store. nats-server 2.15 answers no publish to a stream
-once a write to it has failed, also when there is room again, until it is restarted; it says so in its log alone.
+Pure but for `stored_bytes` and `StoreLogReader`, which look at the store. nats-server 2.15 answers no publish to a
+stream once a write to it has failed, also when there is room again, until it is restarted; it says so in its log alone.
 """
 
 import re
@@ -9,9 +9,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from lachesis.pipeline.disk import Room
+from lachesis.pipeline.disk import DiskRoom
 
-__all__ = ["KEEP_FREE_BYTES", "RESTART_BYTES", "StoreFinding", "StoreLog", "assess", "failed_streams", "stored_bytes"]
+__all__ = [
+    "KEEP_FREE_BYTES",
+    "RESTART_BYTES",
+    "StoreFinding",
+    "StoreLogReader",
+    "assess",
+    "failed_streams",
+    "stored_bytes",
+]
 
 RESTART_BYTES = 32 << 20
 """Room from which on a server whose streams failed is started again: a few messages of the largest size."""
@@ -47,7 +55,7 @@ def failed_streams(lines: Iterable[str]) -> set[str]:
     return {next(filter(None, match.groups())) for match in found if match is not None}
 
 
-def assess(store: Path, room: Room, stored: int, budget: int, failed: Iterable[str] = ()) -> StoreFinding:
+def assess(store: Path, room: DiskRoom, stored: int, budget: int, failed: Iterable[str] = ()) -> StoreFinding:
     """Say how the disk of `store` stands, where `stored` of `budget` bytes are taken. All figures are bytes."""
     names = ", ".join(sorted(failed))
     cause = f"a write failed, and no message is taken any more by {names}"
@@ -84,7 +92,7 @@ def _size(path: Path) -> int:
         return 0  # gone since it was listed, as a server's files go
 
 
-class StoreLog:
+class StoreLogReader:
     """The log of one life of a server, read on from where it was read to last."""
 
     def __init__(self, path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import Deleted, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
+from lachesis.pipeline.bus.answers import DeleteAnswer, StreamInfo, StreamList, StreamNames, SubjectsOverlapError
 from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.link import ServerLink
 from lachesis.schemas.errors import ConfigError, InfrastructureError, NotFoundError, StreamFullError
 from lachesis.schemas.subjects import (
     BUCKET,
@@ -98,13 +98,13 @@ def definitions(run: str, config: StreamsConfig) -> list[dict[str, Any]]:
     return [bucket, *streams]  # the bucket first, and deleted last: it says what becomes of the run
 
 
-async def stream_info(link: Link, name: str, request: dict[str, Any] | None = None) -> StreamInfo:
+async def stream_info(link: ServerLink, name: str, request: dict[str, Any] | None = None) -> StreamInfo:
     """Return what the server says of a stream. Raises `NotFoundError`."""
     body = msgspec.json.encode(request) if request else b""
-    return await link.call(StreamInfo, f"$JS.API.STREAM.INFO.{name}", body, what=f"stream {name}")
+    return await link.call_api(StreamInfo, f"$JS.API.STREAM.INFO.{name}", body, what=f"stream {name}")
 
 
-async def stored_subjects(link: Link, stream: str, filters: Sequence[str]) -> list[str]:
+async def stored_subjects(link: ServerLink, stream: str, filters: Sequence[str]) -> list[str]:
     """Return the subjects within `filters` that messages of a stream are on, in order. Raises `NotFoundError`."""
     found: set[str] = set()
     for pattern in filters:
@@ -131,7 +131,7 @@ def to_usage(info: StreamInfo) -> StreamUsage:
     )
 
 
-async def ensure(link: Link, config: StreamsConfig) -> list[str]:
+async def ensure(link: ServerLink, config: StreamsConfig) -> list[str]:
     """Create or change the run's streams; return one line for each thing done, none when all was as it should be.
 
     Raises `ConfigError` where a stream cannot become what it should be.
@@ -140,7 +140,7 @@ async def ensure(link: Link, config: StreamsConfig) -> list[str]:
     return [line for definition in wanted if (line := await _ensure_one(link, definition)) is not None]
 
 
-async def _ensure_one(link: Link, wanted: dict[str, Any]) -> str | None:
+async def _ensure_one(link: ServerLink, wanted: dict[str, Any]) -> str | None:
     name = wanted["name"]
     try:
         current = (await stream_info(link, name)).config
@@ -172,10 +172,10 @@ def _zero(value: object) -> object:
     return type(value)() if isinstance(value, (bool, int, str)) else None
 
 
-async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
+async def _write(link: ServerLink, action: str, definition: dict[str, Any]) -> None:
     name = definition["name"]
     try:
-        await link.call(
+        await link.call_api(
             StreamInfo, f"$JS.API.STREAM.{action}.{name}", msgspec.json.encode(definition), what=f"stream {name}"
         )
     except StreamFullError as error:
@@ -197,7 +197,7 @@ async def _write(link: Link, action: str, definition: dict[str, Any]) -> None:
         raise ConfigError(f"the server refuses stream {name}: {error}") from error
 
 
-async def describe(link: Link) -> list[StreamDescription]:
+async def describe(link: ServerLink) -> list[StreamDescription]:
     """Return the run's streams, then its bucket, those of them that exist."""
     found = []
     for kind in [*STREAMS, BUCKET]:
@@ -210,13 +210,13 @@ async def describe(link: Link) -> list[StreamDescription]:
     return found
 
 
-async def delete(link: Link, name: str) -> None:
+async def delete(link: ServerLink, name: str) -> None:
     """Delete a stream, if it is there."""
     with suppress(NotFoundError):
-        await link.call(Deleted, f"$JS.API.STREAM.DELETE.{name}", b"", what=f"stream {name}")
+        await link.call_api(DeleteAnswer, f"$JS.API.STREAM.DELETE.{name}", b"", what=f"stream {name}")
 
 
-async def runs(link: Link) -> list[str]:
+async def runs(link: ServerLink) -> list[str]:
     """Return the runs that have streams on the server, in order. Raises `ConfigError` where it has shared ones."""
     names = await _names(link, ">")
     shared = [name for name in names if name in STREAMS]
@@ -228,7 +228,7 @@ async def runs(link: Link) -> list[str]:
     return sorted(run for run in found if run is not None)
 
 
-async def reserved_bytes(link: Link) -> dict[str, int]:
+async def reserved_bytes(link: ServerLink) -> dict[str, int]:
     """Return what each run's streams may hold together, bytes; other streams count under their own names."""
     found: dict[str, int] = {}
     for info in await _list(link):
@@ -248,7 +248,7 @@ def _reserved_text(reserved: dict[str, int]) -> str:
     return f". Reserved are, in bytes: {', '.join(shown)}" if shown else ""
 
 
-async def _overlap(link: Link, definition: dict[str, Any], error: SubjectsOverlapError) -> ConfigError:
+async def _overlap(link: ServerLink, definition: dict[str, Any], error: SubjectsOverlapError) -> ConfigError:
     found: set[str] = set()
     for subject in definition["subjects"]:
         found.update(await _names(link, subject))
@@ -271,22 +271,22 @@ def _old_layout(names: Sequence[str]) -> str:
     )
 
 
-async def _names(link: Link, subject: str) -> list[str]:
+async def _names(link: ServerLink, subject: str) -> list[str]:
     """Return the names of the streams that store anything within `subject`."""
     found: list[str] = []
     while True:
         body = msgspec.json.encode({"subject": subject, "offset": len(found)})
-        answer = await link.call(StreamNames, "$JS.API.STREAM.NAMES", body, what="names of streams")
+        answer = await link.call_api(StreamNames, "$JS.API.STREAM.NAMES", body, what="names of streams")
         found += answer.streams or []
         if not answer.streams or len(found) >= answer.total:
             return found
 
 
-async def _list(link: Link) -> list[StreamInfo]:
+async def _list(link: ServerLink) -> list[StreamInfo]:
     found: list[StreamInfo] = []
     while True:
         body = msgspec.json.encode({"offset": len(found)})
-        answer = await link.call(StreamList, "$JS.API.STREAM.LIST", body, what="list of streams")
+        answer = await link.call_api(StreamList, "$JS.API.STREAM.LIST", body, what="list of streams")
         found += answer.streams or []
         if not answer.streams or len(found) >= answer.total:
             return found

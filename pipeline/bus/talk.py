@@ -8,10 +8,10 @@ import anyio
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.link import Link, is_no_responder
-from lachesis.pipeline.bus.mailbox import Mailbox
+from lachesis.pipeline.bus.link import ServerLink, is_no_responder
+from lachesis.pipeline.bus.mailbox import SubscriptionBuffer
 from lachesis.schemas.errors import DataError, InfrastructureError, UnservedError
 
 __all__ = ["MicroClient", "broadcast", "listen", "request", "serve"]
@@ -20,14 +20,14 @@ _ERROR_CODE = "Nats-Service-Error-Code"  # the headers of the NATS micro protoco
 _ERROR_TEXT = "Nats-Service-Error"
 _BAD_REQUEST = "400"
 _UNAVAILABLE = "503"
-_UNANSWERED = 1024
+_MAX_UNANSWERED = 1024
 
 
-async def request(link: Link, subject: str, data: bytes, timeout_s: float) -> bytes:
+async def request(link: ServerLink, subject: str, data: bytes, timeout_s: float) -> bytes:
     """See `api.Bus.request`."""
     with anyio.move_on_after(timeout_s):
         await link.wait_up()
-        msg = await link.ask(subject, data, timeout_s=timeout_s)
+        msg = await link.request_once(subject, data, timeout_s=timeout_s)
         if msg is None:
             raise InfrastructureError(f"no answer on {subject} within {timeout_s} s, or the connection was lost")
         if is_no_responder(msg) and _ERROR_CODE not in (msg.headers or {}):
@@ -42,9 +42,9 @@ async def request(link: Link, subject: str, data: bytes, timeout_s: float) -> by
 
 
 @asynccontextmanager
-async def serve(link: Link, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
+async def serve(link: ServerLink, subject: str, handler: Callable[[bytes], Awaitable[bytes]]) -> AsyncIterator[None]:
     """See `api.Bus.serve`. Subjects of the NATS micro protocol (`$SRV.`) are answered by every replica."""
-    send, receive = anyio.create_memory_object_stream[Msg](_UNANSWERED)
+    send, receive = anyio.create_memory_object_stream[Msg](_MAX_UNANSWERED)
 
     async def take(msg: Msg) -> None:
         if link.may_answer(msg):
@@ -73,7 +73,7 @@ async def serve(link: Link, subject: str, handler: Callable[[bytes], Awaitable[b
 class MicroClient:
     """What nats-py's micro service needs of a client. Only requests that may be answered reach the service."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerLink) -> None:
         self._link = link
         self._nuid = link.nc._nuid  # noqa: SLF001 - the micro service takes its id from there
         self.flush = link.nc.flush
@@ -87,18 +87,18 @@ class MicroClient:
         return await self._link.nc.subscribe(subject, queue=queue, cb=take)
 
 
-async def broadcast(link: Link, subject: str, data: bytes) -> None:
+async def broadcast(link: ServerLink, subject: str, data: bytes) -> None:
     """See `api.Bus.broadcast`."""
     await link.send(subject, data)
 
 
 @asynccontextmanager
-async def listen(link: Link, subject: str, limit: int) -> AsyncIterator[AsyncIterator[Stored]]:
+async def listen(link: ServerLink, subject: str, limit: int) -> AsyncIterator[AsyncIterator[StoredMessage]]:
     """See `api.Bus.listen`."""
-    mailbox = Mailbox(limit)
+    mailbox = SubscriptionBuffer(limit)
 
     async def take(msg: Msg) -> None:
-        mailbox.push(Stored("", msg.subject, 0, msg.data, time.time_ns()))
+        mailbox.push(StoredMessage("", msg.subject, 0, msg.data, time.time_ns()))
 
     def look() -> None:
         if link.failure is not None:

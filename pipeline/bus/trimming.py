@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from lachesis.pipeline.bus.answers import Purged
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.bus.blobs import Blobs
-from lachesis.pipeline.bus.link import Link
+from lachesis.pipeline.bus.answers import PurgeAnswer
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.blobs import BlobStore
+from lachesis.pipeline.bus.link import ServerLink
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.reader import ReadOptions, StreamReader, read
 from lachesis.pipeline.bus.routing import LARGE_HEADER, MSG_ID_HEADER, chunks_subject, names_chunks
@@ -16,13 +16,13 @@ from lachesis.pipeline.bus.streams import stored_subjects
 from lachesis.schemas.errors import ConfigError, DamagedError
 from lachesis.schemas.subjects import BLOB_KINDS, blob, kind_of
 
-__all__ = ["erase", "sweep", "trim"]
+__all__ = ["delete_all", "delete_orphan_chunks", "trim"]
 
 log = logging.getLogger("lachesis")
 
 
 async def trim(
-    link: Link, publisher: Publisher, blobs: Blobs, stream: str, filters: Sequence[str], *, before: int
+    link: ServerLink, publisher: Publisher, blobs: BlobStore, stream: str, filters: Sequence[str], *, before: int
 ) -> int:
     """See `api.Bus.trim`."""
     purged = 0
@@ -45,14 +45,16 @@ async def trim(
     return purged
 
 
-async def erase(link: Link, stream: str, filters: Sequence[str]) -> None:
-    """See `NatsBus.erase`."""
+async def delete_all(link: ServerLink, stream: str, filters: Sequence[str]) -> None:
+    """See `NatsBus.delete_all`."""
     for subject in filters:
         await _purge(link, stream, {"filter": subject})
 
 
-async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run: str, *, before_ns: int) -> int:
-    """See `api.Bus.sweep`.
+async def delete_orphan_chunks(
+    link: ServerLink, publisher: Publisher, blobs: BlobStore, stream: str, run: str, *, before_ns: int
+) -> int:
+    """See `api.Bus.delete_orphan_chunks`.
 
     A message written behind chunks keeps their head out for good (see `blobs`). So what no head lists after that is
     listed by none, whatever its producer does.
@@ -75,15 +77,21 @@ async def sweep(link: Link, publisher: Publisher, blobs: Blobs, stream: str, run
     return sum([await _purge(link, stream, {"filter": subject}) for subject in sorted(loose)])
 
 
-async def _listed(link: Link, blobs: Blobs, stream: str, filters: Sequence[str], *, start: int) -> set[str]:
+async def _listed(link: ServerLink, blobs: BlobStore, stream: str, filters: Sequence[str], *, start: int) -> set[str]:
     """Return the chunk subjects that the heads from sequence `start` on name."""
     heads = await _headers(link, blobs, stream, filters, start=start)
     return {head.headers[LARGE_HEADER] for head in heads if LARGE_HEADER in head.headers}
 
 
 async def _headers(
-    link: Link, blobs: Blobs, stream: str, filters: Sequence[str], *, start: int = 1, before: int | None = None
-) -> list[Stored]:
+    link: ServerLink,
+    blobs: BlobStore,
+    stream: str,
+    filters: Sequence[str],
+    *,
+    start: int = 1,
+    before: int | None = None,
+) -> list[StoredMessage]:
     """Return what is stored on `filters` from sequence `start` on and below `before`, without its data."""
     found = []
     reader = StreamReader(link, blobs, stream, filters, ReadOptions(start=start, headers_only=True, follow=False))
@@ -95,12 +103,12 @@ async def _headers(
     return found
 
 
-async def _may_be_large(link: Link, stream: str, subject: str) -> bool:
+async def _may_be_large(link: ServerLink, stream: str, subject: str) -> bool:
     """Whether there are chunks in `stream` that could belong to messages on `subject`."""
     takes_chunks = kind_of(stream) in BLOB_KINDS.values()
     return takes_chunks and bool(await stored_subjects(link, stream, [chunks_subject(subject)]))
 
 
-async def _purge(link: Link, stream: str, request: dict[str, str | int]) -> int:
+async def _purge(link: ServerLink, stream: str, request: dict[str, str | int]) -> int:
     body = msgspec.json.encode(request)
-    return (await link.call(Purged, f"$JS.API.STREAM.PURGE.{stream}", body, what=f"trimming {stream}")).purged
+    return (await link.call_api(PurgeAnswer, f"$JS.API.STREAM.PURGE.{stream}", body, what=f"trimming {stream}")).purged

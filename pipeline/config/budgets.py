@@ -13,7 +13,7 @@ What it needs at least, where sequences are as long as they may be and weigh as 
 import math
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.budget import LEAST_BYTES_PER_TOKEN, Room
+from lachesis.pipeline.flow.budget import MIN_BYTES_PER_TOKEN, ByteReservation
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
@@ -33,7 +33,7 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
     for name, env in own.items():
         groups = math.ceil(batch / env.samples)
         tokens = env.samples * env.longest_tokens
-        lease = Room.of(config.flow, sequences=env.samples, bytes_=env.largest_bytes, tokens=tokens)
+        lease = ByteReservation.of(config.flow, sequences=env.samples, bytes_=env.largest_bytes, tokens=tokens)
         sizes = f"of environments.{name}: {env.samples} samples of {env.longest_tokens} tokens"
         kept = (
             f"normalization.window = {config.normalization_of(name).window} groups of each environment, a batch of "
@@ -56,7 +56,7 @@ def least_bytes(config: RunConfig) -> dict[str, tuple[int, str]]:
 
 
 def _group_bytes(env: EnvironmentConfig) -> int:
-    return LEAST_BYTES_PER_TOKEN * env.samples * env.longest_tokens
+    return MIN_BYTES_PER_TOKEN * env.samples * env.longest_tokens
 
 
 def check_budgets(config: RunConfig) -> None:

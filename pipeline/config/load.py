@@ -28,7 +28,7 @@ from lachesis.pipeline.config.sizes import is_byte_setting, parse_bytes
 from lachesis.pipeline.small_files import read_small_text
 from lachesis.schemas.errors import ConfigError
 
-__all__ = ["PREFIX", "Loaded", "Setting", "load", "settings"]
+__all__ = ["PREFIX", "ConfigSetting", "LoadedConfig", "load", "settings"]
 
 PREFIX = "LACHESIS_"
 """Variables are PREFIX + path in capitals with `__` between levels: LACHESIS_BATCHING__BATCH_SIZE."""
@@ -36,13 +36,13 @@ PREFIX = "LACHESIS_"
 _NO_TOML = (ValueError, RecursionError)
 """Errors of tomllib and decoding: besides TOMLDecodeError (a ValueError), numbers of thousands of digits and deep
 nesting have errors of Python's own."""
-_DEEPEST = 32
+_MAX_DEPTH = 32
 
 C = TypeVar("C", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[C]):
+class LoadedConfig(Generic[C]):
     """A configuration and, by dotted path, the source of every value that is not a default."""
 
     config: C
@@ -50,7 +50,7 @@ class Loaded(Generic[C]):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigSetting:
     """One resolved value, as `lachesis config show` prints it."""
 
     path: str
@@ -65,7 +65,7 @@ def load(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     sets: Iterable[str] = (),
-) -> Loaded[C]:
+) -> LoadedConfig[C]:
     """Return the configuration. Raises `ConfigError` on an unknown key, a wrong type or an unreadable file."""
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -94,12 +94,12 @@ def load(
     infinite = next(_not_finite(config, ""), None)
     if infinite is not None:
         raise ConfigError(f"{infinite}: must be a finite number (from {_origin(infinite, origins)})")
-    return Loaded(config, origins)
+    return LoadedConfig(config, origins)
 
 
-def settings(loaded: Loaded[C]) -> list[Setting]:
+def settings(loaded: LoadedConfig[C]) -> list[ConfigSetting]:
     """Return every resolved value with its origin and description, in the order the structs declare them."""
-    rows: list[Setting] = []
+    rows: list[ConfigSetting] = []
 
     def walk(struct: msgspec.Struct, prefix: str) -> None:
         descriptions = _descriptions(type(struct))
@@ -114,7 +114,9 @@ def settings(loaded: Loaded[C]) -> list[Setting]:
                     walk(inner, f"{path}.{key}.")
             else:
                 rows.append(
-                    Setting(path, msgspec.to_builtins(value), _origin(path, loaded.origins), descriptions.get(name, ""))
+                    ConfigSetting(
+                        path, msgspec.to_builtins(value), _origin(path, loaded.origins), descriptions.get(name, "")
+                    )
                 )
 
     walk(loaded.config, "")
@@ -149,8 +151,8 @@ def _value(text: str) -> Any:
 
 
 def _nest(path: list[str], value: Any) -> dict[str, Any]:
-    if len(path) > _DEEPEST:
-        raise ConfigError(f"setting {'.'.join(path)[:80]!r}...: nested deeper than {_DEEPEST} levels")
+    if len(path) > _MAX_DEPTH:
+        raise ConfigError(f"setting {'.'.join(path)[:80]!r}...: nested deeper than {_MAX_DEPTH} levels")
     for key in reversed(path):
         value = {key: value}
     return value  # type: ignore[no-any-return]

@@ -146,7 +146,7 @@ class InferenceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Further arguments of vLLM's server, for example ["--dtype", "bfloat16", "--max-model-len", "8192"]."""
 
     @property
-    def near(self) -> str:
+    def local_address(self) -> str:
         """Where the machine itself reaches a server that listens on `host`."""
         return "127.0.0.1" if self.host == "0.0.0.0" else self.host  # noqa: S104 - compared, not bound
 

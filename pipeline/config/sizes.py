@@ -7,7 +7,7 @@ from lachesis.schemas.errors import ConfigError
 __all__ = ["is_byte_setting", "parse_bytes"]
 
 _SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*(?:\.[0-9]+)?)\s*(?:([kmgtp])(i?)b?|b|bytes?)?", re.IGNORECASE)
-_LONGEST = 64
+_MAX_CHARS = 64
 """Characters of a size; no sensible one has more."""
 
 
@@ -18,9 +18,11 @@ def parse_bytes(text: str) -> int:
 
     Raises `ConfigError` if the text is no size.
     """
-    match = _SIZE.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    match = _SIZE.fullmatch(text.strip()) if len(text) <= _MAX_CHARS else None
     if match is None:
-        raise ConfigError(f"{text[:_LONGEST]!r} is no size: give bytes, or a number with a unit, such as 500MB or 2GiB")
+        raise ConfigError(
+            f"{text[:_MAX_CHARS]!r} is no size: give bytes, or a number with a unit, such as 500MB or 2GiB"
+        )
     number, letter, binary = match.groups()
     power = "kmgtp".index(letter.lower()) + 1 if letter else 0
     unit: int = (1024 if binary else 1000) ** power

@@ -15,17 +15,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.paths import code_name
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.curriculum.plan import curriculum_environments, describe_curriculum, reason_no_curriculum
 from lachesis.pipeline.environments.environment import Environment
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.stage.commitlog import Restored
-from lachesis.pipeline.stage.inputs import Source
+from lachesis.pipeline.stage.commitlog import RestoredState
+from lachesis.pipeline.stage.inputs import InputSource
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
@@ -49,7 +49,7 @@ __all__ = ["CurriculumWriter", "feedback_of", "items_of", "run_curriculum"]
 log = logging.getLogger("lachesis")
 
 _PUBLISH_S = 0.5
-_MOST = 8192
+_MAX_FEEDBACK_PER_COMMIT = 8192
 """Feedback in one commit, about, so that it fits into a message."""
 
 
@@ -59,17 +59,17 @@ async def run_curriculum(service: Service, config: RunConfig) -> None:
         log.info("%s", line)
     for env in config.environments:
         reason = reason_no_curriculum(config, env)
-        service.note(f"{env} curriculum", None if reason is None else f"no curriculum for {env}: {reason}")
+        service.set_note(f"{env} curriculum", None if reason is None else f"no curriculum for {env}: {reason}")
     own = curriculum_environments(config)
     if not own:
-        service.recovered()
+        service.mark_ok()
         await service.draining.wait()
     async with anyio.create_task_group() as tasks:
         for env, settings in own.items():
             tasks.start_soon(_run_env, service, config, env, settings)
 
 
-def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Items:
+def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> ItemPool:
     """Return what the curriculum knows of an environment's tasks before anything was tried.
 
     `held_out`: those that are not drawn; None: all are.
@@ -82,10 +82,10 @@ def items_of(env: Environment, held_out: NDArray[np.int64] | None = None) -> Ite
         difficulty = np.array([task.difficulty for task in tasks], np.float64)
     skill = np.array([place[task.skill or ""] for task in tasks], np.int32)
     not_drawn = np.empty(0, np.int64) if held_out is None else held_out
-    return Items(len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn)
+    return ItemPool(len(tasks), difficulty=difficulty, skill=skill, skills=skills, held_out=not_drawn)
 
 
-def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> Items:
+def _load_items(config: RunConfig, name: str, settings: EnvironmentConfig) -> ItemPool:
     env = load_environment(settings.kind, settings.params)
     return items_of(env, held_out_tasks(config, name, len(env)))
 
@@ -104,11 +104,11 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
     name = "curriculum"
     kind = "curriculum"
 
-    def __init__(self, service: Service, config: RunConfig, env: str, items: Items) -> None:
+    def __init__(self, service: Service, config: RunConfig, env: str, items: ItemPool) -> None:
         super().__init__(service, env, CurriculumEvent, (subjects.EVENTS,))
         self.strategy_name = code_name(config.curriculum.strategy)
         self.strategy = load_strategy(items, config.curriculum)
-        self._learned: list[Feedback] = []
+        self._learned: list[ItemFeedback] = []
         """What follows the last commit."""
         self._ledger = subjects.ledger(service.run, config.training.name)
         self._without_task = 0
@@ -119,7 +119,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         """Whether that was since the last commit: the batches behind a policy are stored before anything it made."""
         self._changed = anyio.Event()
 
-    async def restore(self, restored: Restored) -> None:
+    async def restore(self, restored: RestoredState) -> None:
         """Take over what was learned."""
         if restored.state is not None:
             try:
@@ -127,20 +127,20 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
             except SettingsChangedError as error:
                 raise SettingsChangedError(f"environment {self.env}: {error}") from error
         for delta in restored.deltas:
-            for feedback in shaped("curriculum delta", list[Feedback], unpack("curriculum delta", delta)):
+            for feedback in shaped("curriculum delta", list[ItemFeedback], unpack("curriculum delta", delta)):
                 self.strategy.observe(feedback)
         self._changed.set()
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[InputSource]:
         """Return the environment's rewards."""
         rewards = subjects.event("reward", self.service.run, self.service.revision, self.env)
-        return [Source(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS])]
+        return [InputSource(subjects.EVENTS, [rewards], self.cursors[subjects.EVENTS])]
 
     def tasks(self) -> list[BackgroundTask]:
         """Return what publishes the weights."""
         return [self.publish_snapshots]
 
-    async def feed(self, message: Stored) -> None:
+    async def feed(self, message: StoredMessage) -> None:
         """Learn from the rewards of one message."""
         self.cursors = {subjects.EVENTS: message.seq + 1}
         for reward in decode(RewardEvent, message.data).groups:
@@ -155,15 +155,15 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
                 self._check_step(feedback)
                 self.strategy.observe(feedback)
             except DataError as error:  # no item of the pool, no share of successes: an environment's slip
-                self.service.note("feedback", f"feedback left out: {error}")
+                self.service.set_note("feedback", f"feedback left out: {error}")
             else:
-                self.service.note("feedback", None)
+                self.service.set_note("feedback", None)
                 self._learned.append(feedback)
 
     def _count_without_task(self) -> None:
         self._without_task += 1
         self.service.vitals.metrics[f"curriculum/{self.env}/without_task"] = self._without_task
-        self.service.note(
+        self.service.set_note(
             f"{self.env} without task",
             f"{self.env}: {self._without_task} groups are of no task of its pool (imported, or from a producer that "
             "draws its tasks itself); the curriculum learns nothing from them",
@@ -172,7 +172,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
     async def _formed(self) -> int:
         """Return how many batches were formed so far. Raises `LedgerError` where the newest message is no entry."""
         read = self.service.retrying("read the ledger")
-        last: Stored | None = await read(self.service.bus.last, subjects.LEDGER, self._ledger)
+        last: StoredMessage | None = await read(self.service.bus.last, subjects.LEDGER, self._ledger)
         try:
             return 0 if last is None else decode(LedgerEntry, last.data).next_batch
         except VersionError:
@@ -180,7 +180,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
         except SchemaError as error:  # no fault of the rewards at hand
             raise LedgerError(f"{self._ledger}: its newest message is no entry: {error}") from error
 
-    def _check_step(self, feedback: Feedback) -> None:
+    def _check_step(self, feedback: ItemFeedback) -> None:
         if feedback.policy_step > self._batches:
             raise DataError(
                 f"group {feedback.id} was made by policy step {feedback.policy_step}, which cannot be: "
@@ -189,7 +189,7 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
 
     async def advance(self) -> None:
         """Commit as much as fits into a message."""
-        if len(self._learned) >= _MOST:
+        if len(self._learned) >= _MAX_FEEDBACK_PER_COMMIT:
             await self.commit()
 
     async def commit(self) -> None:
@@ -242,11 +242,11 @@ class CurriculumWriter(StatefulStage[CurriculumEvent]):
             await anyio.sleep(_PUBLISH_S)  # the rate at which environments hear of changes
 
 
-def feedback_of(env: str, reward: GroupReward) -> Feedback | None:
+def feedback_of(env: str, reward: GroupReward) -> ItemFeedback | None:
     """Return what a group teaches about its item, None when it names none of the pool."""
     if reward.index is None:
         return None
-    return Feedback(
+    return ItemFeedback(
         id=reward.group,
         env=env,
         item=reward.index,

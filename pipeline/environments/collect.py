@@ -20,9 +20,9 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.environments.config import CollectConfig
-from lachesis.pipeline.environments.environment import Environment, Reward, settle
-from lachesis.pipeline.environments.inference import Inference, Requests, derive_seed
-from lachesis.pipeline.environments.session import Opening, SampleEnded, Session
+from lachesis.pipeline.environments.environment import Environment, Reward, resolve_awaitable
+from lachesis.pipeline.environments.inference import Inference, InferenceRequests, derive_seed
+from lachesis.pipeline.environments.session import SampleEnded, Session, SharedFirstTurn
 from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.outages import is_outage
@@ -43,8 +43,8 @@ __all__ = ["ENVIRONMENT_REWARD", "GroupDraft", "SampleFailure", "build_group", "
 
 ENVIRONMENT_REWARD = "environment"
 """Component under which a reward goes that the environment gave no name."""
-_LONGEST_TEXT = 2000
-_REFILLS = 2
+_MAX_TEXT_CHARS = 2000
+_MAX_REFILLS = 2
 """How often lost samples of a group are generated again."""
 
 
@@ -94,11 +94,11 @@ async def collect_group(
         raise ConfigError(f"{type(env).__name__}.turn_reward: {NO_TURN_REWARDS}")
     started_ns = time.time_ns() if started_ns is None else started_ns
     config = config or CollectConfig()
-    collected = _Samples(env, task, Requests(inference, config), sampling)
+    collected = _GroupSamples(env, task, InferenceRequests(inference, config), sampling)
     await collected.generate(range(n), keep_lost=config.lost_samples != "abandon")
     lost = sorted(collected.lost)
     if config.lost_samples == "refill":
-        for _ in range(_REFILLS):
+        for _ in range(_MAX_REFILLS):
             if collected.lost and collected.rewards:  # where nobody came through, the server is unavailable
                 await collected.generate(sorted(collected.lost), keep_lost=True)
     fewest = min(n, config.fewest_samples if config.lost_samples == "drop" else n)
@@ -121,10 +121,10 @@ async def collect_group(
     )
 
 
-class _Samples:
+class _GroupSamples:
     """The samples of one group as they come: the rewards of those that stand, bugs, and those that were lost."""
 
-    def __init__(self, env: Environment, task: Task, requests: Requests, sampling: SamplingParams) -> None:
+    def __init__(self, env: Environment, task: Task, requests: InferenceRequests, sampling: SamplingParams) -> None:
         self.sessions: dict[int, Session] = {}
         self.rewards: dict[int, dict[str, float | None]] = {}
         self.bugs: dict[int, Exception] = {}
@@ -142,7 +142,7 @@ class _Samples:
         if self._rounds:  # a seeded group must not draw again what it has
             sampling = msgspec.structs.replace(sampling, seed=derive_seed(sampling.seed, "refill", self._rounds))
         self._rounds += 1
-        opening = Opening(self._requests, self._task.messages, samples, sampling)
+        opening = SharedFirstTurn(self._requests, self._task.messages, samples, sampling)
 
         async def one(sample: int) -> None:
             session = self.sessions[sample] = Session(
@@ -176,7 +176,7 @@ class _Samples:
     def failures(self) -> list[SampleFailure]:
         """Return the samples that bugs of the environment cost."""
         return [
-            SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_LONGEST_TEXT:])
+            SampleFailure(sample=sample, error=_place(error), text=self.sessions[sample].text[-_MAX_TEXT_CHARS:])
             for sample, error in sorted(self.bugs.items())
         ]
 
@@ -203,12 +203,12 @@ async def _collect_sample(env: Environment, task: Task, session: Session) -> dic
 async def _reward(env: Environment, task: Task, session: Session) -> Reward:
     """Return the environment's reward. Raises `InfrastructureError` when a judge that it asks is away."""
     try:
-        return await settle(env.reward(task, session))  # type: ignore[no-any-return]
+        return await resolve_awaitable(env.reward(task, session))  # type: ignore[no-any-return]
     except Exception as error:
         if isinstance(error, LachesisError) or not is_outage(error):
             raise
         where = f"{type(env).__name__}.reward"
-        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_LONGEST_TEXT]) from error
+        raise InfrastructureError(f"{where}: {type(error).__name__}: {error}"[:_MAX_TEXT_CHARS]) from error
 
 
 def _checked(env: Environment, session: Session, reward: Reward) -> dict[str, float | None]:
@@ -304,4 +304,4 @@ def deciding_error(error: Exception) -> Exception:
 def _place(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:_LONGEST_TEXT] + where
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT_CHARS] + where

@@ -21,7 +21,7 @@ from lachesis.pipeline.environments.tools import ParsedCalls, describe_tools, ru
 from lachesis.schemas.errors import ConfigError, InfrastructureError
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Environment", "Reward", "settle"]
+__all__ = ["Environment", "Reward", "resolve_awaitable"]
 
 Reward = float | None | Mapping[str, float | None]
 
@@ -83,7 +83,7 @@ class Environment:
 
         Raises ConfigError when it is not.
         """
-        value = await settle(self.reward(task, session))
+        value = await resolve_awaitable(self.reward(task, session))
         if isinstance(value, Mapping):
             if len(value) != 1:
                 raise ConfigError(
@@ -104,10 +104,10 @@ class Environment:
 
     async def _timed(self, answer: Sequence[Message | str] | Awaitable[Sequence[Message | str]]) -> Any:
         with anyio.move_on_after(self.turn_timeout_s):
-            return await settle(answer)
+            return await resolve_awaitable(answer)
         raise InfrastructureError(f"{type(self).__name__}.respond took longer than {self.turn_timeout_s:g} s")
 
 
-async def settle(value: Any) -> Any:
+async def resolve_awaitable(value: Any) -> Any:
     """Return `value`, awaited where it is awaitable: hooks may be plain or async functions."""
     return await value if isinstance(value, Awaitable) else value

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
@@ -21,8 +21,8 @@ from lachesis.pipeline.environments.schedule import Schedule
 from lachesis.pipeline.environments.success import success_scorer
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.logic.held_out import MIN_HELD_OUT_TASKS
-from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, holds_out
-from lachesis.pipeline.inference.directory import Directory, control_token, open_role
+from lachesis.pipeline.evaluation.plan import evaluated_environments, held_out_tasks, is_held_out
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, open_role
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import keys, subjects
@@ -37,7 +37,7 @@ log = logging.getLogger("lachesis")
 
 
 @dataclass(frozen=True, slots=True)
-class _EvaluatedEnv:
+class _EvaluationEnv:
     """An environment, `tasks` to evaluate it on, in the order in which fewer of them are taken, its schedule, and the
     `newest` evaluation of a life before."""
 
@@ -67,10 +67,10 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
         envs = [await evaluator.open(name, settings) for name, settings in evaluated_environments(config).items()]
         await service.starts_with("waiting for the inference server of evaluations")
         await directory.current()
-        service.recovered()
+        service.mark_ok()
         for one in envs:
             if doubt := _doubt(one):
-                evaluator.note(f"environment {one.name}", doubt)
+                evaluator.set_note(f"environment {one.name}", doubt)
         async with service.bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 record = decode(PolicyRecord, entry.value)
@@ -81,7 +81,7 @@ async def run_evaluator(service: Service, config: RunConfig) -> None:
                         if await evaluator.evaluate(record, one, items):
                             one.schedule.done = step
                 except _PolicyRefusedError as error:
-                    evaluator.note("policy", f"policy {record.version} was not evaluated: {error}")
+                    evaluator.set_note("policy", f"policy {record.version} was not evaluated: {error}")
                 if config.training.steps is not None and step >= config.training.steps:
                     return  # evaluated, or refused: there will be no other
 
@@ -90,7 +90,7 @@ class _PolicyRefusedError(DataError):
     """Raised when the evaluation server refuses a policy's weights, or they are pruned: a newer one is on its way."""
 
 
-def _doubt(one: _EvaluatedEnv) -> str | None:
+def _doubt(one: _EvaluationEnv) -> str | None:
     """Return what keeps an environment from being evaluated, or its evaluations from being believed."""
     if not one.tasks:
         return (
@@ -105,7 +105,7 @@ def _doubt(one: _EvaluatedEnv) -> str | None:
     return None
 
 
-def _failing(one: _EvaluatedEnv, event: EvalEvent) -> str | None:
+def _failing(one: _EvaluationEnv, event: EvalEvent) -> str | None:
     """Say how to have raters judge, where an environment that judges itself finds nothing right; else None."""
     if event.avg > 0 or one.settings.success_rater is not None:
         return None
@@ -116,20 +116,20 @@ def _failing(one: _EvaluatedEnv, event: EvalEvent) -> str | None:
 
 
 class _Evaluator:
-    def __init__(self, service: Service, config: RunConfig, directory: Directory) -> None:
+    def __init__(self, service: Service, config: RunConfig, directory: InferenceDirectory) -> None:
         self.service = service
         self.config = config
         self.directory = directory
 
-    async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluatedEnv:
+    async def open(self, name: str, settings: EnvironmentConfig) -> _EvaluationEnv:
         """Return an environment, scheduled after the newest evaluation of it that is stored."""
         await self.service.starts_with(f"loading environment {name} ({settings.kind})")
         env, plan = load_environment(settings.kind, settings.params), self.config.evaluate
-        own = holds_out(self.config, name)
+        own = is_held_out(self.config, name)
         tasks = held_out_tasks(self.config, name, len(env)).tolist() if own else range(min(plan.items, len(env)))
         subject = subjects.event("eval", self.service.run, self.service.revision, name)
         read = self.service.retrying(f"read {subject}")
-        stored: Stored | None = None
+        stored: StoredMessage | None = None
         try:
             stored = await read(self.service.bus.last, subjects.EVENTS, subject)
         except DamagedError as error:  # to evaluate once more costs time and nothing else
@@ -137,7 +137,7 @@ class _Evaluator:
         newest = None if stored is None else decode(EvalEvent, stored.data)
         if newest is not None:
             self._show(newest)
-        return _EvaluatedEnv(
+        return _EvaluationEnv(
             name=name,
             env=env,
             settings=settings,
@@ -149,7 +149,7 @@ class _Evaluator:
             newest=newest,
         )
 
-    async def evaluate(self, record: PolicyRecord, one: _EvaluatedEnv, items: int) -> bool:
+    async def evaluate(self, record: PolicyRecord, one: _EvaluationEnv, items: int) -> bool:
         """Evaluate one policy on an environment; say whether it could be done. Raises `_PolicyRefusedError`."""
         try:
             async for attempt in self.service.retrying(f"evaluate {record.version}"):
@@ -160,24 +160,24 @@ class _Evaluator:
         except _PolicyRefusedError:
             raise
         except (DataError, EnvironmentCodeError, ConfigError) as error:
-            if not isinstance(error, DataError) and not holds_out(self.config, one.name):
+            if not isinstance(error, DataError) and not is_held_out(self.config, one.name):
                 raise  # where nobody asked for an evaluation, the run goes on without
-            self.note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
+            self.set_note(one.name, f"policy {record.version} was not evaluated on {one.name}: {error}")
             return False
-        self.service.recovered()
-        self.note("policy", None)
-        self.note(one.name, _failing(one, event))
+        self.service.mark_ok()
+        self.set_note("policy", None)
+        self.set_note(one.name, _failing(one, event))
         await self._publish(event)
         return True
 
-    def note(self, about: str, text: str | None) -> None:
+    def set_note(self, about: str, text: str | None) -> None:
         """Say what is not evaluated and why, in the log and, until it is over (None), in the heartbeat."""
-        self.service.recovered()
+        self.service.mark_ok()
         if text is not None:
             log.warning("%s", text)
-        self.service.note(about, text)
+        self.service.set_note(about, text)
 
-    async def _measure(self, record: PolicyRecord, one: _EvaluatedEnv, tasks: Sequence[int]) -> EvalEvent:
+    async def _measure(self, record: PolicyRecord, one: _EvaluationEnv, tasks: Sequence[int]) -> EvalEvent:
         plan, settings = self.config.evaluate, one.settings
         started_ns = time.time_ns()
         client = await self.directory.current()

@@ -29,7 +29,7 @@ Split = Literal["train", "held_out", "warm_start"]
 
 HELD_OUT_SHARE = 0.2
 WARM_START_SHARE = 0.2
-_PATIENCE = 1000
+_MAX_DRAWS = 1000
 """Items in a row without a new prompt after which a split counts as exhausted."""
 _TUPLES = {"arc_agi", "rearc"}
 """Datasets whose scorers compare metadata with tuples, which the wire turns into lists."""
@@ -153,7 +153,7 @@ def draw(dataset: Any, split: Split, size: int) -> list[dict[str, Any]]:
             last = index
             if len(entries) == size:
                 return entries
-        if index - last >= _PATIENCE:
+        if index - last >= _MAX_DRAWS:
             break
     raise ConfigError(
         f"reasoning_gym: found only {len(entries)} distinct prompts for split {split!r} where size asks for {size}; "

@@ -1,10 +1,10 @@
 """Requests to the inference server, made safe for training.
 
-In: messages or token ids. Out: token ids, or `Turn`s: the tokens of one assistant turn with logprobs and the policy
-version of each. This file alone guarantees that a failed request is retried and then raised as InfrastructureError
-(never turned into text; as ServerAwayError where no answer can have caused it at any attempt), that a sample aborted by
-a weight update is continued from its own token ids rather than judged half finished, and that a turn never passes
-`max_context`.
+In: messages or token ids. Out: token ids, or `ModelTurn`s: the tokens of one assistant turn with logprobs and the
+policy version of each. This file alone guarantees that a failed request is retried and then raised as
+InfrastructureError (never turned into text; as ServerAwayError where no answer can have caused it at any attempt),
+that a sample aborted by a weight update is continued from its own token ids rather than judged half finished, and that
+a turn never passes `max_context`.
 """
 
 import hashlib
@@ -15,13 +15,13 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.environments.config import CollectConfig
-from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import DataError, InfrastructureError, ServerAwayError
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Inference", "Requests", "Turn", "as_chat", "derive_seed"]
+__all__ = ["Inference", "InferenceRequests", "ModelTurn", "as_chat", "derive_seed"]
 
 T = TypeVar("T")
 
@@ -43,12 +43,12 @@ class Inference(Protocol):
 
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
-    ) -> list[Generation]:
+    ) -> list[GeneratedSample]:
         """Sample `n` completions of one prompt."""
         ...
 
 
-class Turn(NamedTuple):
+class ModelTurn(NamedTuple):
     """One assistant turn: N generated tokens, the stop token included."""
 
     token_ids: list[int]
@@ -75,7 +75,7 @@ def as_chat(message: Message) -> dict[str, Any]:
     return chat
 
 
-class Requests:
+class InferenceRequests:
     """Retrying access to an `Inference`. One instance serves any number of samples."""
 
     def __init__(self, inference: Inference, config: CollectConfig) -> None:
@@ -87,7 +87,7 @@ class Requests:
         chat = [as_chat(message) for message in messages]
         return await self._retry("tokenize", lambda: self._inference.tokenize(chat, add_generation_prompt=True))
 
-    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[Generation]:
+    async def generate(self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams) -> list[GeneratedSample]:
         """Return `n` samples, which `finish` makes into turns. The caller has made sure of room for one token."""
         sampling = msgspec.structs.replace(sampling, max_tokens=self.room(len(prompt_ids), sampling))
         asked = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._config.model}
@@ -106,7 +106,9 @@ class Requests:
         left = self._config.max_context - used
         return left if sampling.max_tokens is None else min(left, sampling.max_tokens)
 
-    async def finish(self, prompt_ids: Sequence[int], generation: Generation, sampling: SamplingParams) -> Turn:
+    async def finish(
+        self, prompt_ids: Sequence[int], generation: GeneratedSample, sampling: SamplingParams
+    ) -> ModelTurn:
         """Return the turn a sample makes; an aborted one is continued from its own tokens until it stops or is full.
 
         Raises InfrastructureError when `attempts` continuations in a row bring no token.
@@ -144,7 +146,7 @@ class Requests:
             raise DataError(f"the inference server sent a sample without a token (finish_reason {reason!r})")
         # Only the server may turn ids into text: a character can lie across the seam of a continued sample.
         text = generation.text if not parts else await self._text(ids[:-1] if reason == "stop" else ids)
-        return Turn(ids, logprobs, versions, text, reason)
+        return ModelTurn(ids, logprobs, versions, text, reason)
 
     async def _text(self, ids: list[int]) -> str:
         return await self._retry("detokenize", lambda: self._inference.detokenize(ids)) if ids else ""

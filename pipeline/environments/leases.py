@@ -12,15 +12,15 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["Leases"]
+__all__ = ["ProducerLeases"]
 
 _ASK_TIMEOUT_S = 5.0
 _DEFAULT_RETRY_S = 0.5
-_LONGEST_PAUSE_S = 5.0
+_MAX_PAUSE_S = 5.0
 _FIRST_PAUSE_S = 0.25
 
 
-class Leases:
+class ProducerLeases:
     """The leases of one producer in one environment. Run `renew` beside whatever uses them."""
 
     def __init__(self, service: Service, producer: str, env: str) -> None:
@@ -35,21 +35,21 @@ class Leases:
         request = LeaseRequest(op="acquire", producer=self._producer, env=self._env, sequences=sequences, bytes=size)
         while not self._service.draining.is_set():
             try:
-                reply = await self._ask(request)
+                reply = await self._request(request)
             except InfrastructureError as error:
-                self._service.waits("waiting", f"governor: {error}")
+                self._service.mark_waiting("waiting", f"governor: {error}")
                 await self._pause(_DEFAULT_RETRY_S)
                 continue
             if reply.granted and reply.lease is not None:
                 if self._service.draining.is_set():
                     await self.release(reply.lease)
                     break
-                self._service.recovered()
+                self._service.mark_ok()
                 self._held[reply.lease] = request.replace(op="renew", lease=reply.lease)
                 if reply.expires_s is not None:
-                    self._renew_s = min(reply.expires_s / 4, _LONGEST_PAUSE_S)
+                    self._renew_s = min(reply.expires_s / 4, _MAX_PAUSE_S)
                 return reply.lease
-            self._service.waits("backpressure", reply.reason)
+            self._service.mark_waiting("backpressure", reply.reason)
             await self._pause(reply.retry_s or _DEFAULT_RETRY_S)
         return None
 
@@ -61,7 +61,7 @@ class Leases:
         """Give a lease back unused. If the governor does not hear of it, it expires."""
         self._held.pop(lease, None)
         try:
-            await self._ask(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
+            await self._request(LeaseRequest(op="release", producer=self._producer, env=self._env, lease=lease))
         except InfrastructureError:
             return
 
@@ -71,11 +71,11 @@ class Leases:
             await anyio.sleep(self._renew_s)
             for request in list(self._held.values()):
                 try:
-                    await self._ask(request, min(self._renew_s, _ASK_TIMEOUT_S))
+                    await self._request(request, min(self._renew_s, _ASK_TIMEOUT_S))
                 except InfrastructureError:
                     break  # the governor is away: it waits one lease period after its return, so ours still count
 
-    async def _ask(self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S) -> LeaseReply:
+    async def _request(self, request: LeaseRequest, timeout_s: float = _ASK_TIMEOUT_S) -> LeaseReply:
         subject = subjects.lease(self._service.run, self._env)
         return decode(LeaseReply, await self._service.bus.request(subject, encode(request), timeout_s=timeout_s))
 

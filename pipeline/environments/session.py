@@ -13,17 +13,17 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
-from lachesis.pipeline.environments.inference import Requests, Turn, derive_seed
+from lachesis.pipeline.environments.inference import InferenceRequests, ModelTurn, derive_seed
 from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.environments.template import render_turn
 from lachesis.pipeline.environments.tools import parse_tool_calls
-from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.trainability import NO_TURN_REWARDS
 from lachesis.schemas.errors import DataError, EnvironmentCodeError, LachesisError
 from lachesis.schemas.rollout import FinishReason, Message, ToolCall
 
-__all__ = ["Opening", "Reply", "SampleEnded", "Session"]
+__all__ = ["Reply", "SampleEnded", "Session", "SharedFirstTurn"]
 
 
 class SampleEnded(Exception):  # noqa: N818 - no error: the conversation is over
@@ -45,11 +45,11 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What was wrong with tool calls that cannot be read."""
 
 
-class Opening:
+class SharedFirstTurn:
     """The first turn of some samples of a group, asked for in one request, so that the prompt is read only once."""
 
     def __init__(
-        self, requests: Requests, messages: Sequence[Message], samples: Sequence[int], sampling: SamplingParams
+        self, requests: InferenceRequests, messages: Sequence[Message], samples: Sequence[int], sampling: SamplingParams
     ) -> None:
         self.messages = list(messages)
         self._requests = requests
@@ -57,10 +57,10 @@ class Opening:
         self._sampling = sampling
         self._lock = anyio.Lock()
         self._prompt_ids: list[int] = []
-        self._generations: list[Generation] = []
+        self._generations: list[GeneratedSample] = []
         self._failure: LachesisError | None = None
 
-    async def take(self, sample: int) -> tuple[list[int], Generation]:
+    async def sample(self, sample: int) -> tuple[list[int], GeneratedSample]:
         """Return the prompt's ids and the sample's generation; the first caller asks for all of them."""
         async with self._lock:
             if self._failure is not None:
@@ -82,7 +82,14 @@ class Session:
     """One sample under way. `messages` is the conversation so far; `state` is the environment's to use."""
 
     def __init__(
-        self, task: Task, sample: int, *, opening: Opening, requests: Requests, sampling: SamplingParams, max_turns: int
+        self,
+        task: Task,
+        sample: int,
+        *,
+        opening: SharedFirstTurn,
+        requests: InferenceRequests,
+        sampling: SamplingParams,
+        max_turns: int,
     ) -> None:
         self.task = task
         self.sample = sample
@@ -144,11 +151,11 @@ class Session:
         self._answered = len(self.messages)
         return reply
 
-    async def _turn(self) -> Turn:
+    async def _turn(self) -> ModelTurn:
         requests, sampling = self._requests, self._sampling
         if not self.replies and self.messages == self._opening.messages:
             self._first = list(self.messages)
-            prompt_ids, generation = await self._opening.take(self.sample)
+            prompt_ids, generation = await self._opening.sample(self.sample)
             turn = await requests.finish(prompt_ids, generation, self._seeded("opening"))
             self._put(prompt_ids)
             return turn
@@ -179,7 +186,7 @@ class Session:
         self.loss_mask += [False] * len(ids)
         self.logprobs += [0.0] * len(ids)
 
-    def _append(self, turn: Turn) -> None:
+    def _append(self, turn: ModelTurn) -> None:
         start = len(self.tokens)
         for position, version in turn.versions:
             if not self.versions:
@@ -192,7 +199,7 @@ class Session:
         self.finish_reason = "length" if turn.finish_reason == "length" else "stop"
 
 
-def check_prompt(prompt_ids: Sequence[int], requests: Requests, sampling: SamplingParams) -> None:
+def check_prompt(prompt_ids: Sequence[int], requests: InferenceRequests, sampling: SamplingParams) -> None:
     """Raise DataError unless the prompt has a token and leaves room for one."""
     if not prompt_ids:
         raise DataError("the chat template turns the prompt into no token at all")

@@ -19,7 +19,7 @@ __all__ = ["SpellBackward"]
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnprstvwyz"
 _ALTERNATE = 0.8
 """How often a vowel follows a consonant, and the other way round, so that words look like some."""
-_PATIENCE = 1000
+_MAX_DRAWS = 1000
 """Words in a row that are known already, after which there are counted to be no more."""
 _QUESTION = "Spell this word backward (example: sun -> nus): {word}"
 
@@ -81,7 +81,7 @@ def _draw(split: Split, size: int, draw: random.Random, lengths: tuple[int, int]
         word = _word(draw, draw.randint(*lengths))
         if word in known or split_of(word) != split:
             in_vain += 1
-            if in_vain > _PATIENCE:
+            if in_vain > _MAX_DRAWS:
                 raise ConfigError(
                     f"spell_backward: found only {len(known)} words for split {split!r} where size asks for {size}; "
                     "ask for fewer, or for longer ones (max_length)"

@@ -23,13 +23,13 @@ from lachesis.pipeline.curriculum.logic.sampler import Sampler
 from lachesis.pipeline.environments.collect import build_group, collect_group
 from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.environment import Environment
-from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.task import Task
 from lachesis.pipeline.environments.traces import traced_if_abandoned
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.inference.directory import Directory, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
@@ -55,7 +55,7 @@ __all__ = ["run_environment", "run_environments"]
 
 log = logging.getLogger("lachesis")
 
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 """Groups in a row that the environment's own code may fail before its service ends."""
 _PLAIN_BYTES_PER_TOKEN = 8
 """int32 id and float32 logprob: what a token weighs before it is packed."""
@@ -110,7 +110,7 @@ class _Producer:
         name: str,
         env: Environment,
         settings: EnvironmentConfig,
-        directory: Directory,
+        directory: InferenceDirectory,
         *,
         held_out: NDArray[np.int64],
         seed: int,
@@ -129,7 +129,7 @@ class _Producer:
         self.failures = 0
         self.lost = 0
         self.largest = settings.largest_bytes
-        self.leases = Leases(service, self.id, name)
+        self.leases = ProducerLeases(service, self.id, name)
         self.rng = np.random.default_rng([seed, self.epoch])
         self.sampler = self._sampler(np.ones(len(env), np.float32), "uniform")
         self.tokenizer_hash = ""
@@ -225,19 +225,19 @@ class _Producer:
                 self.lost += len(draft.lost)
                 vitals.metrics[f"environment/{self.name}/lost_samples"] = self.lost
         except InfrastructureError as error:
-            self.service.called(started_ns, 0, failed=True)
-            self.service.waits("waiting", f"inference: {error}")
+            self.service.record_call(started_ns, 0, failed=True)
+            self.service.mark_waiting("waiting", f"inference: {error}")
             vitals.retried += 1
             return None
         except (EnvironmentCodeError, DataError) as error:  # its bug, its size, or a task that the server refuses
             log.warning("a group of item %d failed", draw.item, exc_info=error)
-            self.service.note("failure", str(error))
+            self.service.set_note("failure", str(error))
             self.failures += 1
-            if self.failures >= MOST_FAILURES:
+            if self.failures >= MAX_FAILURES:
                 raise
             return None
         self.failures = 0
-        self.service.note("failure", None)
+        self.service.set_note("failure", None)
         self.counter += 1
         return group, data, spans
 
@@ -296,8 +296,8 @@ class _Producer:
         plain = _PLAIN_BYTES_PER_TOKEN * group.sequences.n_tokens + sum(
             len(message.content.encode()) for conversation in group.messages for message in conversation
         )
-        service.called(group.started_ns, len(group.sequences), payload=len(data), plain=plain)
-        service.recovered()
+        service.record_call(group.started_ns, len(group.sequences), payload=len(data), plain=plain)
+        service.mark_ok()
         service.vitals.handled += 1
         service.vitals.emitted += 1
         service.vitals.process.record((stored_ns - group.started_ns) / 1e9)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio.lowlevel
 import numpy as np
 
-from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 
 __all__ = ["FakeInference"]
@@ -46,14 +46,14 @@ class FakeInference:
 
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
-    ) -> list[Generation]:
+    ) -> list[GeneratedSample]:
         """Return the replies, each cut at `max_tokens` and otherwise closed by `<end>`."""
         sampling = sampling or SamplingParams()
         self.requests.append((list(prompt_ids), n, sampling))
         await anyio.lowlevel.checkpoint()
         return [self._generation(self.show(prompt_ids), sampling.max_tokens) for _ in range(n)]
 
-    def _generation(self, prompt: str, max_tokens: int | None) -> Generation:
+    def _generation(self, prompt: str, max_tokens: int | None) -> GeneratedSample:
         text = self.reply(prompt, self._samples)
         self._samples += 1
         ids = [*_encode(text), _END]
@@ -62,7 +62,7 @@ class FakeInference:
             ids, text = ids[:max_tokens], text[:max_tokens]
         # any fixed function of the token will do, as long as two tokens seldom share a value
         logprobs = [-1 - hashlib.blake2b(b"%d" % token, digest_size=1).digest()[0] / 64 for token in ids]
-        return Generation(
+        return GeneratedSample(
             token_ids=np.array(ids, np.int32),
             logprobs=np.array(logprobs, np.float32),
             text=text,

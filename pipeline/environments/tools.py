@@ -23,7 +23,7 @@ __all__ = ["ParsedCalls", "describe_tools", "parse_tool_calls", "run_tools", "to
 Function = TypeVar("Function", bound=Callable[..., Any])
 MARK = "__lachesis_tool__"
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_MOST_CALLS = 16
+_MAX_CALLS = 16
 
 
 class _Call(msgspec.Struct):
@@ -70,8 +70,8 @@ def parse_tool_calls(text: str) -> ParsedCalls:
     calls: list[ToolCall] = []
     errors: list[str] = []
     for match in _CALL.finditer(text):
-        if len(calls) + len(errors) == _MOST_CALLS:
-            errors.append(f"more than {_MOST_CALLS} tool calls in one turn; the others were not run")
+        if len(calls) + len(errors) == _MAX_CALLS:
+            errors.append(f"more than {_MAX_CALLS} tool calls in one turn; the others were not run")
             break
         try:
             call = _decoder.decode(match[1].strip())

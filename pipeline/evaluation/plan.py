@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.evaluation.logic.held_out import choose_held_out
 
-__all__ = ["evaluated_environments", "held_out_tasks", "holds_out", "reason_not_evaluated"]
+__all__ = ["evaluated_environments", "held_out_tasks", "is_held_out", "reason_not_evaluated"]
 
 
 def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]:
@@ -20,14 +20,14 @@ def evaluated_environments(config: RunConfig) -> Mapping[str, EnvironmentConfig]
     return {name: env for name, env in config.environments.items() if not env.is_foreign}
 
 
-def holds_out(config: RunConfig, env: str) -> bool:
+def is_held_out(config: RunConfig, env: str) -> bool:
     """Whether tasks of the environment are kept out of training, and evaluated instead."""
     return not config.evaluation and env in evaluated_environments(config)
 
 
 def held_out_tasks(config: RunConfig, env: str, size: int) -> NDArray[np.int64]:
     """Return which of an environment's `size` tasks are held out: int64 [n] in the order of the choice, often empty."""
-    if not holds_out(config, env):
+    if not is_held_out(config, env):
         return np.empty(0, np.int64)
     plan = config.evaluate
     return choose_held_out(config.seed, env, size, share=plan.held_out, most=plan.items)

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.evaluation.logic.history import Evaluations
+from lachesis.pipeline.evaluation.logic.history import EvaluationHistory
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
@@ -19,7 +19,7 @@ class EvaluationReader:
     """Reads each evaluation once, and folds it into `evaluations`. Where the broker lost history, reads all again."""
 
     def __init__(self, bus: Bus, config: RunConfig) -> None:
-        self.evaluations = Evaluations.of()
+        self.evaluations = EvaluationHistory.of()
         self._bus = bus
         self._next_seq = 1
         names = list(evaluated_environments(config)) or ([] if config.environments else ["*"])  # a run known by name
@@ -52,7 +52,7 @@ class EvaluationReader:
                             event = decode(EvalEvent, message.data)
                         except SchemaError:
                             continue  # another build's; `lachesis tail eval` shows what it is
-                        if self.evaluations.add(event):
+                        if self.evaluations.record(event):
                             yield event
             except HistoryLostError:
                 if self._next_seq == 1:

@@ -15,18 +15,18 @@ from lachesis.pipeline.bus.api import StreamUsage
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["LEAST_BYTES_PER_TOKEN", "MEASURED_STREAMS", "Budget", "Pressure", "Room"]
+__all__ = ["MEASURED_STREAMS", "MIN_BYTES_PER_TOKEN", "Budget", "ByteReservation", "StreamPressure"]
 
-LEAST_BYTES_PER_TOKEN = 6
+MIN_BYTES_PER_TOKEN = 6
 """A token of a rollout takes at least half its id (2 bytes) and its logprob (4 bytes), so tokens <= bytes / 6."""
 MEASURED_STREAMS = (ROLLOUTS, EVENTS, TEACHER, LEDGER)
 """The streams whose sizes a budget is read from."""
-_BLIND_S = 5.0
+_STALE_MEASUREMENT_S = 5.0
 """Age of the streams' figures, seconds, from which they are not trusted any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ByteReservation:
     """Bytes by stream that something may still come to need."""
 
     rollouts: int = 0
@@ -34,9 +34,9 @@ class Room:
     teacher: int = 0
 
     @classmethod
-    def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "Room":
+    def of(cls, config: FlowConfig, *, sequences: int, bytes_: int = 0, tokens: int | None = None) -> "ByteReservation":
         """Return what a group may need: of `bytes_` if it is still to be stored, of `tokens` if it is stored."""
-        tokens = bytes_ // LEAST_BYTES_PER_TOKEN if tokens is None else tokens
+        tokens = bytes_ // MIN_BYTES_PER_TOKEN if tokens is None else tokens
         return cls(
             rollouts=bytes_,
             events=config.event_bytes_per_group + sequences * config.event_bytes_per_sequence,
@@ -47,7 +47,7 @@ class Room:
         return {ROLLOUTS: self.rollouts, EVENTS: self.events, TEACHER: self.teacher, LEDGER: 0}
 
 
-class Pressure(NamedTuple):
+class StreamPressure(NamedTuple):
     """`excess` bytes should go from a stream; producers that were refused wait until `short` of them have."""
 
     excess: int = 0
@@ -59,7 +59,7 @@ class Budget:
 
     def __init__(self, config: FlowConfig) -> None:
         self._config = config
-        self._promised = dict.fromkeys(Room().by_stream(), 0)
+        self._promised = dict.fromkeys(ByteReservation().by_stream(), 0)
         self._usage: Mapping[str, StreamUsage] = {}
         self._read_s: float | None = None
         self.disk_bytes: int | None = None
@@ -68,7 +68,7 @@ class Budget:
         self._wanted: dict[str, int] = {}
         self._why: dict[str, str] = {}
 
-    def promise(self, room: Room) -> None:
+    def promise(self, room: ByteReservation) -> None:
         for stream, size in room.by_stream().items():
             self._promised[stream] += size
 
@@ -85,7 +85,7 @@ class Budget:
             f"streams.{stream.lower()}_bytes"
         )
 
-    def release(self, room: Room) -> None:
+    def release(self, room: ByteReservation) -> None:
         for stream, size in room.by_stream().items():
             self._promised[stream] -= size
 
@@ -94,7 +94,7 @@ class Budget:
         self._landing.append((now_s, size))
         self._promised[ROLLOUTS] += size
 
-    def read(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
+    def update(self, now_s: float, usage: Mapping[str, StreamUsage]) -> None:
         """Take in the figures of the streams, asked for at `now_s`."""
         self._usage = usage
         self._read_s = now_s
@@ -111,9 +111,9 @@ class Budget:
 
     def is_blind(self, now_s: float) -> bool:
         """Whether the figures are missing or too old, so that nothing may be promised."""
-        return self._read_s is None or now_s - self._read_s > _BLIND_S
+        return self._read_s is None or now_s - self._read_s > _STALE_MEASUREMENT_S
 
-    def never(self, room: Room) -> str | None:
+    def reason_never_possible(self, room: ByteReservation) -> str | None:
         """Return why `room` could not be promised even if the streams were empty, None if it could."""
         for stream, size in room.by_stream().items():
             usage = self._usage.get(stream)
@@ -127,7 +127,7 @@ class Budget:
                 )
         return None
 
-    def refusal(self, room: Room) -> str | None:
+    def refusal_reason(self, room: ByteReservation) -> str | None:
         """Return why `room` cannot be promised, None if it can."""
         everything = sum(self._promised.values()) + sum(room.by_stream().values())
         if self.disk_bytes is not None and everything > self.disk_bytes:
@@ -155,18 +155,18 @@ class Budget:
         else:
             self._why[stream] = why
 
-    def pressure(self, stream: str) -> Pressure:
+    def pressure(self, stream: str) -> StreamPressure:
         """Return how much should be trimmed from a stream, by the newest figures and what was refused since.
 
         What has landed since those counts twice, so `short` may ask for more than there is in the stream.
         """
         usage, wanted = self._usage.get(stream), self._wanted.pop(stream, 0)
         if usage is None or usage.max_bytes <= 0:
-            return Pressure()
+            return StreamPressure()
         retention = self._config.retention
         load = usage.bytes + self._promised[stream] + wanted
         if load <= retention.trim_at * usage.max_bytes:
-            return Pressure()
+            return StreamPressure()
         excess = min(usage.bytes, math.ceil(load - retention.trim_to * usage.max_bytes))
         short = math.ceil(load - self._config.close_at * usage.max_bytes) if wanted else 0
-        return Pressure(excess, max(0, short))
+        return StreamPressure(excess, max(0, short))

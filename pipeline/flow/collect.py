@@ -17,23 +17,23 @@ import msgspec
 
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.newest import decode_owned, read_last_event
 from lachesis.pipeline.bus.routing import LARGE_HEADER, SIZE_HEADER
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.flow import floor
-from lachesis.pipeline.flow.floor import Claim
+from lachesis.pipeline.flow.floor import RetentionClaim
 from lachesis.pipeline.flow.garbage import (
-    Decider,
-    Decision,
-    Header,
-    PastTrainer,
-    Revision,
+    GcDecider,
+    GcDecision,
+    OfflineTrainer,
+    StoredHeader,
+    StoredRevision,
     collectable,
     ledger_claims,
     old_revisions,
 )
 from lachesis.pipeline.flow.readers import Readers
-from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.flow.retention import read_record, update_record
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -43,13 +43,13 @@ from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import EVENTS, LEDGER, REPLAY, ROLLOUTS, TEACHER
 
-__all__ = ["Collector", "Found", "Limits"]
+__all__ = ["GarbageCollector", "GcLimits", "GcPlan"]
 
-_OVERHEAD = 22
+_OVERHEAD_BYTES = 22
 """Bytes that the server's store adds to a message."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class GcLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the history to keep: nothing older than `older_than_s`, no more than `keep_bytes` a stream (None: no
     limit). `revisions` go whatever their age, and `trainers` on them, done or not. `ledger`: its beginning may go
     too."""
@@ -62,34 +62,34 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Found:
+class GcPlan:
     """The plan of a collection: by stream the run's messages and bytes, and what is deleted."""
 
     totals: dict[str, tuple[int, int]] = field(default_factory=dict)
-    decisions: dict[str, Decision] = field(default_factory=dict)
-    revisions: list[Revision] = field(default_factory=list)
-    going: list[Revision] = field(default_factory=list)
-    trainers: list[PastTrainer] = field(default_factory=list)
-    leaving: list[PastTrainer] = field(default_factory=list)
+    decisions: dict[str, GcDecision] = field(default_factory=dict)
+    revisions: list[StoredRevision] = field(default_factory=list)
+    going: list[StoredRevision] = field(default_factory=list)
+    trainers: list[OfflineTrainer] = field(default_factory=list)
+    leaving: list[OfflineTrainer] = field(default_factory=list)
 
 
-class Collector:
+class GarbageCollector:
     """`find`, then `collect` what was found."""
 
     def __init__(self, bus: NatsBus, config: RunConfig) -> None:
         self._bus = bus
         self._config = config
 
-    async def find(self, limits: Limits) -> Found:
+    async def plan(self, limits: GcLimits) -> GcPlan:
         """Return what goes. Raises `NotFoundError` where a revision or trainer that is named is unknown, `ConfigError`
         where it is needed, `SchemaError` where what says how far history may go cannot be read."""
         config = await self._whole_config()
         self._config = config
         now_ns = await self._bus.server_time_ns()
         born = None if limits.older_than_s is None else now_ns - int(limits.older_than_s * 1e9)
-        holds = (await record(self._bus, config.run)).standing(now_ns)
+        holds = (await read_record(self._bus, config.run)).standing(now_ns)
         claimed = [*await self._service_claims(), *floor.hold_claims(holds)]
-        found = Found()
+        found = GcPlan()
         ledger = subjects.ledger(config.run, config.training.name) if limits.ledger else None
         for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
             names = collectable(stream, config.run, config.revision, config.environments, ledger)
@@ -113,7 +113,7 @@ class Collector:
         found.going = old_revisions(found.revisions, limits.revisions, born_before_ns=born, excess=excess)
         return found
 
-    async def collect(self, found: Found) -> None:
+    async def collect(self, found: GcPlan) -> None:
         """Delete what was found, less what is held by now."""
         for stream, decision in found.decisions.items():
             if decision.before:
@@ -133,7 +133,7 @@ class Collector:
                 f"{', '.join(sorted(known)) or 'none'}"
             )
 
-    def _check_idle(self, trainer: PastTrainer) -> None:
+    def _check_idle(self, trainer: OfflineTrainer) -> None:
         if trainer.works:
             raise ConfigError(f"trainer {trainer.name} of run {self._config.run} is at work: stop it first")
 
@@ -141,24 +141,24 @@ class Collector:
         """Delete the ledger of a offline trainer, and what says that it is one. Raises `ConfigError` where it is at
         work."""
         run = self._config.run
-        holds = (await record(self._bus, run)).standing(await self._bus.server_time_ns())
+        holds = (await read_record(self._bus, run)).standing(await self._bus.server_time_ns())
         for trainer in await self._trainers(holds.values()):
             if trainer.name == name:
                 self._check_idle(trainer)
                 for subject in _of_trainer(run, name):
-                    await self._bus.erase(LEDGER, [subject])
+                    await self._bus.delete_all(LEDGER, [subject])
 
     async def delete_revision(self, name: str) -> None:
         """Delete a revision whole. Raises `ConfigError` where somebody works on it."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
-        holds = (await record(self._bus, run)).standing(now_ns)
+        holds = (await read_record(self._bus, run)).standing(now_ns)
         trainers = await self._trainers(holds.values())
         if (user := _user(name, holds.values()) or _trainer_of(name, trainers)) is not None:
             raise ConfigError(f"revision {name} of run {run} is kept for {user}: end that first")
-        await self._bus.erase(LEDGER, [subjects.state(run, "replay", name, "*")])
-        await self._bus.erase(REPLAY, [subjects.replay("rescore", run, name)])
-        await self._bus.erase(REPLAY, [subjects.revision(run, name)])
+        await self._bus.delete_all(LEDGER, [subjects.state(run, "replay", name, "*")])
+        await self._bus.delete_all(REPLAY, [subjects.replay("rescore", run, name)])
+        await self._bus.delete_all(REPLAY, [subjects.revision(run, name)])
 
     # -- who needs what
 
@@ -172,9 +172,9 @@ class Collector:
         extra = {name: EnvironmentConfig(kind="gateway") for name in sorted(gone)}
         return msgspec.structs.replace(self._config, environments={**self._config.environments, **extra})
 
-    async def _service_claims(self) -> list[Claim]:
+    async def _service_claims(self) -> list[RetentionClaim]:
         """Return what the services claim, for every trainer that has a ledger here."""
-        config, found = self._config, list[Claim]()
+        config, found = self._config, list[RetentionClaim]()
         prefix = subjects.ledger(config.run, "")
         stored = await self._bus.stored_subjects(LEDGER, [f"{prefix}*"])
         trainers = dict.fromkeys([config.training.name, *(subject.removeprefix(prefix) for subject in stored)])
@@ -183,13 +183,13 @@ class Collector:
             found += await self._claims_of(msgspec.structs.replace(config, training=training))
         return found
 
-    async def _claims_of(self, config: RunConfig) -> list[Claim]:
+    async def _claims_of(self, config: RunConfig) -> list[RetentionClaim]:
         run, trainer, bus = config.run, config.training.name, self._bus
         readers = Readers(Service(bus, "gc", run, config.revision), config)
         reports = subjects.state(run, "trainer", subjects.LIVE, trainer)
         async with bus.read(LEDGER, [reports], follow=False) as messages:
             async for message in messages:
-                report = owned(TrainReport, message, lambda one: one.run == run)
+                report = decode_owned(TrainReport, message, lambda one: one.run == run)
                 if report is not None:
                     readers.untrained.report(report)
         last, _, _ = await newest_entry(bus, run, trainer)
@@ -204,9 +204,9 @@ class Collector:
         on_ledger = ledger_claims(
             facts, subjects.ledger(run, trainer), await self._entry_before(run, trainer, position)
         )
-        if await bus.last(LEDGER, subjects.past(run, trainer)) is not None:  # no batcher writes it
+        if await bus.last(LEDGER, subjects.offline_trainer(run, trainer)) is not None:  # no batcher writes it
             batches = f"trainer {trainer}, for its batches"
-            return [*on_ledger, *(Claim(stream, ">", seq, batches) for stream, seq in facts.batched.items())]
+            return [*on_ledger, *(RetentionClaim(stream, ">", seq, batches) for stream, seq in facts.batched.items())]
         return [*floor.claims(facts, run, config.revision, config.environments), *on_ledger]
 
     async def _entry_before(self, run: str, trainer: str, position: int) -> int:
@@ -225,7 +225,7 @@ class Collector:
 
     # -- what is there
 
-    async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[Header]:
+    async def _headers(self, stream: str, names: Sequence[str]) -> AsyncGenerator[StoredHeader]:
         """Yield what is stored on `names`, in order; a large message counts with its chunks, which come before it."""
         kind = next((kind for kind, owner in subjects.BLOB_KINDS.items() if owner == stream), None)
         blobs = [subjects.blob(kind, self._config.run)] if kind else []
@@ -235,12 +235,16 @@ class Collector:
             async for message in messages:
                 given = message.headers.get(SIZE_HEADER, "")
                 size = int(given) if given.isdecimal() else 0
-                size += _OVERHEAD + len(message.subject) + sum(len(k) + len(v) + 4 for k, v in message.headers.items())
+                size += (
+                    _OVERHEAD_BYTES
+                    + len(message.subject)
+                    + sum(len(k) + len(v) + 4 for k, v in message.headers.items())
+                )
                 if message.subject.startswith("rl.blob."):
                     chunks[message.subject] = chunks.get(message.subject, 0) + size
                     continue
                 size += chunks.pop(message.headers.get(LARGE_HEADER, ""), 0)
-                yield Header(message.seq, message.subject, message.time_ns, size)
+                yield StoredHeader(message.seq, message.subject, message.time_ns, size)
 
     async def _measure(self, stream: str, names: Sequence[str]) -> tuple[int, int, dict[str, int]]:
         messages, size, lasts = 0, 0, dict[str, int]()
@@ -255,16 +259,16 @@ class Collector:
         self,
         stream: str,
         names: Sequence[str],
-        claims: Sequence[Claim],
+        claims: Sequence[RetentionClaim],
         *,
         born: int | None,
         keep: int | None,
         now_ns: int,
-    ) -> tuple[tuple[int, int], Decision]:
+    ) -> tuple[tuple[int, int], GcDecision]:
         """Return the messages and bytes there are of `names`, and what goes of them."""
         messages, size, lasts = await self._measure(stream, names)
         least_s = self._config.flow.retention.min_age_s
-        decider = Decider(
+        decider = GcDecider(
             stream,
             claims,
             lasts,
@@ -275,7 +279,7 @@ class Collector:
         if names:
             async with aclosing(self._headers(stream, names)) as headers:
                 async for header in headers:
-                    if not decider.take(header):
+                    if not decider.decide_message(header):
                         break
         return (messages, size), decider.decision
 
@@ -293,16 +297,16 @@ class Collector:
             # a hold that has lapsed learns of it, as from the governor
             return old.replace(holds=holds, trimmed={**old.trimmed, stream: reached})
 
-        await change(self._bus, self._config.run, update)
+        await update_record(self._bus, self._config.run, update)
         return agreed
 
-    async def _revisions(self, holds: Collection[Hold], trainers: Collection[PastTrainer]) -> list[Revision]:
-        run, found = self._config.run, dict[str, Revision]()
+    async def _revisions(self, holds: Collection[Hold], trainers: Collection[OfflineTrainer]) -> list[StoredRevision]:
+        run, found = self._config.run, dict[str, StoredRevision]()
         filters = [subjects.revision(run), subjects.replay("rescore", run, "*")]
         async with aclosing(self._headers(REPLAY, filters)) as headers:
             async for header in headers:
                 name = header.subject.split(".")[-2]
-                old = found.get(name) or Revision(
+                old = found.get(name) or StoredRevision(
                     name, 0, 0, 0, self._worker(name, holds) or _trainer_of(name, trainers)
                 )
                 found[name] = old._replace(
@@ -315,21 +319,21 @@ class Collector:
             return "the live run, whose revision it is"
         return _user(name, holds)
 
-    async def _trainers(self, holds: Collection[Hold]) -> list[PastTrainer]:
+    async def _trainers(self, holds: Collection[Hold]) -> list[OfflineTrainer]:
         """Return the offline trainers, what they take not measured."""
-        bus, run, found = self._bus, self._config.run, list[PastTrainer]()
-        for subject in await bus.stored_subjects(LEDGER, [subjects.past(run, "*")]):
+        bus, run, found = self._bus, self._config.run, list[OfflineTrainer]()
+        for subject in await bus.stored_subjects(LEDGER, [subjects.offline_trainer(run, "*")]):
             name = subject.rsplit(".", 1)[-1]
-            past, _, _ = await newest(bus, LEDGER, subject, PastRecord, lambda one: one.run == run)
+            past, _, _ = await read_last_event(bus, LEDGER, subject, PastRecord, lambda one: one.run == run)
             reports = subjects.state(run, "trainer", subjects.LIVE, name)
-            report, _, _ = await newest(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
+            report, _, _ = await read_last_event(bus, LEDGER, reports, TrainReport, lambda one: one.run == run)
             if past is not None:
                 trained = report.next_batch if report else 0
                 works = any(hold.about == f"train {name} on {past.revision}" for hold in holds)
-                found.append(PastTrainer(name, past.revision, trained, past.batches, 0, 0, works))
+                found.append(OfflineTrainer(name, past.revision, trained, past.batches, 0, 0, works))
         return found
 
-    async def _measured(self, trainer: PastTrainer) -> PastTrainer:
+    async def _measured(self, trainer: OfflineTrainer) -> OfflineTrainer:
         messages, size, _ = await self._measure(LEDGER, _of_trainer(self._config.run, trainer.name))
         return trainer._replace(messages=messages, bytes=size)
 
@@ -337,7 +341,7 @@ class Collector:
         """Raise `ConfigError` where anybody holds any of the run's history."""
         run = self._config.run
         now_ns = await self._bus.server_time_ns()
-        held = (await record(self._bus, run)).standing(now_ns)
+        held = (await read_record(self._bus, run)).standing(now_ns)
         if held:
             name, hold = next(iter(held.items()))
             raise ConfigError(f"run {run} is still read by {name} ({hold.about}): end that first")
@@ -345,10 +349,14 @@ class Collector:
 
 def _of_trainer(run: str, name: str) -> list[str]:
     """Return where a offline trainer stores, in the order in which it goes: what says that it is one last."""
-    return [subjects.state(run, "trainer", subjects.LIVE, name), subjects.ledger(run, name), subjects.past(run, name)]
+    return [
+        subjects.state(run, "trainer", subjects.LIVE, name),
+        subjects.ledger(run, name),
+        subjects.offline_trainer(run, name),
+    ]
 
 
-def _trainer_of(revision: str, trainers: Collection[PastTrainer]) -> str | None:
+def _trainer_of(revision: str, trainers: Collection[OfflineTrainer]) -> str | None:
     """Return a trainer that has batches of a revision yet to train on, and so needs it at every start."""
     return next((needs for one in trainers if one.revision == revision and (needs := one.needs)), None)
 

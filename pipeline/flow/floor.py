@@ -36,12 +36,22 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.retention import Hold
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS, TEACHER
 
-__all__ = ["Claim", "Committed", "Facts", "Untrained", "claims", "hold_claims", "lowest_seqs", "on", "trimmable"]
+__all__ = [
+    "RetentionClaim",
+    "RetentionInputs",
+    "StageProgress",
+    "UntrainedReferences",
+    "claims",
+    "hold_claims",
+    "lowest_seqs",
+    "on",
+    "trimmable",
+]
 
 _TRIMMED_KINDS: tuple[subjects.Kind, ...] = ("score", "dead", "reward", "curriculum", "teacher", "alert")
 
 
-class Claim(NamedTuple):
+class RetentionClaim(NamedTuple):
     """`holder` needs the messages on `subject` (one, or `>` for all of the stream) from sequence `needs` on."""
 
     stream: str
@@ -50,7 +60,7 @@ class Claim(NamedTuple):
     holder: str
 
 
-class Committed(NamedTuple):
+class StageProgress(NamedTuple):
     """Where a stateful stage stands: the cursors of its last commit, and the commit that its last snapshot covers."""
 
     cursors: Mapping[str, int] = {}
@@ -58,7 +68,7 @@ class Committed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RetentionInputs:
     """What the log and the broker said, at some time each.
 
     `acknowledged` is by durable stage, `normalizers`, `curricula` and `monitors` (None: no health service runs) by
@@ -70,9 +80,9 @@ class Facts:
     watermark: int = 0
     events_cursor: int = 0
     acknowledged: Mapping[str, int] = field(default_factory=dict)
-    normalizers: Mapping[str, Committed] = field(default_factory=dict)
-    curricula: Mapping[str, Committed] = field(default_factory=dict)
-    monitors: Mapping[str, Committed] | None = field(default_factory=dict)
+    normalizers: Mapping[str, StageProgress] = field(default_factory=dict)
+    curricula: Mapping[str, StageProgress] = field(default_factory=dict)
+    monitors: Mapping[str, StageProgress] | None = field(default_factory=dict)
     batched: Mapping[str, int] = field(default_factory=dict)
     logprobs: int = 1
 
@@ -89,7 +99,7 @@ def trimmable(stream: str, run: str, revision: str, environments: Iterable[str])
     return []
 
 
-def claims(facts: Facts, run: str, revision: str, environments: Iterable[str]) -> list[Claim]:
+def claims(facts: RetentionInputs, run: str, revision: str, environments: Iterable[str]) -> list[RetentionClaim]:
     """Return the claims of the run's own services on what is `trimmable`."""
     found = []
     for env in environments:
@@ -97,53 +107,58 @@ def claims(facts: Facts, run: str, revision: str, environments: Iterable[str]) -
         score, dead, reward, curriculum, teacher = (
             subjects.event(kind, run, revision, env) for kind in ("score", "dead", "reward", "curriculum", "teacher")
         )
-        normalizer = facts.normalizers.get(env, Committed())
-        learner = facts.curricula.get(env, Committed())
+        normalizer = facts.normalizers.get(env, StageProgress())
+        learner = facts.curricula.get(env, StageProgress())
         name = f"normalizer of {env}"
         scored = normalizer.cursors.get(EVENTS, 1)
         found += [
-            Claim(ROLLOUTS, rollout, facts.watermark + 1, "batcher, for rollouts without an outcome"),
-            Claim(ROLLOUTS, rollout, normalizer.cursors.get(ROLLOUTS, 1), name),
-            *(Claim(ROLLOUTS, rollout, seq + 1, stage) for stage, seq in facts.acknowledged.items()),
-            *(Claim(EVENTS, subject, max(1, facts.events_cursor), "batcher") for subject in (dead, reward, teacher)),
-            *(Claim(EVENTS, subject, scored, name) for subject in (score, dead)),
-            Claim(EVENTS, reward, normalizer.covers + 1, f"{name}, for its start"),
-            Claim(EVENTS, reward, learner.cursors.get(EVENTS, 1), f"curriculum of {env}"),
-            Claim(EVENTS, curriculum, learner.covers + 1, f"curriculum of {env}, for its start"),
-            Claim(TEACHER, logprobs, facts.logprobs, "batcher, for logprobs of rollouts without an outcome"),
+            RetentionClaim(ROLLOUTS, rollout, facts.watermark + 1, "batcher, for rollouts without an outcome"),
+            RetentionClaim(ROLLOUTS, rollout, normalizer.cursors.get(ROLLOUTS, 1), name),
+            *(RetentionClaim(ROLLOUTS, rollout, seq + 1, stage) for stage, seq in facts.acknowledged.items()),
+            *(
+                RetentionClaim(EVENTS, subject, max(1, facts.events_cursor), "batcher")
+                for subject in (dead, reward, teacher)
+            ),
+            *(RetentionClaim(EVENTS, subject, scored, name) for subject in (score, dead)),
+            RetentionClaim(EVENTS, reward, normalizer.covers + 1, f"{name}, for its start"),
+            RetentionClaim(EVENTS, reward, learner.cursors.get(EVENTS, 1), f"curriculum of {env}"),
+            RetentionClaim(EVENTS, curriculum, learner.covers + 1, f"curriculum of {env}, for its start"),
+            RetentionClaim(TEACHER, logprobs, facts.logprobs, "batcher, for logprobs of rollouts without an outcome"),
         ]
         alert = subjects.event("alert", run, revision, env)
         if facts.monitors is None:
-            found.append(Claim(EVENTS, alert, 1, "nobody, and it is little"))
+            found.append(RetentionClaim(EVENTS, alert, 1, "nobody, and it is little"))
         else:
-            monitor, name = facts.monitors.get(env, Committed()), f"health service, for {env}"
+            monitor, name = facts.monitors.get(env, StageProgress()), f"health service, for {env}"
             judged = monitor.cursors.get(EVENTS, 1)
             found += [
-                *(Claim(EVENTS, subject, judged, name) for subject in (score, dead, reward)),
-                Claim(EVENTS, alert, monitor.covers + 1, f"{name}, for its start"),
+                *(RetentionClaim(EVENTS, subject, judged, name) for subject in (score, dead, reward)),
+                RetentionClaim(EVENTS, alert, monitor.covers + 1, f"{name}, for its start"),
             ]
         for stream, subject in ((ROLLOUTS, rollout), (TEACHER, logprobs)):
             if stream in facts.batched:
-                found.append(Claim(stream, subject, facts.batched[stream], "trainer, for batches behind a checkpoint"))
+                found.append(
+                    RetentionClaim(stream, subject, facts.batched[stream], "trainer, for batches behind a checkpoint")
+                )
     return found
 
 
-def hold_claims(holds: Mapping[str, Hold]) -> list[Claim]:
+def hold_claims(holds: Mapping[str, Hold]) -> list[RetentionClaim]:
     """Return the claims of registered holds."""
     return [
-        Claim(stream, ">", needs, f"{name} ({hold.about})")
+        RetentionClaim(stream, ">", needs, f"{name} ({hold.about})")
         for name, hold in holds.items()
         for stream, needs in hold.needs.items()
     ]
 
 
-def on(claimed: Iterable[Claim], stream: str, subject: str) -> list[Claim]:
+def on(claimed: Iterable[RetentionClaim], stream: str, subject: str) -> list[RetentionClaim]:
     """Return the claims on `subject`, the lowest first: nothing at or above what that needs may go."""
     found = (claim for claim in claimed if claim.stream == stream and claim.subject in (subject, ">"))
     return sorted(found, key=lambda claim: claim.needs)
 
 
-class Untrained:
+class UntrainedReferences:
     """What batches refer to that a trainer may still fetch: those behind the last one it has reported.
 
     Entries and reports are fed in the order of the ledger.
@@ -165,7 +180,7 @@ class Untrained:
             return
         self._batched[entry.index] = lowest_seqs((ref.seq, ref.teacher) for ref in entry.batch.groups)
 
-    def lowest(self) -> dict[str, int]:
+    def lowest_seqs(self) -> dict[str, int]:
         """Return by stream the lowest sequence that may be fetched; a stream without one is left out."""
         found: dict[str, int] = {}
         for seqs in self._batched.values():

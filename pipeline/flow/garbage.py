@@ -10,17 +10,26 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lachesis.pipeline.flow import floor
-from lachesis.pipeline.flow.floor import Claim, Facts
+from lachesis.pipeline.flow.floor import RetentionClaim, RetentionInputs
 from lachesis.schemas import subjects
 from lachesis.schemas.subjects import EVENTS, LEDGER
 
-__all__ = ["Decider", "Decision", "Header", "Held", "Revision", "collectable", "ledger_claims", "old_revisions"]
+__all__ = [
+    "GcDecider",
+    "GcDecision",
+    "HeldBack",
+    "StoredHeader",
+    "StoredRevision",
+    "collectable",
+    "ledger_claims",
+    "old_revisions",
+]
 
-LAST = "its writer, to start from"
+NO_WRITER = "its writer, to start from"
 """Who needs the last message of every subject."""
 
 
-class Header(NamedTuple):
+class StoredHeader(NamedTuple):
     """A stored message without its data; `size` in bytes, as near as can be told."""
 
     seq: int
@@ -30,7 +39,7 @@ class Header(NamedTuple):
 
 
 @dataclass(slots=True)
-class Held:
+class HeldBack:
     """What one holder keeps of what should go: bytes, messages, and the first of them."""
 
     bytes: int = 0
@@ -39,14 +48,14 @@ class Held:
 
 
 @dataclass(slots=True)
-class Decision:
+class GcDecision:
     """What goes from a stream: by subject, everything below a sequence. `held` is by holder."""
 
     stream: str
     before: dict[str, int] = field(default_factory=dict)
     messages: int = 0
     bytes: int = 0
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, HeldBack] = field(default_factory=dict)
 
 
 def collectable(stream: str, run: str, revision: str, environments: Iterable[str], ledger: str | None) -> list[str]:
@@ -60,16 +69,16 @@ def collectable(stream: str, run: str, revision: str, environments: Iterable[str
     return found
 
 
-def ledger_claims(facts: Facts, ledger: str, resumes_at: int) -> list[Claim]:
+def ledger_claims(facts: RetentionInputs, ledger: str, resumes_at: int) -> list[RetentionClaim]:
     """Return the claims on a ledger. A trainer that starts again reads from `resumes_at` on (1: it has no checkpoint):
     the entry before its checkpoint's position proves that the ledger is the one it was trained on."""
-    found = [Claim(LEDGER, ledger, resumes_at, "trainer, for its checkpoint")]
+    found = [RetentionClaim(LEDGER, ledger, resumes_at, "trainer, for its checkpoint")]
     for env, monitor in (facts.monitors or {}).items():
-        found.append(Claim(LEDGER, ledger, monitor.cursors.get(LEDGER, 1), f"health service, for {env}"))
+        found.append(RetentionClaim(LEDGER, ledger, monitor.cursors.get(LEDGER, 1), f"health service, for {env}"))
     return found
 
 
-class Decider:
+class GcDecider:
     """Feed it headers, which rise in sequence, until it wants no more; `decision` is then what goes of them.
 
     What goes is what was stored before `born_before_ns`, and the oldest until `excess` bytes are gone, but nothing that
@@ -79,22 +88,22 @@ class Decider:
     def __init__(
         self,
         stream: str,
-        claims: Sequence[Claim],
+        claims: Sequence[RetentionClaim],
         lasts: Mapping[str, int],
         *,
         born_before_ns: int | None,
         excess: int,
         kept_from_ns: int | None = None,
     ) -> None:
-        self.decision = Decision(stream)
+        self.decision = GcDecision(stream)
         self._claims = claims
         self._lasts = lasts
         self._born_before_ns = born_before_ns
         self._excess = excess
         self._kept_from_ns = kept_from_ns
-        self._lowest: dict[str, Claim | None] = {}
+        self._lowest: dict[str, RetentionClaim | None] = {}
 
-    def take(self, header: Header) -> bool:
+    def decide_message(self, header: StoredHeader) -> bool:
         """Decide about a message, and say whether the next one matters."""
         decision, time_ns = self.decision, header.time_ns
         old = self._born_before_ns is not None and time_ns < self._born_before_ns
@@ -106,26 +115,26 @@ class Decider:
         if claim is not None and header.seq >= claim.needs:
             _hold(decision, claim.holder, header)
         elif header.seq >= self._lasts.get(header.subject, 0):
-            _hold(decision, LAST, header)
+            _hold(decision, NO_WRITER, header)
         else:
             decision.before[header.subject] = header.seq + 1
             decision.messages += 1
             decision.bytes += header.size
         return True
 
-    def _claim(self, subject: str) -> Claim | None:
+    def _claim(self, subject: str) -> RetentionClaim | None:
         if subject not in self._lowest:
             self._lowest[subject] = next(iter(floor.on(self._claims, self.decision.stream, subject)), None)
         return self._lowest[subject]
 
 
-def _hold(decision: Decision, holder: str, header: Header) -> None:
-    held = decision.held.setdefault(holder, Held(first=header.seq))
+def _hold(decision: GcDecision, holder: str, header: StoredHeader) -> None:
+    held = decision.held.setdefault(holder, HeldBack(first=header.seq))
     held.bytes += header.size
     held.messages += 1
 
 
-class Revision(NamedTuple):
+class StoredRevision(NamedTuple):
     """A re-scored revision of the run: what it takes, when it was last written, and who works on it (None: nobody)."""
 
     name: str
@@ -135,7 +144,7 @@ class Revision(NamedTuple):
     held: str | None
 
 
-class PastTrainer(NamedTuple):
+class OfflineTrainer(NamedTuple):
     """A trainer on a revision of the past: what its ledger takes, how far it has come, and whether it is at work."""
 
     name: str
@@ -155,11 +164,11 @@ class PastTrainer(NamedTuple):
 
 
 def old_revisions(
-    revisions: Iterable[Revision], named: Iterable[str], *, born_before_ns: int | None, excess: int
-) -> list[Revision]:
+    revisions: Iterable[StoredRevision], named: Iterable[str], *, born_before_ns: int | None, excess: int
+) -> list[StoredRevision]:
     """Return the revisions that go, whole: those named, those last written before `born_before_ns`, and the oldest
     until `excess` bytes are gone; never one that somebody works on."""
-    wanted, found, gone = set(named), list[Revision](), 0
+    wanted, found, gone = set(named), list[StoredRevision](), 0
     for one in sorted(revisions, key=lambda one: one.newest_ns):
         old = born_before_ns is not None and one.newest_ns < born_before_ns
         if one.held is None and (one.name in wanted or old or gone < excess):

@@ -12,30 +12,30 @@ from collections.abc import Sequence
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow import floor
 from lachesis.pipeline.flow.budget import Budget
-from lachesis.pipeline.flow.floor import Claim
+from lachesis.pipeline.flow.floor import RetentionClaim
 from lachesis.pipeline.flow.readers import Readers
-from lachesis.pipeline.flow.retention import change
+from lachesis.pipeline.flow.retention import update_record
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import FencedError, InfrastructureError, SchemaError
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["History"]
+__all__ = ["HistoryTrimmer"]
 
 log = logging.getLogger("lachesis")
 
 _PERIOD_S = 1.0
 _STATES_S = 60.0
 _STAGES_WITH_STATE = ("normalizer", "curriculum", "health", "replay")
-_MOST_HOLDERS = 4
+_MAX_NAMED_HOLDERS = 4
 
 
-class History:
+class HistoryTrimmer:
     """Feed its `readers` with the ledger, and `run` it beside."""
 
     def __init__(self, service: Service, config: RunConfig, budget: Budget) -> None:
@@ -55,16 +55,20 @@ class History:
         while True:
             try:
                 if not in_office:
-                    await change(self._bus, self._service.run, lambda old: old.replace(term=self._service.instance))
+                    await update_record(
+                        self._bus, self._service.run, lambda old: old.replace(term=self._service.instance)
+                    )
                     in_office = True
                 await self._tidy()
                 for stream in (ROLLOUTS, EVENTS, TEACHER, LEDGER):
                     await self._relieve(stream)
-                self._service.note("trimming", None)
+                self._service.set_note("trimming", None)
             except InfrastructureError as error:
-                self._service.note("trimming", f"history was not trimmed: {error}")
+                self._service.set_note("trimming", f"history was not trimmed: {error}")
             except SchemaError as error:
-                self._service.note("trimming", f"nothing is trimmed: what says how far it may be is broken: {error}")
+                self._service.set_note(
+                    "trimming", f"nothing is trimmed: what says how far it may be is broken: {error}"
+                )
             await anyio.sleep(_PERIOD_S)
 
     # what goes without anybody having to wait for room
@@ -80,7 +84,7 @@ class History:
         if now - self._sweep_s >= orphans_s:
             before_ns = await self._bus.server_time_ns() - int(orphans_s * 1e9)
             for stream in subjects.BLOB_KINDS.values():
-                await self._bus.sweep(stream, before_ns=before_ns)
+                await self._bus.delete_orphan_chunks(stream, before_ns=before_ns)
             self._sweep_s = now
 
     # what goes to make room
@@ -104,13 +108,13 @@ class History:
         full = "has no room left:" if self._budget.is_mostly_promised(stream) else "is full, and"
         self._say(stream, f"no group is admitted: stream {stream} {full} {why}" if stopped else None)
 
-    async def _trim(self, stream: str, excess: int, claimed: Sequence[Claim]) -> tuple[int, Retention]:
+    async def _trim(self, stream: str, excess: int, claimed: Sequence[RetentionClaim]) -> tuple[int, Retention]:
         """Delete what is oldest until `excess` bytes are gone or nothing more may go; return how many went.
 
         What others stored meanwhile counts against that.
         """
         now_ns = await self._bus.server_time_ns()
-        record = await change(self._bus, self._service.run, lambda old: self._lapsed(old, now_ns))
+        record = await update_record(self._bus, self._service.run, lambda old: self._lapsed(old, now_ns))
         names = self._names(stream)
         first = now = await self._bus.usage(stream)
         end = await self._old_enough(stream, names, now.last + 1)
@@ -132,7 +136,7 @@ class History:
         return first.bytes - now.bytes, record
 
     async def _agree(
-        self, stream: str, names: Sequence[str], claimed: Sequence[Claim], cut: int
+        self, stream: str, names: Sequence[str], claimed: Sequence[RetentionClaim], cut: int
     ) -> tuple[dict[str, int], Retention]:
         """Write down how far history may go up to `cut`; return that by subject, and the record as it is then."""
         before: dict[str, int] = {}
@@ -145,7 +149,7 @@ class History:
             reached = max(new.trimmed.get(stream, 1), *before.values())
             return new.replace(trimmed={**new.trimmed, stream: reached})
 
-        record = await change(self._bus, self._service.run, update)
+        record = await update_record(self._bus, self._service.run, update)
         return before, record
 
     async def _send_away(self, stream: str, record: Retention) -> bool:
@@ -154,7 +158,7 @@ class History:
         for name in names:
             log.warning("hold %s (%s) gives way: the run needs the room", name, record.holds[name].about)
         if names:
-            await change(
+            await update_record(
                 self._bus,
                 self._service.run,
                 lambda old: old.replace(holds={name: hold for name, hold in old.holds.items() if name not in names}),
@@ -192,7 +196,7 @@ class History:
                 low = message.seq + 1
         return low
 
-    async def _first(self, stream: str, filters: Sequence[str], start: int) -> Stored | None:
+    async def _first(self, stream: str, filters: Sequence[str], start: int) -> StoredMessage | None:
         """Return the first message on `filters` at or after `start`, without its data."""
         async with self._bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
             async for message in messages:
@@ -201,7 +205,7 @@ class History:
 
     # what is said of it
 
-    async def _why(self, stream: str, missing: int, claimed: Sequence[Claim]) -> str:
+    async def _why(self, stream: str, missing: int, claimed: Sequence[RetentionClaim]) -> str:
         """Say what keeps `missing` more bytes from being trimmed, and what to do."""
         budget = f"raise streams.{stream.lower()}_bytes"
         if stream == LEDGER:
@@ -225,7 +229,10 @@ class History:
         if first is None:
             return f"what is left is of other revisions: delete what nobody needs of them (`lachesis gc`), or {budget}"
         self.metrics[f"flow/held_from/{stream}"] = first.seq
-        most = [*list(holders.values())[:_MOST_HOLDERS], *(["others"] if len(holders) > _MOST_HOLDERS else [])]
+        most = [
+            *list(holders.values())[:_MAX_NAMED_HOLDERS],
+            *(["others"] if len(holders) > _MAX_NAMED_HOLDERS else []),
+        ]
         return f"history is still needed by {', '.join(most)}: see that they go on, or {budget}"
 
     def _say(self, stream: str, stopped: str | None) -> None:
@@ -235,11 +242,11 @@ class History:
             self._stopped[stream] = stopped
             if before is None:
                 log.warning("%s", stopped)
-            self._service.waits("backpressure", "; ".join(self._stopped.values()))
+            self._service.mark_waiting("backpressure", "; ".join(self._stopped.values()))
         elif before is not None:
             log.info("stream %s has room again", stream)
             if not self._stopped:
-                self._service.recovered()
+                self._service.mark_ok()
 
     def _count(self, stream: str, what: str, amount: int) -> None:
         name = f"flow/trimmed_{what}/{stream}"

@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.marks import Resolved
+from lachesis.pipeline.batching.marks import ResolvedSet
 from lachesis.pipeline.bus.api import StreamUsage
-from lachesis.pipeline.flow.budget import Budget, Room
+from lachesis.pipeline.flow.budget import Budget, ByteReservation
 from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.shares import Shares
+from lachesis.pipeline.flow.shares import EnvFairness
 from lachesis.schemas.control import AdmissionStatus, LeaseReply, LeaseRequest
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.plan import Plan
 
 __all__ = ["Governor", "Lease"]
 
-_SHORTEST_AWAY_S = 2.0
+_MIN_AWAY_S = 2.0
 """Seconds without contact that no producer would notice, whatever a lease lasts."""
 
 
@@ -41,10 +41,10 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredGroup:
     env: str
     sequences: int
-    room: Room
+    room: ByteReservation
 
 
 class Governor:
@@ -66,8 +66,8 @@ class Governor:
         self._batch_size = batching.batch_size
         self._term = term
         self._grants_from_s = grants_from_s
-        self._stored: dict[int, _Stored] = {}
-        self._resolved = Resolved()
+        self._stored: dict[int, _StoredGroup] = {}
+        self._resolved = ResolvedSet()
         self._last_rollout = 0
         self._last_member = 0
         self._contact_s: float | None = None
@@ -78,7 +78,7 @@ class Governor:
         self._next_batch = 0
         self._trained = 0
         self._leases: dict[tuple[str, str], Lease] = {}  # by environment and id, which others can guess
-        self._shares = Shares(config, self.capacity, self.capacity - self._batch_size)
+        self._shares = EnvFairness(config, self.capacity, self.capacity - self._batch_size)
         self.budget = Budget(config)
         self._wanting = False
         self._counts = dict.fromkeys(("granted", "refused", "expired", "late"), 0)
@@ -95,7 +95,9 @@ class Governor:
             self._counts["late"] += 1
         self._last_member = max(self._last_member, seq)
         if seq not in self._resolved and seq not in self._stored:
-            stored = _Stored(env, plan.sequences, Room.of(self.config, sequences=plan.sequences, tokens=plan.tokens))
+            stored = _StoredGroup(
+                env, plan.sequences, ByteReservation.of(self.config, sequences=plan.sequences, tokens=plan.tokens)
+            )
             self._stored[seq] = stored
             self._shares.hold(env, plan.sequences)
             self.budget.promise(stored.room)
@@ -110,13 +112,13 @@ class Governor:
 
     def entry(self, entry: LedgerEntry) -> None:
         """Apply a new ledger entry: resolved groups stop counting, unless they wait in a batch."""
-        self._resolved = Resolved(entry.watermark, entry.resolved)
+        self._resolved = ResolvedSet(entry.watermark, entry.resolved)
         self._last_rollout = max(self._last_rollout, entry.watermark)
         self._last_entry = entry.index
         self._wanting = False
         for seq in [seq for seq in self._stored if seq in self._resolved]:
             stored = self._stored.pop(seq)
-            self._shares.let_go(stored.env, stored.sequences)
+            self._shares.release(stored.env, stored.sequences)
             self.budget.release(stored.room)
         self._next_batch = entry.next_batch
         if entry.batch is not None and entry.batch.number >= self._trained:
@@ -137,18 +139,18 @@ class Governor:
 
     def usage(self, streams: Mapping[str, StreamUsage], now_s: float) -> None:
         """Record the streams' usage as of `now_s`, and the run's share; None: all that is left."""
-        self.budget.read(now_s, streams)
+        self.budget.update(now_s, streams)
 
-    def contact(self, now_s: float) -> None:
+    def record_contact(self, now_s: float) -> None:
         """The broker answered, or a request came.
 
         After a while without either, producers get a lease period to renew what they hold.
         """
         away_s = now_s - self._contact_s if self._contact_s is not None else 0.0
-        if away_s > max(_SHORTEST_AWAY_S, self.config.lease_s / 4):  # a producer renews four times
+        if away_s > max(_MIN_AWAY_S, self.config.lease_s / 4):  # a producer renews four times
             until_s = now_s + self.config.lease_s
             self._leases = {name: replace(lease, expires_s=until_s) for name, lease in self._leases.items()}
-            if self.waits:  # it could not take over the leases of earlier lives either
+            if self.waits_for_old_leases:  # it could not take over the leases of earlier lives either
                 self._grants_from_s = until_s
         self._contact_s = now_s
 
@@ -160,16 +162,16 @@ class Governor:
         self._grants_from_s = grants_from_s
 
     @property
-    def waits(self) -> bool:
+    def waits_for_old_leases(self) -> bool:
         """Whether leases of earlier lives may be held of which nothing is known yet."""
         return self._seen_s < self._grants_from_s
 
     def is_due(self, now_s: float) -> bool:
         """Whether something waits for `seen`: leases whose time is over, or all that want one after a restart."""
-        waited = self.waits and self._grants_from_s <= now_s
+        waited = self.waits_for_old_leases and self._grants_from_s <= now_s
         return waited or any(lease.expires_s <= now_s for lease in self._leases.values())
 
-    def seen(self, now_s: float) -> None:
+    def mark_seen_until(self, now_s: float) -> None:
         """Record that all rollouts stored before `now_s` are known.
 
         A lease that had expired by then is unused.
@@ -183,9 +185,9 @@ class Governor:
 
     # requests
 
-    def ask(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+    def answer_request(self, request: LeaseRequest, now_s: float) -> LeaseReply:
         """Answer a request. A refusal says why and when to ask again."""
-        self.contact(now_s)
+        self.record_contact(now_s)
         match request.op:
             case "acquire":
                 return self._acquire(request, now_s)
@@ -209,7 +211,7 @@ class Governor:
             self._leases[request.env, name] = replace(lease, expires_s=now_s + self.config.lease_s)
             return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
         # an earlier life may have granted it: the producer says what that was
-        if self.waits and self._may_be_granted(request.sequences, request.bytes):
+        if self.waits_for_old_leases and self._may_be_granted(request.sequences, request.bytes):
             return self._begin(name, request, now_s)
         reason = "there is no such lease; it ended or was used. What was generated under it may still be published"
         return LeaseReply(granted=False, lease=name, reason=reason)
@@ -219,16 +221,16 @@ class Governor:
 
         What came late has passed the bound, so what is stored and batched says nothing about it.
         """
-        room = Room.of(self.config, sequences=sequences, bytes_=size)
+        room = ByteReservation.of(self.config, sequences=sequences, bytes_=size)
         fits = 1 <= sequences <= self._batch_size and self.leased + sequences <= self.capacity
-        return fits and size >= 1 and self.budget.never(room) is None
+        return fits and size >= 1 and self.budget.reason_never_possible(room) is None
 
     def _begin(self, name: str, request: LeaseRequest, now_s: float) -> LeaseReply:
         lease = Lease(name, request.env, request.sequences, request.bytes, now_s + self.config.lease_s)
         self._wanting = False
         self._leases[lease.env, name] = lease
         self._shares.hold(lease.env, lease.sequences)
-        self.budget.promise(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+        self.budget.promise(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return LeaseReply(granted=True, lease=name, expires_s=self.config.lease_s)
 
     def _end(self, name: str | None, env: str) -> Lease | None:
@@ -237,8 +239,8 @@ class Governor:
         if lease is None:
             return None
         self._wanting = False
-        self._shares.let_go(lease.env, lease.sequences)
-        self.budget.release(Room.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
+        self._shares.release(lease.env, lease.sequences)
+        self.budget.release(ByteReservation.of(self.config, sequences=lease.sequences, bytes_=lease.bytes))
         return lease
 
     def _refusal(self, request: LeaseRequest, now_s: float) -> str | None:
@@ -251,18 +253,18 @@ class Governor:
         closed = self._closed(request.env)
         if closed is not None:
             return closed
-        if self.waits:
+        if self.waits_for_old_leases:
             return f"the governor started again and waits {self._wait_s(now_s):.1f} s for leases it cannot know"
         if self.budget.is_blind(now_s):
             return "the size of the streams is unknown: the broker does not answer"
-        room = Room.of(self.config, sequences=request.sequences, bytes_=request.bytes)
-        too_large = self.budget.never(room)
+        room = ByteReservation.of(self.config, sequences=request.sequences, bytes_=request.bytes)
+        too_large = self.budget.reason_never_possible(room)
         if too_large is not None:
             return too_large
-        reason = self.budget.refusal(room)
+        reason = self.budget.refusal_reason(room)
         if reason is None:
             free = self.capacity - self.outstanding
-            reason = self._shares.refusal(request.env, request.sequences, free, now_s)
+            reason = self._shares.refusal_reason(request.env, request.sequences, free, now_s)
         self._wanting = reason is not None
         return reason
 
@@ -273,7 +275,7 @@ class Governor:
         return self._halted.get(env)
 
     def _wait_s(self, now_s: float) -> float:
-        return min(max(0.0, self._grants_from_s - now_s), self.config.lease_s) if self.waits else 0.0
+        return min(max(0.0, self._grants_from_s - now_s), self.config.lease_s) if self.waits_for_old_leases else 0.0
 
     # figures
 

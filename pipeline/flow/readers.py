@@ -5,10 +5,10 @@ Everything here only ever moves forward, so that whatever is asked a moment too 
 
 from typing import TypeVar
 
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow import floor
-from lachesis.pipeline.flow.floor import Claim, Committed, Facts, Untrained
+from lachesis.pipeline.flow.floor import RetentionClaim, RetentionInputs, StageProgress, UntrainedReferences
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent
@@ -28,7 +28,7 @@ class Readers:
     """Feed it the ledger's entries and, by way of `untrained`, the trainer's reports."""
 
     def __init__(self, service: Service, config: RunConfig) -> None:
-        self.untrained = Untrained()
+        self.untrained = UntrainedReferences()
         self._bus = service.bus
         self._run = service.run
         self._revision = service.revision
@@ -44,15 +44,15 @@ class Readers:
         self.untrained.entry(entry)
         self._watermark, self._events_cursor = entry.watermark, entry.events_cursor
 
-    async def claims(self) -> list[Claim]:
+    async def claims(self) -> list[RetentionClaim]:
         """Return what the run's own services claim. Raises `SchemaError` where a commit cannot be read."""
         return floor.claims(await self.facts(), self._run, self._revision, self._environments)
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> RetentionInputs:
         """Return where they stand. Raises as `claims`."""
         # together, before anything is awaited: what later entries refer to lies above this watermark
-        watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest()
-        return Facts(
+        watermark, events_cursor, batched = self._watermark, self._events_cursor, self.untrained.lowest_seqs()
+        return RetentionInputs(
             watermark=watermark,
             events_cursor=events_cursor,
             batched=batched,
@@ -79,14 +79,16 @@ class Readers:
             return 0  # it has never run
         return lag.ack_floor
 
-    async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> Committed:
+    async def _committed(self, stage: str, kind: subjects.Kind, event: type[E], env: str) -> StageProgress:
         state = subjects.state(self._run, stage, self._revision, env)
-        snapshot, _, _ = await newest(self._bus, LEDGER, state, StateSnapshot, lambda one: one.stage == stage)
+        snapshot, _, _ = await read_last_event(self._bus, LEDGER, state, StateSnapshot, lambda one: one.stage == stage)
         subject = subjects.event(kind, self._run, self._revision, env)
-        last, _, _ = await newest(self._bus, EVENTS, subject, event, lambda one: (one.run, one.env) == (self._run, env))
+        last, _, _ = await read_last_event(
+            self._bus, EVENTS, subject, event, lambda one: (one.run, one.env) == (self._run, env)
+        )
         if last is None:
-            return Committed()
-        return Committed(last.commit.cursors, snapshot.covers if snapshot else 0)
+            return StageProgress()
+        return StageProgress(last.commit.cursors, snapshot.covers if snapshot else 0)
 
     async def _settled_logprobs(self, watermark: int) -> int:
         """Return the sequence of TEACHER below which every message is of a rollout that has an outcome."""

@@ -20,18 +20,18 @@ from lachesis.schemas.errors import FencedError, InfrastructureError, NotFoundEr
 from lachesis.schemas.retention import Hold, Retention
 from lachesis.schemas.subjects import check_name
 
-__all__ = ["Holding", "change", "holding", "record"]
+__all__ = ["OpenHold", "holding", "read_record", "update_record"]
 
-_LONGEST_NAME = 50
+_MAX_NAME_CHARS = 50
 
 
-async def record(bus: Bus, run: str) -> Retention:
+async def read_record(bus: Bus, run: str) -> Retention:
     """Return the run's record; an empty one where nothing was trimmed or held yet. Raises `SchemaError`."""
     entry = await bus.value(keys.RETENTION)
     return decode(Retention, entry.value) if entry else Retention(run=run)
 
 
-async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
+async def update_record(bus: Bus, run: str, update: Callable[[Retention], Retention]) -> Retention:
     """Apply `update` to the record, and retry until no other writer interfered."""
     while True:
         entry = await bus.value(keys.RETENTION)
@@ -47,7 +47,7 @@ async def change(bus: Bus, run: str, update: Callable[[Retention], Retention]) -
 
 
 @dataclass(slots=True)
-class Holding:
+class OpenHold:
     """An open hold, `name` in the record. Whoever has read on raises what it `needs`; the record follows with the next
     renewal."""
 
@@ -58,15 +58,15 @@ class Holding:
 @asynccontextmanager
 async def holding(
     bus: Bus, run: str, name: str, needs: Mapping[str, int], *, about: str, lease_s: float = 60.0, yields: bool = False
-) -> AsyncIterator[Holding]:
+) -> AsyncIterator[OpenHold]:
     """Keep the run's history from `needs` (sequence by stream) on while the context is open.
 
     Each has a key of its own, which begins with `name`: of two that hold for the same work neither ends with the other.
     One that `yields` gives way where the run would have to wait for room. Raises `NotFoundError` when some of it may be
     gone already, and while it is open when it could not be renewed within `lease_s` and has lapsed, or has given way.
     """
-    name = f"{check_name('hold', name)[:_LONGEST_NAME]}-{secrets.token_hex(6)}"
-    held = Holding(name, dict(needs))
+    name = f"{check_name('hold', name)[:_MAX_NAME_CHARS]}-{secrets.token_hex(6)}"
+    held = OpenHold(name, dict(needs))
 
     async def write(check: Callable[[Retention], None]) -> None:
         expires_ns = await bus.server_time_ns() + int(lease_s * 1e9)
@@ -80,7 +80,7 @@ async def holding(
                 }
             )
 
-        await change(bus, run, update)
+        await update_record(bus, run, update)
 
     def is_there(old: Retention) -> None:
         for stream, seq in held.needs.items():
@@ -113,4 +113,4 @@ async def holding(
             yield held
     finally:
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0), suppress(InfrastructureError):
-            await change(bus, run, let_go)
+            await update_record(bus, run, let_go)

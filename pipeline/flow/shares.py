@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from lachesis.pipeline.flow.config import FlowConfig
 
-__all__ = ["Shares"]
+__all__ = ["EnvFairness"]
 
 
 @dataclass(slots=True)
-class _Wait:
+class _WaitingEnv:
     sequences: int
     since_s: float
 
 
-class Shares:
+class EnvFairness:
     """What environments hold (leased, or stored without an outcome) and wait for, in sequences.
 
     `most_reserved` bounds what all parts together may keep from being used: a whole batch must always find room.
@@ -31,15 +31,15 @@ class Shares:
         self._most_reserved = min(most_reserved, int(config.reserved_share * capacity))
         self._held: Counter[str] = Counter()
         self._asked_s: dict[str, float] = {}
-        self._waiting: dict[str, _Wait] = {}
+        self._waiting: dict[str, _WaitingEnv] = {}
 
     def hold(self, env: str, sequences: int) -> None:
         self._held[env] += sequences
 
-    def let_go(self, env: str, sequences: int) -> None:
+    def release(self, env: str, sequences: int) -> None:
         self._held[env] -= sequences
 
-    def refusal(self, env: str, sequences: int, free: int, now_s: float) -> str | None:
+    def refusal_reason(self, env: str, sequences: int, free: int, now_s: float) -> str | None:
         """Return why `env` gets no `sequences` of the `free` ones, None if it does."""
         self._forget(now_s)
         self._asked_s[env] = now_s
@@ -49,7 +49,7 @@ class Shares:
             self._waiting.pop(env, None)
             return None
         if below:
-            self._waiting.setdefault(env, _Wait(sequences, now_s)).sequences = sequences
+            self._waiting.setdefault(env, _WaitingEnv(sequences, now_s)).sequences = sequences
         used = self._capacity - free
         if sequences > free:
             return f"{used} of {self._capacity} sequences are outstanding; some must be trained or dropped first"

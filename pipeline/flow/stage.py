@@ -13,17 +13,17 @@ from pathlib import Path
 
 import anyio
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.bus.newest import decode_owned, read_last_event
 from lachesis.pipeline.bus.store_room import KEEP_FREE_BYTES
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import room_at
+from lachesis.pipeline.disk import disk_room
 from lachesis.pipeline.flow.budget import MEASURED_STREAMS
-from lachesis.pipeline.flow.history import History
+from lachesis.pipeline.flow.history import HistoryTrimmer
 from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.health.standing import Standings, halted_reason
+from lachesis.pipeline.health.standing import EnvironmentStatuses, halted_reason
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
@@ -40,7 +40,7 @@ _USAGE_S = 1.0
 
 async def run_governor(service: Service, config: RunConfig) -> None:
     """Grant leases until the service drains. Raises `FencedError` when a later governor takes over."""
-    term = await _Term.take(service)
+    term = await _Term.acquire(service)
     waits = math.inf if term.has_predecessor else -math.inf
     steps = config.training.steps if config.mode == "train" else None
     governor = Governor(config.flow, config.batching, term=service.instance, grants_from_s=waits, steps=steps)
@@ -55,7 +55,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
         if request.env != env:  # who may ask on this subject has the key of this environment
             return encode(LeaseReply(granted=False, reason=f"{request.env} has a lease subject of its own"))
         was_blocked = governor.blocked
-        reply = governor.ask(request, time.monotonic())
+        reply = governor.answer_request(request, time.monotonic())
         if governor.blocked and not was_blocked:  # the batcher waits for that
             await follower.publish_status()
         return encode(reply)
@@ -70,7 +70,7 @@ async def run_governor(service: Service, config: RunConfig) -> None:
                 await served.enter_async_context(service.bus.serve(subject, partial(answer, env)))
             if term.has_predecessor:  # from now on producers can renew what they hold
                 governor.wait_until(time.monotonic() + config.flow.lease_s)
-            service.recovered()
+            service.mark_ok()
             await service.draining.wait()
         tasks.cancel_scope.cancel()
 
@@ -85,10 +85,10 @@ class _Term:
         self.has_predecessor = has_predecessor
 
     @classmethod
-    async def take(cls, service: Service) -> "_Term":
+    async def acquire(cls, service: Service) -> "_Term":
         """Write a term after the last one."""
         subject = subjects.state(service.run, "governor", service.revision, "0")
-        last, _, seq = await newest(
+        last, _, seq = await read_last_event(
             service.bus, subjects.LEDGER, subject, StateSnapshot, lambda one: one.stage == "governor"
         )
         index = last.index + 1 if last else 0
@@ -101,7 +101,7 @@ class _Term:
         """Raise `FencedError` once a later term is written."""
         async with self._service.bus.read(subjects.LEDGER, [self._subject], start=self._seq + 1) as later:
             async for message in later:
-                later_term = owned(StateSnapshot, message, lambda one: one.stage == "governor")
+                later_term = decode_owned(StateSnapshot, message, lambda one: one.stage == "governor")
                 if later_term is None:
                     continue
                 owner = later_term.state.decode(errors="replace")
@@ -117,13 +117,13 @@ class _Follower:
         self.trainer = config.training.name
         self.report_subject = subjects.state(service.run, "trainer", subjects.LIVE, self.trainer)
         self.store = config.store
-        self.history = History(service, config, governor.budget)
+        self.history = HistoryTrimmer(service, config, governor.budget)
         self.readers = self.history.readers
         self.rollouts = [subjects.rollout(service.run)]
         self.next_rollout = 1
         self.environments = list(config.environments)
-        self.standings = Standings()
-        self.position = Position()
+        self.standings = EnvironmentStatuses()
+        self.position = LedgerPosition()
         self.next_report = 1
 
     async def catch_up(self) -> None:
@@ -137,7 +137,7 @@ class _Follower:
             await self._take_up_untrained()
             self.readers.entry(last)
             self.governor.entry(last)
-            self.position = Position(last.index + 1, last.digest())
+            self.position = LedgerPosition(last.index + 1, last.digest())
             self.next_rollout = last.watermark + 1
         await self.standings.read(bus, self.service.run, self.service.revision, self.environments)
         for env in self.standings.environments:
@@ -145,7 +145,7 @@ class _Follower:
         try:
             policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # as if no step were taken, which grants less; the trainer's next record tells
-            self.service.note("policy", str(error))
+            self.service.set_note("policy", str(error))
         else:
             if policy is not None:
                 self._trained(policy.value)
@@ -175,7 +175,7 @@ class _Follower:
             async for message in stored:
                 self._member(message)
 
-    def _member(self, message: Stored) -> None:
+    def _member(self, message: StoredMessage) -> None:
         self.next_rollout = max(self.next_rollout, message.seq + 1)
         try:
             plan = Plan.unpack(message.headers.get(PLAN_HEADER))
@@ -196,14 +196,14 @@ class _Follower:
             async for message in reports:
                 self._report(message)
 
-    def _report(self, message: Stored) -> None:
+    def _report(self, message: StoredMessage) -> None:
         self.next_report = message.seq + 1
         try:
             report = decode(TrainReport, message.data)
         except SchemaError as error:  # history is kept as if it had not been made
-            self.service.note("report", f"a trainer's report cannot be read: {error}")
+            self.service.set_note("report", f"a trainer's report cannot be read: {error}")
         else:
-            self.service.note("report", None)
+            self.service.set_note("report", None)
             self.readers.untrained.report(report)
 
     async def policy(self) -> None:
@@ -215,17 +215,17 @@ class _Follower:
         try:
             step = decode(PolicyRecord, record).policy_version.step
         except SchemaError as error:  # nothing is known to be trained by it; the next one tells
-            self.service.note("policy", f"the policy record cannot be read: {error}")
+            self.service.set_note("policy", f"the policy record cannot be read: {error}")
         else:
-            self.service.note("policy", None)
+            self.service.set_note("policy", None)
             self.governor.trained(step)
 
     async def alerts(self) -> None:
         """Follow where the environments stand: nothing is granted to one that is halted."""
         subject = subjects.event("alert", self.service.run, self.service.revision)
-        async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.frontier + 1) as alerts:
+        async with self.service.bus.read(subjects.EVENTS, [subject], start=self.standings.last_seq + 1) as alerts:
             async for message in alerts:
-                env = self.standings.take(message)
+                env = self.standings.apply_alert(message)
                 if env is not None:
                     self._heed(env)
 
@@ -238,9 +238,9 @@ class _Follower:
             try:
                 await self._measure()
                 await self._let_run_out()
-                self.service.note("sizes", None)
+                self.service.set_note("sizes", None)
             except InfrastructureError as error:
-                self.service.note("sizes", f"stream sizes unknown: {error}")
+                self.service.set_note("sizes", f"stream sizes unknown: {error}")
             self.show()
             await self.publish_status()
             await anyio.sleep(_USAGE_S)
@@ -251,14 +251,14 @@ class _Follower:
         usage = {name: await self.service.bus.usage(name) for name in MEASURED_STREAMS}
         self.governor.budget.disk_bytes = None if self.store is None else _disk_bytes(self.store)
         self.governor.usage(usage, asked_s)
-        self.governor.contact(time.monotonic())
+        self.governor.record_contact(time.monotonic())
 
     async def _let_run_out(self) -> None:
         """End the leases whose time is over and under which nothing is stored, which the log alone can tell."""
         now_s = time.monotonic()
         if self.governor.is_due(now_s):
             await self._read_members()
-            self.governor.seen(now_s)
+            self.governor.mark_seen_until(now_s)
 
     async def publish_status(self) -> None:
         """Say whether anything more can be admitted. One that is lost is followed by the next."""
@@ -273,5 +273,5 @@ class _Follower:
 
 def _disk_bytes(store: Path) -> int | None:
     """Return what may still be stored on the disk under the streams, bytes; None: not known."""
-    room = room_at(store)
+    room = disk_room(store)
     return max(0, room.free_bytes - KEEP_FREE_BYTES) if room.total_bytes else None

@@ -27,13 +27,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.gateway.body import BodyRoom, BrokenGzipError, SlowBodyError, unpacked
+from lachesis.pipeline.gateway.body import BodyBudget, BrokenGzipError, SlowBodyError, unpacked
 from lachesis.pipeline.gateway.intake import BusyError, Intake
 from lachesis.pipeline.gateway.logic.registry import environment_of
-from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, read_json
-from lachesis.pipeline.gateway.store import Store
-from lachesis.pipeline.stage.http import PageGuard
+from lachesis.pipeline.gateway.store import GatewayStore
+from lachesis.pipeline.stage.http import BrowserGuard
 from lachesis.pipeline.telemetry.spans import parent_span
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, NotFoundError
 
@@ -44,12 +44,12 @@ Handler = Callable[[Request], Awaitable[Any]]
 _RETRY_AFTER_S = 5
 _READERS = 8
 """Bodies unpacked and converted at once, so that what they take in memory is bounded."""
-_SMALL_BODY = 64 << 10
+_SMALL_BODY_BYTES = 64 << 10
 _EXAMPLE_KEYS = (
     "tokens", "masks", "scores", "advantages", "ref_logprobs", "generation_params", "inference_logprobs", "messages",
     "images",
 )  # fmt: skip
-_NO_TRAINER = (
+_NO_TRAINER_TEXT = (
     "the trainer's side of this API is not served: batches are in the run's ledger, which keeps them until they are "
     "trained. Read them with lachesis.batches(run)"
 )
@@ -60,7 +60,7 @@ PATHS = frozenset({"/register-env", "/disconnect-env", "/status-env", "/scored_d
 
 
 def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlette:
-    """Return the application. `hosts`: see `PageGuard`."""
+    """Return the application. `hosts`: see `BrowserGuard`."""
     get: dict[str, Handler] = {
         "/": gateway.root,
         "/wandb_info": gateway.wandb_info,
@@ -80,7 +80,7 @@ def build_app(gateway: Gateway, hosts: Container[str] | None = None) -> Starlett
     }
     routes = [Route(path, gateway.answer(handler), methods=["GET"]) for path, handler in get.items()]
     routes += [Route(path, gateway.answer(handler), methods=["POST"]) for path, handler in post.items()]
-    guard = Middleware(PageGuard, hosts=hosts, refuse=lambda why: _detail(403, DataError(why)))
+    guard = Middleware(BrowserGuard, hosts=hosts, refuse=lambda why: _detail(403, DataError(why)))
     return Starlette(routes=routes, middleware=[guard, Middleware(GZipMiddleware, minimum_size=1000)])
 
 
@@ -93,8 +93,8 @@ class Gateway:
     def __init__(
         self,
         config: RunConfig,
-        store: Store,
-        policies: Policies,
+        store: GatewayStore,
+        policies: PolicyVersions,
         intake: Intake,
         *,
         token: str | None,
@@ -106,7 +106,7 @@ class Gateway:
         self._intake = intake
         self._token = token
         self._failed = failed
-        self._bodies = BodyRoom(config.gateway.receiving_bytes, config.gateway.body_s)
+        self._bodies = BodyBudget(config.gateway.receiving_bytes, config.gateway.body_s)
         self._reading = anyio.CapacityLimiter(_READERS)
         self._registering = anyio.Lock()
         self.outstanding: int | None = None
@@ -157,7 +157,7 @@ class Gateway:
         return {"message": "AtroposLib API"}
 
     async def wandb_info(self, _: Request) -> Any:
-        if self._policies.newest is None:
+        if self._policies.newest_version is None:
             return {"group": None, "project": None}
         return {"group": self._config.run, "project": self._config.training.wandb.project or self._config.run}
 
@@ -176,7 +176,7 @@ class Gateway:
         number = await self._env_id(request)
         registry = self._store.registry
         registered = registry.of(number)
-        size = registered.asked.group_size
+        size = registered.request.group_size
         own = self._intake.held_sequences[registered.env] + self._store.buffers[registered.env].sequences(number)
         return {
             "current_step": self._step(),
@@ -192,7 +192,7 @@ class Gateway:
 
     def _step(self) -> int:
         """Return the optimizer steps that the newest weights hold."""
-        newest = self._policies.newest
+        newest = self._policies.newest_version
         return 0 if newest is None else newest.policy_version.step
 
     def _waiting(self) -> int:
@@ -216,7 +216,7 @@ class Gateway:
                 f"group_size is {asked.group_size}, but a batch has {self._config.batching.batch_size} sequences and "
                 "groups are never split"
             )
-        if self._policies.newest is None:
+        if self._policies.newest_version is None:
             return {"status": "wait for trainer to start"}
         async with self._registering:
             registry, number = self._store.registry.register(asked, env)
@@ -251,31 +251,31 @@ class Gateway:
         return PlainTextResponse("Reset successful")
 
     async def scored_data(self, request: Request) -> Any:
-        (answer,) = await self._take(request, several=False)
+        (answer,) = await self._store_groups(request, several=False)
         return answer
 
     async def scored_data_list(self, request: Request) -> Any:
-        answers = await self._take(request, several=True)
+        answers = await self._store_groups(request, several=True)
         buffered = [answer for answer in answers if answer["status"] == "buffered"]
-        told: dict[str, Any] = {"status": "received", "groups_processed": len(answers)}
+        reply: dict[str, Any] = {"status": "received", "groups_processed": len(answers)}
         if buffered:
-            told |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]["buffer_size"]}
-        return told
+            reply |= {"buffered": len(buffered), "last_buffer_size": buffered[-1]["buffer_size"]}
+        return reply
 
-    async def _take(self, request: Request, *, several: bool) -> list[dict[str, Any]]:
+    async def _store_groups(self, request: Request, *, several: bool) -> list[dict[str, Any]]:
         most = self._config.gateway.body_bytes
         async with self._bodies.receive(request, most) as data, self._reading:
             body = unpacked(request, data, most)
             caller = parent_span(request.headers.get("traceparent", ""))
-            items = await self._intake.read(body, several=several, caller=caller)
+            items = await self._intake.convert_groups(body, several=several, caller=caller)
         return await self._intake.store(items)
 
     async def _small_body(self, request: Request) -> bytes:
-        async with self._bodies.receive(request, _SMALL_BODY) as data:
-            return unpacked(request, data, _SMALL_BODY)
+        async with self._bodies.receive(request, _SMALL_BODY_BYTES) as data:
+            return unpacked(request, data, _SMALL_BODY_BYTES)
 
     async def trainers_side(self, _: Request) -> Any:
-        return _detail(501, DataError(_NO_TRAINER))
+        return _detail(501, DataError(_NO_TRAINER_TEXT))
 
     async def _set_registry(self, registry: Any) -> None:
         with anyio.CancelScope(shield=True):  # a write given up half-way would leave its revision unknown

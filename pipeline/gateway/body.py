@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["BodyRoom", "BrokenGzipError", "NoRoomError", "SlowBodyError", "unpacked", "unzipped"]
+__all__ = ["BodyBudget", "BrokenGzipError", "NoRoomError", "SlowBodyError", "unpacked", "unzipped"]
 
 _UNHURRIED_S = 5.0
 """A body may take so long even where others want its room."""
@@ -31,7 +31,7 @@ class NoRoomError(InfrastructureError):
     """Raised when a body was not received in time because others took all the room: send it again later."""
 
 
-class _Arriving:
+class _BodyRead:
     """A body on its way. `scope` is cancelled to give it up, `waits` while it waits for room."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class _Arriving:
         self.waits = False
 
 
-class BodyRoom:
+class BodyBudget:
     """Receives bodies of `limit_bytes` bytes in all, each within `within_s` seconds.
 
     Where the room is full, the body that has been on its way the longest makes place for the others, once it took
@@ -51,7 +51,7 @@ class BodyRoom:
     def __init__(self, limit_bytes: int, within_s: float) -> None:
         self._limit_bytes = limit_bytes
         self._within_s = within_s
-        self._arriving: list[_Arriving] = []
+        self._arriving: list[_BodyRead] = []
         """In the order in which they began."""
         self._changed = anyio.Event()
         self.used_bytes = 0
@@ -62,7 +62,7 @@ class BodyRoom:
 
         Raises DataError when it has more than `most_bytes` bytes, SlowBodyError, and NoRoomError.
         """
-        body = _Arriving()
+        body = _BodyRead()
         self._arriving.append(body)
         try:
             try:
@@ -74,7 +74,7 @@ class BodyRoom:
             self.used_bytes -= len(body.data)
             self._changed.set()
 
-    async def _receive(self, body: _Arriving, request: Request, most_bytes: int) -> None:
+    async def _receive(self, body: _BodyRead, request: Request, most_bytes: int) -> None:
         body.scope.deadline = body.began_s + self._within_s
         with body.scope:
             async for part in request.stream():
@@ -94,7 +94,7 @@ class BodyRoom:
             "other clients wait for room)"
         )
 
-    async def _make_room(self, body: _Arriving, size: int) -> None:
+    async def _make_room(self, body: _BodyRead, size: int) -> None:
         body.waits = True
         while self.used_bytes + size > self._limit_bytes and self.used_bytes > len(body.data):
             self._changed = self._changed if not self._changed.is_set() else anyio.Event()

@@ -18,16 +18,16 @@ import msgspec
 
 from lachesis.pipeline.bus.api import PubAck
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.environments.leases import Leases
-from lachesis.pipeline.gateway.logic.buffer import Buffer, Partial
-from lachesis.pipeline.gateway.logic.convert import Origin, to_group
-from lachesis.pipeline.gateway.logic.registry import Registered
-from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.environments.leases import ProducerLeases
+from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup
+from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
+from lachesis.pipeline.gateway.logic.registry import Registration
+from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
-from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import publish_span
-from lachesis.pipeline.telemetry.spans import Link, Span, generate_span, hold_span
+from lachesis.pipeline.telemetry.spans import Span, SpanLink, generate_span, hold_span
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
@@ -36,13 +36,13 @@ from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.plan import PLAN_HEADER, TRACEPARENT_HEADER, Plan, traceparent
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["BusyError", "Intake", "Item"]
+__all__ = ["BusyError", "Intake", "IntakeGroup"]
 
-_REMEMBERED = 8192
+_MAX_REMEMBERED_DIGESTS = 8192
 """Answers kept for clients that send a group again; the broker recognises repeats for `streams.duplicate_window_s`."""
 _LEASE_SLACK = 1024
 """Bytes by which a group may grow when it gets its lease and its counter."""
-_LARGEST_EXAMPLE = 1 << 20
+_MAX_EXAMPLE_BYTES = 1 << 20
 
 Answer = dict[str, Any]
 
@@ -51,7 +51,7 @@ class BusyError(InfrastructureError):
     """Raised when a group cannot be taken now: send it again later."""
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class IntakeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One group of a request: `digest` names its bytes, `owner` its client if that registered, `caller` the span that
     sent it if that said so.
     """
@@ -61,13 +61,13 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     group: RolloutGroup
     data: bytes
-    caller: Link | None = None
+    caller: SpanLink | None = None
 
 
 class Intake:
     """Takes groups for the environments of `config` whose kind is gateway. Run `renew` beside it."""
 
-    def __init__(self, service: Service, config: RunConfig, store: Store, policies: Policies) -> None:
+    def __init__(self, service: Service, config: RunConfig, store: GatewayStore, policies: PolicyVersions) -> None:
         self._service = service
         self._config = config
         self._store = store
@@ -75,12 +75,12 @@ class Intake:
         self._epoch = time.time_ns()
         self._counter = 0
         self.envs = {name: env for name, env in config.environments.items() if env.is_foreign}
-        self._leases = {name: Leases(service, self._producer(name), name) for name in self.envs}
+        self._leases = {name: ProducerLeases(service, self._producer(name), name) for name in self.envs}
         self._locks = {name: anyio.Lock() for name in self.envs}
         self._converting = anyio.CapacityLimiter(1)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._under_way: dict[str, anyio.Event] = {}
-        self._callers: dict[str, Link] = {}
+        self._callers: dict[str, SpanLink] = {}
         self._held_bytes: Counter[str] = Counter()
         self.held_sequences: Counter[str] = Counter()
         self.latest: ScoredData | None = None
@@ -96,17 +96,17 @@ class Intake:
             for leases in self._leases.values():
                 tasks.start_soon(leases.renew)
 
-    async def read(self, body: bytes, *, several: bool, caller: Link | None = None) -> list[Item]:
+    async def convert_groups(self, body: bytes, *, several: bool, caller: SpanLink | None = None) -> list[IntakeGroup]:
         """Return the groups of a body, converted. Raises `DataError` saying what is wrong with the first bad one."""
         arrived_ns = self._service.now_ns()
         parsed = await anyio.to_thread.run_sync(_parse, body, several, limiter=self._converting)
         origins = [self._origin(data, arrived_ns) for _, data in parsed]
         items = await anyio.to_thread.run_sync(_convert, parsed, origins, caller, limiter=self._converting)
-        if parsed and len(body) <= _LARGEST_EXAMPLE:
+        if parsed and len(body) <= _MAX_EXAMPLE_BYTES:
             self._example = parsed[-1][1]
         return items
 
-    async def store(self, items: list[Item]) -> list[Answer]:
+    async def store(self, items: list[IntakeGroup]) -> list[Answer]:
         """Store every group and return the answer to each.
 
         Raises `BusyError` when they cannot all be stored in time; those that were are recognised when they come again.
@@ -117,7 +117,7 @@ class Intake:
             return answers
         raise BusyError(
             f"the governor granted no lease in {self._config.gateway.hold_s:g} s, so the group was not taken: "
-            f"{self._service.vitals.note or 'the trainer has to catch up'}"
+            f"{self._service.vitals.status_text or 'the trainer has to catch up'}"
         )
 
     async def release(self, owner: int, env: str) -> None:
@@ -129,14 +129,14 @@ class Intake:
             return
         raise BusyError("the governor granted no lease for what is left in the buffer; disconnect again later")
 
-    def _origin(self, data: ScoredData, arrived_ns: int) -> tuple[Origin, int | None]:
+    def _origin(self, data: ScoredData, arrived_ns: int) -> tuple[GroupOrigin, int | None]:
         registered = self._registered(data.env_id)
         env = registered.env if registered else self._only_env(data.env_id)
         made_ns = arrived_ns - int(self._config.gateway.generation_s * 1e9)
-        policy = self._policies.at(made_ns)
+        policy = self._policies.version_at(made_ns)
         if policy is None:
             raise BusyError("the run has no policy yet: its trainer has not started")
-        origin = Origin(
+        origin = GroupOrigin(
             id=new_group_id(),
             run=self._service.run,
             env=env,
@@ -154,7 +154,7 @@ class Intake:
         )
         return origin, data.env_id if registered else None
 
-    def _registered(self, number: int | None) -> Registered | None:
+    def _registered(self, number: int | None) -> Registration | None:
         found = None if number is None else self._store.registry.registered.get(number)
         return found if found is not None and found.env in self.envs else None
 
@@ -164,7 +164,7 @@ class Intake:
         raise DataError(f"env_id {number}: not registered, and the run has several environments; POST /register-env")
 
     @contextmanager
-    def _holding(self, items: list[Item]) -> Iterator[None]:
+    def _holding(self, items: list[IntakeGroup]) -> Iterator[None]:
         """Count the items as held. Raises `BusyError` when their environment holds as much as it may."""
         sizes: Counter[str] = Counter()
         sequences: Counter[str] = Counter()
@@ -185,7 +185,7 @@ class Intake:
             self.held_sequences.subtract(sequences)
             self._service.vitals.in_flight -= len(items)
 
-    async def _once(self, item: Item) -> Answer:
+    async def _once(self, item: IntakeGroup) -> Answer:
         """Store the item unless it is known; one that is under way is waited for."""
         while item.digest in self._under_way:
             await self._under_way[item.digest].wait()
@@ -202,14 +202,14 @@ class Intake:
             self._callers.pop(item.group.id, None)
             del self._under_way[item.digest]
             done.set()
-        if len(self._answers) > _REMEMBERED:
+        if len(self._answers) > _MAX_REMEMBERED_DIGESTS:
             self._answers.popitem(last=False)
         return answer
 
-    async def _store_item(self, item: Item) -> Answer:
+    async def _store_item(self, item: IntakeGroup) -> Answer:
         registered = self._registered(item.owner)
         size = len(item.group.sequences)
-        if registered is None or item.owner is None or size >= registered.asked.group_size:
+        if registered is None or item.owner is None or size >= registered.request.group_size:
             await self._publish(item.env, [(item.digest, item.group)])
             return {"status": "received"}
         async with self._locks[item.env]:
@@ -218,14 +218,14 @@ class Intake:
                 if not buffer.has_room(len(item.data), self._config.gateway.buffer_bytes):
                     await self._publish(item.env, [(item.digest, item.group)])
                     return {"status": "received"}
-                partial = Partial(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
+                partial = PartialGroup(owner=item.owner, digest=item.digest, sequences=size, data=item.data)
                 buffer = await self._set_buffer(item.env, buffer.plus(partial))
-            chosen = buffer.complete(item.owner, registered.asked.group_size)
+            chosen = buffer.complete(item.owner, registered.request.group_size)
             if chosen:
                 await self._publish_partials(item.env, chosen)
             return {"status": "buffered", "buffer_size": self._store.buffers[item.env].sequences(item.owner)}
 
-    async def _publish_partials(self, env: str, chosen: list[Partial]) -> None:
+    async def _publish_partials(self, env: str, chosen: list[PartialGroup]) -> None:
         """Publish groups of the buffer, then forget them there. A gateway that dies over it repeats itself exactly."""
         groups = [decode(RolloutGroup, partial.data) for partial in chosen]
         if not all(partial.leaving for partial in chosen):
@@ -285,8 +285,8 @@ class Intake:
         )
         if sampled and not ack.duplicate:
             service.tracing.emit(self._spans(group, subject, ack, leased_ns, len(data)))
-        service.called(group.started_ns, len(group.sequences), payload=len(data))
-        service.recovered()
+        service.record_call(group.started_ns, len(group.sequences), payload=len(data))
+        service.mark_ok()
         service.vitals.handled += 1
         if ack.duplicate:
             self.duplicates += 1
@@ -339,10 +339,12 @@ def _parse(body: bytes, several: bool) -> list[tuple[str, ScoredData]]:
 
 
 def _convert(
-    parsed: list[tuple[str, ScoredData]], origins: list[tuple[Origin, int | None]], caller: Link | None
-) -> list[Item]:
+    parsed: list[tuple[str, ScoredData]], origins: list[tuple[GroupOrigin, int | None]], caller: SpanLink | None
+) -> list[IntakeGroup]:
     items = []
     for (digest, data), (origin, owner) in zip(parsed, origins, strict=True):
         group = to_group(data, origin)
-        items.append(Item(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group), caller=caller))
+        items.append(
+            IntakeGroup(env=origin.env, owner=owner, digest=digest, group=group, data=encode(group), caller=caller)
+        )
     return items

@@ -11,14 +11,14 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Policies"]
+__all__ = ["PolicyVersions"]
 
 log = logging.getLogger("lachesis")
 
-_MOST = 4096
+_MAX_POLICY_VERSIONS = 4096
 
 
-class Policies:
+class PolicyVersions:
     """Follows the run's policy record; run `follow` beside whatever asks."""
 
     def __init__(self) -> None:
@@ -30,21 +30,21 @@ class Policies:
         async with bus.watch(keys.POLICY) as entries:
             async for entry in entries:
                 try:
-                    self.add(decode(PolicyRecord, entry.value))
+                    self.record_version(decode(PolicyRecord, entry.value))
                 except SchemaError as error:
                     log.warning("a policy record cannot be read: %s", error)
 
-    def add(self, record: PolicyRecord) -> None:
+    def record_version(self, record: PolicyRecord) -> None:
         self._records.append(record)
         self._records.sort(key=lambda other: other.written_ns)
-        del self._records[:-_MOST]
+        del self._records[:-_MAX_POLICY_VERSIONS]
         self.known.set()
 
     @property
-    def newest(self) -> PolicyRecord | None:
+    def newest_version(self) -> PolicyRecord | None:
         return self._records[-1] if self._records else None
 
-    def at(self, time_ns: int) -> PolicyRecord | None:
+    def version_at(self, time_ns: int) -> PolicyRecord | None:
         """Return the newest version at Unix time `time_ns`, or the oldest known one if all came later."""
         after = bisect_right(self._records, time_ns, key=lambda record: record.written_ns)
         return self._records[max(0, after - 1)] if self._records else None

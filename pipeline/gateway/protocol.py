@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE
+from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Finite
 
@@ -66,4 +66,4 @@ def read_json(kind: type[T], data: bytes | memoryview) -> T:
         return msgspec.json.decode(data, type=kind, strict=False)
     except UNREADABLE as error:
         hint = "; NaN and Infinity are no JSON, and no score or logprob" if "malformed" in str(error) else ""
-        raise SchemaError(f"{str(error)[:LONGEST_TEXT]}{hint}") from error
+        raise SchemaError(f"{str(error)[:MAX_ERROR_CHARS]}{hint}") from error

@@ -14,12 +14,12 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.gateway.app import PATHS, Gateway, build_app
 from lachesis.pipeline.gateway.config import LOOPBACK, GatewayConfig
 from lachesis.pipeline.gateway.intake import Intake
-from lachesis.pipeline.gateway.policies import Policies
-from lachesis.pipeline.gateway.store import Store
+from lachesis.pipeline.gateway.policies import PolicyVersions
+from lachesis.pipeline.gateway.store import GatewayStore
 from lachesis.pipeline.gateway.token import GATEWAY_URL, gateway_token
 from lachesis.pipeline.private_file import write_private
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
-from lachesis.pipeline.stage.http import Counted, HttpServer, http_within
+from lachesis.pipeline.stage.http import HttpServer, RequestCounter, http_within
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, LachesisError, SchemaError, StartupError
@@ -39,8 +39,10 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
     token = gateway_token(config.gateway, config.path)
     errors: list[LachesisError] = []
     with _listen(config.gateway) as listener:
-        store: Store = await service.retrying("read the gateway's state")(Store.open, service.bus, service.run, envs)
-        policies = Policies()
+        store: GatewayStore = await service.retrying("read the gateway's state")(
+            GatewayStore.open, service.bus, service.run, envs
+        )
+        policies = PolicyVersions()
         intake = Intake(service, config, store, policies)
 
         def failed(error: LachesisError) -> None:
@@ -51,7 +53,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
         hosts = () if config.gateway.host in LOOPBACK else None
         server = HttpServer(
             uvicorn.Config(
-                Counted(build_app(gateway, hosts), service.answered, PATHS),
+                RequestCounter(build_app(gateway, hosts), service.answered, PATHS),
                 log_level="warning",
                 lifespan="off",
                 server_header=False,
@@ -71,7 +73,7 @@ async def run_gateway(service: Service, config: RunConfig) -> None:
             tasks.start_soon(_follow_governor, service, gateway)
             tasks.start_soon(_show, service, gateway, intake, port)
             tasks.start_soon(server.stop_on_drain, service)  # what waits for a lease is answered 503
-            service.recovered()
+            service.mark_ok()
             await server.serve_until_cancelled([listener])
     if errors:
         raise errors[0]

@@ -14,13 +14,13 @@ from lachesis.pipeline.gateway.logic.registry import Registry
 from lachesis.schemas import keys
 from lachesis.schemas.errors import SchemaError
 
-__all__ = ["Store"]
+__all__ = ["GatewayStore"]
 
 _REGISTRY = "registry"
 T = TypeVar("T", Registry, Buffer)
 
 
-class Store:
+class GatewayStore:
     """The state of one run's gateway. `registry` and `buffers` (by environment) are what is stored; read only."""
 
     def __init__(self, bus: Bus, run: str) -> None:
@@ -31,7 +31,7 @@ class Store:
         self.buffers: dict[str, Buffer] = {}
 
     @classmethod
-    async def open(cls, bus: Bus, run: str, envs: list[str]) -> "Store":
+    async def open(cls, bus: Bus, run: str, envs: list[str]) -> "GatewayStore":
         """Take the state over: its earlier owner can no longer change it."""
         store = cls(bus, run)
         await store.set_registry(await store._get(_REGISTRY, Registry) or Registry())

@@ -5,9 +5,9 @@ the server counts; and all is read again once the connection was lost, since a d
 """
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
-from lachesis.pipeline.bus.api import Bus, Extent, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage, StreamExtent
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import record
+from lachesis.pipeline.flow.retention import read_record
 from lachesis.pipeline.health.logic.ledger import LedgerAudit, LedgerProblem, LedgerRules
 from lachesis.pipeline.rewards.estimators.registry import BUILTIN
 from lachesis.schemas import subjects
@@ -16,9 +16,9 @@ from lachesis.schemas.errors import DamagedError, SchemaError, VersionError
 from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.subjects import LEDGER
 
-__all__ = ["LEDGER_MEND", "LedgerReader", "rules_of"]
+__all__ = ["LEDGER_REPAIR_HINT", "LedgerReader", "rules_of"]
 
-LEDGER_MEND = (
+LEDGER_REPAIR_HINT = (
     "Restore the server's store from a backup (in a cluster: let another copy lead), or start a new run, and set its "
     "`model` to a checkpoint of this one if you like; `lachesis reproduce` says what of this one still holds"
 )
@@ -42,7 +42,7 @@ class LedgerReader:
         self._trainer = trainer
         self._rules = rules
         self._subject = subjects.ledger(run, trainer)
-        self._extent = Extent(0, 0)
+        self._extent = StreamExtent(0, 0)
         self._reconnects = -1
         self._lost_bytes = 0
 
@@ -51,7 +51,7 @@ class LedgerReader:
         """How many entries were verified."""
         return self.audit.position.entries if self.audit else 0
 
-    async def look(self) -> list[LedgerProblem]:
+    async def verify_new_entries(self) -> list[LedgerProblem]:
         """Return what is wrong with the entries that were added since the last look.
 
         After the connection was lost: what is wrong with any. Raises `InfrastructureError`, and `VersionError` for
@@ -72,19 +72,19 @@ class LedgerReader:
 
     async def _gone_below(self) -> int:
         try:
-            return (await record(self._bus, self._run)).trimmed.get(LEDGER, 1)
+            return (await read_record(self._bus, self._run)).trimmed.get(LEDGER, 1)
         except (SchemaError, DamagedError):
             return 1
 
-    async def _read(self, audit: LedgerAudit, extent: Extent) -> list[LedgerProblem]:
+    async def _read(self, audit: LedgerAudit, extent: StreamExtent) -> list[LedgerProblem]:
         problems: list[LedgerProblem] = []
         if extent.last >= audit.next_seq:
             async with self._bus.read(LEDGER, [self._subject], start=audit.next_seq, follow=False) as messages:
                 async for message in messages:
-                    problems += audit.take(message.seq, self._entry(message), _previous(message))
+                    problems += audit.verify_entry(message.seq, self._entry(message), _previous(message))
         return problems + audit.count(extent.messages)
 
-    def _entry(self, message: Stored) -> LedgerEntry | None:
+    def _entry(self, message: StoredMessage) -> LedgerEntry | None:
         """Return the entry in a message, None where it is none of this ledger: readers pass over it."""
         try:
             entry = decode(LedgerEntry, message.data)
@@ -96,13 +96,13 @@ class LedgerReader:
 
     async def _lost(self) -> list[LedgerProblem]:
         lost = (await self._bus.usage(LEDGER)).lost_bytes
-        told, self._lost_bytes = self._lost_bytes, lost
-        if lost <= told:
+        reported, self._lost_bytes = self._lost_bytes, lost
+        if lost <= reported:
             return []
         text = f"stream {LEDGER}: the server could not read {lost} bytes of its store when it started"
         return [LedgerProblem("unreadable", text)]
 
 
-def _previous(message: Stored) -> int | None:
+def _previous(message: StoredMessage) -> int | None:
     text = message.headers.get(PREVIOUS_HEADER, "")
     return int(text) if text.isdecimal() and len(text) < 19 else None

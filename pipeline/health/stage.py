@@ -14,18 +14,18 @@ from typing import Literal
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.plan import evaluated_environments
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.check import RunSettings
 from lachesis.pipeline.health.logic.ledger import LedgerProblem
-from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, Monitor
-from lachesis.pipeline.health.logic.news import AlertNews
+from lachesis.pipeline.health.logic.monitor import LEDGER_CHECK, EnvMonitor
+from lachesis.pipeline.health.logic.news import AlertNovelty
 from lachesis.pipeline.health.standing import stops_of
-from lachesis.pipeline.stage.commitlog import Restored
-from lachesis.pipeline.stage.inputs import Source
+from lachesis.pipeline.stage.commitlog import RestoredState
+from lachesis.pipeline.stage.inputs import InputSource
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage
 from lachesis.schemas import keys, subjects
@@ -66,11 +66,11 @@ async def _watch_ledger(service: Service, config: RunConfig, writers: Sequence["
     found: list[LedgerProblem] = []
     while True:
         try:
-            new = await reader.look()
+            new = await reader.verify_new_entries()
         except InfrastructureError as error:
-            service.note("ledger unread", f"the ledger is not verified: {error}")
+            service.set_note("ledger unread", f"the ledger is not verified: {error}")
         else:
-            service.note("ledger unread", None)
+            service.set_note("ledger unread", None)
             found = [*found, *(problem for problem in new if problem not in found)][-_PROBLEMS:]
             _show_ledger(service, reader, found, new)
             try:
@@ -90,7 +90,7 @@ def _show_ledger(
     figures["ledger/verified_entries"] = reader.entries
     figures["ledger/problems"] = len(found)
     figures["ledger/broken"] = float(any(problem.breaks for problem in found))
-    service.note("ledger", _in_words(found) if found else None)
+    service.set_note("ledger", _in_words(found) if found else None)
     for problem in new:
         log.error("%s: %s", LEDGER_CHECK, problem.text)
 
@@ -116,7 +116,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
 
     def __init__(self, service: Service, config: RunConfig, env: str) -> None:
         super().__init__(service, env, AlertEvent, (subjects.EVENTS, subjects.LEDGER))
-        self.monitor = Monitor(config.health, _settings(config, env))
+        self.monitor = EnvMonitor(config.health, _settings(config, env))
         self.evaluations = [
             subjects.event("eval", service.run, service.revision, name) for name in _evaluations_of(config, env)
         ]
@@ -124,9 +124,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self._next = dict(self.cursors)
         self._state = b""
         self._found: list[Alert] = []
-        self._news = AlertNews()
+        self._news = AlertNovelty()
 
-    async def restore(self, restored: Restored) -> None:
+    async def restore(self, restored: RestoredState) -> None:
         """Take over the last commit, which holds the whole state."""
         state = restored.deltas[-1] if restored.deltas else restored.state
         if state is not None:
@@ -134,14 +134,14 @@ class AlertWriter(StatefulStage[AlertEvent]):
         self._next = dict(self.cursors)
         await self.service.retrying("read evaluations")(self._remember_evaluations)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[InputSource]:
         """Return the sources: events derived from the environment, its evaluations, the ledger and reports."""
         run, revision = self.service.run, self.service.revision
         derived = [subjects.event(kind, run, revision, self.env) for kind in _KINDS]
         trainer = [subjects.ledger(run, self._trainer), subjects.state(run, "trainer", subjects.LIVE, self._trainer)]
         return [
-            Source(subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS]),
-            Source(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER]),
+            InputSource(subjects.EVENTS, [*derived, *self.evaluations], self.cursors[subjects.EVENTS]),
+            InputSource(subjects.LEDGER, trainer, self.cursors[subjects.LEDGER]),
         ]
 
     def tasks(self) -> list[BackgroundTask]:
@@ -159,13 +159,13 @@ class AlertWriter(StatefulStage[AlertEvent]):
                 try:
                     self.monitor.remember(decode(EvalEvent, message.data))
                 except SchemaError as error:
-                    self.service.note("input", f"left out: {error}")
+                    self.service.set_note("input", f"left out: {error}")
 
-    async def feed(self, message: Stored) -> None:
+    async def feed(self, message: StoredMessage) -> None:
         """Feed one input message to the monitor."""
         self._next[message.stream] = message.seq + 1
         self._found = self._feed(message)
-        self.service.note("input", None)
+        self.service.set_note("input", None)
 
     async def advance(self) -> None:
         """Commit what an evaluation brought, and the window that the message completed."""
@@ -173,13 +173,13 @@ class AlertWriter(StatefulStage[AlertEvent]):
         if found:  # the open window stays open: the cursor does not move
             await self._write("groups", found)
         if self.monitor.window_full:
-            await self._write("groups", self.monitor.judge(), subjects.EVENTS)
+            await self._write("groups", self.monitor.evaluate(), subjects.EVENTS)
         if self.monitor.batches_full:
             await self._write("batches", self.monitor.judge_batches(), subjects.LEDGER)
 
-    async def reject(self, message: Stored, error: DataError) -> None:
+    async def reject(self, message: StoredMessage, error: DataError) -> None:
         """Leave the message out: its dead letter is written by the stage that needs it."""
-        self.service.note("input", f"left out: {error}")
+        self.service.set_note("input", f"left out: {error}")
 
     async def commit(self) -> None:
         """Write nothing: windows are committed one by one, as they fill."""
@@ -188,7 +188,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
         """Return the state that the last commit holds."""
         return self._state
 
-    def _feed(self, message: Stored) -> list[Alert]:
+    def _feed(self, message: StoredMessage) -> list[Alert]:
         """Take in a message, and return what it brings at once: the result of an evaluation."""
         if message.subject.startswith("rl.state."):
             self.monitor.trained(decode(TrainReport, message.data).mismatches)
@@ -197,7 +197,7 @@ class AlertWriter(StatefulStage[AlertEvent]):
             entry = decode(LedgerEntry, message.data)
             batch = entry.batch
             if entry.stale:
-                self.monitor.stale(entry.stale.get(self.env, []))
+                self.monitor.record_stale(entry.stale.get(self.env, []))
             if batch is not None:
                 self.monitor.batch(batch.number, [ref for ref in batch.groups if ref.env == self.env])
             return []
@@ -229,9 +229,9 @@ class AlertWriter(StatefulStage[AlertEvent]):
                     try:
                         after = decode(ResumeRequest, entry.value).after
                     except SchemaError as error:
-                        self.service.note("resume", f"a request to resume cannot be read: {error}")
+                        self.service.set_note("resume", f"a request to resume cannot be read: {error}")
                         continue
-                    self.service.note("resume", None)
+                    self.service.set_note("resume", None)
                     self.monitor.resume(entry.revision, after)
                     self.cursors = dict(self._next)
                     log.info("%s goes on, with the rollouts after %d", self.env, after)

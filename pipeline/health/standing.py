@@ -6,24 +6,24 @@ Guarantees that what was once known is never taken back by an older event: reade
 
 from collections.abc import Iterable
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas import subjects
 from lachesis.schemas.alerts import AlertEvent, Standing
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import StopKind
 from lachesis.schemas.errors import DataError, VersionError
 
-__all__ = ["Standings", "halted_reason", "stops_of"]
+__all__ = ["EnvironmentStatuses", "halted_reason", "stops_of"]
 
 
-class Standings:
+class EnvironmentStatuses:
     """The newest standing by environment; one without alerts yet has none."""
 
     def __init__(self) -> None:
         self._newest: dict[str, tuple[int, Standing]] = {}
 
     @property
-    def frontier(self) -> int:
+    def last_seq(self) -> int:
         """The last sequence of EVENTS that told of a standing."""
         return max((seq for seq, _ in self._newest.values()), default=0)
 
@@ -32,9 +32,9 @@ class Standings:
         for env in environments:
             last = await bus.last(subjects.EVENTS, subjects.event("alert", run, revision, env))
             if last is not None:
-                self.take(last)
+                self.apply_alert(last)
 
-    def take(self, message: Stored) -> str | None:
+    def apply_alert(self, message: StoredMessage) -> str | None:
         """Take in an alert event, and return its environment if it is the newest of it.
 
         One that cannot be read changes nothing; raises `VersionError` for one of a newer schema.

@@ -43,9 +43,9 @@ from lachesis.pipeline.inference.protocol import (
 )
 from lachesis.pipeline.inference.replies import Handler, answer, body_of, completed, forbidden, unless_disconnected
 from lachesis.pipeline.inference.requests import SampleResult
-from lachesis.pipeline.stage.http import PageGuard
-from lachesis.pipeline.training.model import Policy
-from lachesis.pipeline.weights.files import inside, read_weights
+from lachesis.pipeline.stage.http import BrowserGuard
+from lachesis.pipeline.training.model import PolicyModel
+from lachesis.pipeline.weights.files import path_inside, read_weights
 from lachesis.pipeline.weights.tensors import policy_tensors
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.ids import PolicyVersion
@@ -58,7 +58,7 @@ _READERS = 2
 
 
 def build_app(
-    policy: Policy,
+    policy: PolicyModel,
     engine: Engine,
     *,
     model_name: str,
@@ -69,9 +69,9 @@ def build_app(
     """Return the application over a running engine that owns `policy.model`.
 
     `weights_folder`: the only folder that weight updates may name files in. `token`: what a request must bear that
-    changes the server's state; None: nothing. `hosts`: see `PageGuard`.
+    changes the server's state; None: nothing. `hosts`: see `BrowserGuard`.
     """
-    server = _Server(policy, engine, model_name, Path(weights_folder).resolve())
+    server = _UvicornServer(policy, engine, model_name, Path(weights_folder).resolve())
     get: dict[str, Handler] = {
         "/health": server.health,
         "/v1/models": server.models,
@@ -95,7 +95,7 @@ def build_app(
     routes = [Route(path, answer(handler), methods=["GET"]) for path, handler in get.items()]
     routes += [Route(path, answer(handler), methods=["POST"]) for path, handler in post.items()]
     routes += [Route(path, answer(handler, token), methods=["POST"]) for path, handler in control.items()]
-    return Starlette(routes=routes, middleware=[Middleware(PageGuard, hosts=hosts, refuse=forbidden)])
+    return Starlette(routes=routes, middleware=[Middleware(BrowserGuard, hosts=hosts, refuse=forbidden)])
 
 
 class _UpdateInfo(msgspec.Struct, frozen=True):
@@ -111,8 +111,8 @@ class _FinishRequest(msgspec.Struct, frozen=True):
     weight_version: str | None = None
 
 
-class _Server:
-    def __init__(self, policy: Policy, engine: Engine, model_name: str, weights_folder: Path) -> None:
+class _UvicornServer:
+    def __init__(self, policy: PolicyModel, engine: Engine, model_name: str, weights_folder: Path) -> None:
         self._policy = policy
         self._engine = engine
         self._model_name = model_name
@@ -240,7 +240,7 @@ class _Server:
         return {"message": "Weights updated"}
 
     def _read_weights(self, info: _UpdateInfo) -> dict[str, torch.Tensor]:
-        path = inside(self._weights_folder, info.path)
+        path = path_inside(self._weights_folder, info.path)
         return read_weights(path, PolicyVersion.parse(info.version), policy_tensors(self._policy.model))
 
     async def finish_weight_update(self, request: Request) -> dict[str, Any]:

@@ -32,12 +32,12 @@ from lachesis.pipeline.inference.protocol import (
     TokenizeResponse,
     WeightVersionSpan,
 )
-from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.recorder import current_traceparent
 from lachesis.schemas.errors import DataError, InfrastructureError, LachesisError, ServerAwayError, StartupError
 from lachesis.schemas.values import from_json
 
-__all__ = ["Capabilities", "Generation", "InferenceClient"]
+__all__ = ["Capabilities", "GeneratedSample", "InferenceClient"]
 
 T = TypeVar("T")
 MAX_QUOTED = 1000
@@ -45,7 +45,7 @@ _BUSY = frozenset({429, 502, 503, 504})
 """Statuses of a server, or of what stands before it, that has not looked at the request; a 500 may be its fault."""
 
 
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratedSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample."""
 
     token_ids: NDArray[np.int32]
@@ -92,7 +92,7 @@ class InferenceClient:
         *,
         token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
-        requested: Callable[[Call], None] | None = None,
+        requested: Callable[[CallRecord], None] | None = None,
     ) -> None:
         """`token` is what the server wants of who changes its state. `requested` is told of every request for tokens or
         logprobs once it has ended; its items are samples.
@@ -118,7 +118,7 @@ class InferenceClient:
 
     async def generate(
         self, prompt_ids: Sequence[int], n: int, sampling: SamplingParams | None = None
-    ) -> list[Generation]:
+    ) -> list[GeneratedSample]:
         """Sample `n` completions of one prompt. `sampling`: its `n` and `logprobs` are set here."""
         params = msgspec.structs.replace(sampling or SamplingParams(), n=n, logprobs=0, prompt_logprobs=None)
         response = await self._generate(list(prompt_ids), params, "text")
@@ -242,17 +242,17 @@ class InferenceClient:
             payload = len(response.content)
             found = self._decoded(path, GenerateResponse, response)
         except LachesisError:
-            self._tell(began_s, 0, payload, failed=True)
+            self._record_call(began_s, 0, payload, failed=True)
             raise
-        self._tell(began_s, params.n, payload)
+        self._record_call(began_s, params.n, payload)
         return found
 
-    def _tell(self, began_s: float, items: int, payload: int | None, *, failed: bool = False) -> None:
+    def _record_call(self, began_s: float, items: int, payload: int | None, *, failed: bool = False) -> None:
         if self._requested is not None:
             ended_s = time.monotonic()
-            self._requested(Call(ended_s, ended_s - began_s, items, failed, payload))
+            self._requested(CallRecord(ended_s, ended_s - began_s, items, failed, payload))
 
-    def _generation(self, choice: Choice) -> Generation:
+    def _generation(self, choice: Choice) -> GeneratedSample:
         tokens, content = choice.token_ids, choice.logprobs.content if choice.logprobs else None
         if tokens is None or content is None or choice.text is None:
             raise DataError(f"{self._where} left out token ids, logprobs or text of a sample.")
@@ -265,7 +265,7 @@ class InferenceClient:
             raise DataError(
                 f"{self._where} sent weight versions that do not cover the {len(tokens)} tokens of a sample."
             )
-        return Generation(
+        return GeneratedSample(
             token_ids=np.array(tokens, np.int32),
             logprobs=logprobs,
             text=choice.text,

@@ -52,7 +52,7 @@ class DecodingBatch:
             logits.repeat_interleave(repeats, dim=0),
         )
 
-    def advance(self, tokens: Sequence[int]) -> None:
+    def append_tokens(self, tokens: Sequence[int]) -> None:
         """Append one token to each row and compute the logits after it."""
         ones = torch.ones(len(self), 1, dtype=torch.long)
         positions = self._mask.sum(1, keepdim=True)
@@ -63,7 +63,7 @@ class DecodingBatch:
         self.logits = self._forward(torch.tensor(tokens)[:, None], self._mask, positions, cache)
         self._layers = [_parts(layer) for layer in cache.layers]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Keep the given rows, in the given order, and drop padding that no remaining row needs."""
         if not rows:
             self.clear()

@@ -19,15 +19,15 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.inference.client import InferenceClient
 from lachesis.pipeline.inference.config import ClientConfig
 from lachesis.pipeline.private_file import shared_token
-from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.schemas import keys
 from lachesis.schemas.errors import ConfigError, DamagedError
 
-__all__ = ["Directory", "control_token", "open_role", "register", "stay_registered"]
+__all__ = ["InferenceDirectory", "control_token", "open_role", "register", "stay_registered"]
 
 log = logging.getLogger("lachesis")
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _SILENT_S = 2.0
 """Without an answer for so long another server counts as gone."""
 
@@ -67,16 +67,16 @@ async def _until_gone(registered: bytes) -> None:
         return  # nobody could find a server by that
     async with InferenceClient(ClientConfig(url=url, timeout=_SILENT_S)) as client:
         while await client.ready():  # noqa: ASYNC110 - the other process offers nothing to wait on
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_S)
 
 
-class Directory:
+class InferenceDirectory:
     """Hands out a client for the server's present URL; `current` waits for a server to register.
 
     A context that closes the clients it handed out.
     """
 
-    def __init__(self, timeout_s: float, *, requested: Callable[[Call], None] | None = None) -> None:
+    def __init__(self, timeout_s: float, *, requested: Callable[[CallRecord], None] | None = None) -> None:
         """`requested`: see `InferenceClient`."""
         self._timeout_s = timeout_s
         self._requested = requested
@@ -140,14 +140,14 @@ async def open_role(
     url: str | None = None,
     token: str | None = None,
     timeout_s: float = 120.0,
-    requested: Callable[[Call], None] | None = None,
-) -> AsyncIterator[Directory]:
+    requested: Callable[[CallRecord], None] | None = None,
+) -> AsyncIterator[InferenceDirectory]:
     """Yield the directory of one role: of the server at `url`, or of whichever registers on the bus.
 
     `token`: what the run's own servers want of who changes their state (`control_token`); a server at `url` is not
     told. `requested`: see `InferenceClient`.
     """
-    async with Directory(timeout_s, requested=requested) as directory, background() as tasks:
+    async with InferenceDirectory(timeout_s, requested=requested) as directory, background() as tasks:
         if url is not None:
             await directory.use(url)
         else:

@@ -24,7 +24,7 @@ from lachesis.pipeline.inference.config import EngineConfig
 from lachesis.pipeline.inference.decoding import DecodingBatch
 from lachesis.pipeline.inference.prompt_scoring import score_prompts, top_logprobs
 from lachesis.pipeline.inference.protocol import PauseMode, SamplingParams
-from lachesis.pipeline.inference.requests import GenerationResult, Request, Row
+from lachesis.pipeline.inference.requests import GenerationRequest, GenerationResult, SampleRow
 from lachesis.pipeline.inference.sampling import processed_logprobs, sample
 from lachesis.pipeline.weights.tensors import load_tensors
 from lachesis.schemas.errors import DataError, InfrastructureError
@@ -48,8 +48,8 @@ class Engine:
         self._eos = eos_token_id
         self._weight_version = weight_version
         self._batch = DecodingBatch(model)
-        self._rows: list[Row] = []
-        self._waiting: deque[Request] = deque()
+        self._rows: list[SampleRow] = []
+        self._waiting: deque[GenerationRequest] = deque()
         self._commands: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._changed = threading.Condition()
         self._paused: PauseMode | None = None
@@ -104,7 +104,7 @@ class Engine:
         the engine does not run.
         """
         limit = self._limit(prompt, params)
-        request = Request(prompt, params, limit)
+        request = GenerationRequest(prompt, params, limit)
         with self._changed:
             self.check_alive()
             self._waiting = deque(request for request in self._waiting if not request.future.cancelled())
@@ -177,7 +177,7 @@ class Engine:
             commands = list(self._commands)
             self._commands.clear()
         for action, future in commands:
-            _settle(future, action)
+            _finish_command(future, action)
         self._drop_cancelled()
         if self._paused is None:
             self._join()
@@ -192,7 +192,7 @@ class Engine:
 
     def _join(self) -> None:
         """Move waiting requests into the batch while places and the prefill budget last, oldest first."""
-        joining: list[Request] = []
+        joining: list[GenerationRequest] = []
         longest = 0
         with self._changed:
             while self._waiting:
@@ -229,12 +229,12 @@ class Engine:
         if len(going) < len(self._rows):
             self._retain(going)
         if going:
-            self._batch.advance([tokens[index] for index in going])
+            self._batch.append_tokens([tokens[index] for index in going])
 
     def _retain(self, going: list[int]) -> None:
         """Keep the rows at these indexes; settle every request whose last row has ended."""
         before, self._rows = self._rows, [self._rows[index] for index in going]
-        self._batch.keep(going)
+        self._batch.select_rows(going)
         running = {row.request for row in self._rows}
         for request in {row.request for row in before} - running:
             request.finish()
@@ -282,7 +282,7 @@ class Engine:
                 future.set_exception(InfrastructureError(f"{reason}; the request was not completed."))
 
 
-def _settle(future: Future[None], action: Callable[[], None]) -> None:
+def _finish_command(future: Future[None], action: Callable[[], None]) -> None:
     """Run a command for its caller: a DataError is the caller's, anything else the engine's."""
     if not future.set_running_or_notify_cancel():
         return

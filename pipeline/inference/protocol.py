@@ -35,7 +35,7 @@ __all__ = [
     "TokenizeRequest",
     "TokenizeResponse",
     "WeightVersionSpan",
-    "bears",
+    "has_token",
 ]
 
 CONTROL_PATHS = frozenset(
@@ -63,7 +63,7 @@ TOKENIZER_HASH = "LACHESIS_VLLM_TOKENIZER_HASH"
 """Environment variable of vLLM's process: what it says of its tokenizer."""
 
 
-def bears(authorization: str, token: str) -> bool:
+def has_token(authorization: str, token: str) -> bool:
     """Return whether the header `Authorization` bears the token."""
     kind, _, value = authorization.partition(" ")
     return kind.lower() == "bearer" and hmac.compare_digest(value.strip().encode(), token.encode())

@@ -17,14 +17,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from lachesis.pipeline.inference.engine import EngineFullError
-from lachesis.pipeline.inference.protocol import bears
+from lachesis.pipeline.inference.protocol import has_token
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 from lachesis.schemas.values import from_json
 
 __all__ = ["Handler", "answer", "body_of", "completed", "forbidden", "unless_disconnected"]
 
 RETRY_AFTER_SECONDS = 1
-LONGEST_BODY = 16 << 20
+MAX_BODY_BYTES = 16 << 20
 """Bytes of a request; a prompt of a million tokens has 7 MiB."""
 BODY_S = 60.0
 """Seconds in which a request's body must have arrived."""
@@ -60,7 +60,7 @@ def answer(handler: Handler, token: str | None = None) -> Callable[[Request], Aw
 
 
 def _check_token(request: Request, token: str | None) -> None:
-    if token is not None and not bears(request.headers.get("authorization", ""), token):
+    if token is not None and not has_token(request.headers.get("authorization", ""), token):
         raise _UnauthorizedError("this changes the server's state, which processes of its run alone may do")
 
 
@@ -86,8 +86,8 @@ async def body_of(request: Request, kind: type[T]) -> T:
     with anyio.move_on_after(BODY_S) as within:
         async for part in request.stream():
             data += part
-            if len(data) > LONGEST_BODY:
-                raise DataError(f"the body has more than {LONGEST_BODY} bytes.")
+            if len(data) > MAX_BODY_BYTES:
+                raise DataError(f"the body has more than {MAX_BODY_BYTES} bytes.")
     if within.cancelled_caught:
         raise DataError(f"the body did not arrive within {BODY_S:g} s.")
     return from_json(f"{kind.__name__.lstrip('_')}", kind, bytes(data) or b"{}")

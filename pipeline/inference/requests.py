@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from lachesis.pipeline.inference.prompt_scoring import PromptLogprobs
 from lachesis.pipeline.inference.protocol import FinishReason, SamplingParams, WeightVersionSpan
 
-__all__ = ["GenerationResult", "Request", "Row", "SampleResult"]
+__all__ = ["GenerationRequest", "GenerationResult", "SampleResult", "SampleRow"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class GenerationResult:
     ended_ns: int
 
 
-class Request:
+class GenerationRequest:
     """A prompt with its sampling parameters, `params.n` rows and the future of its result.
 
     `limit`: new tokens of a row at most.
@@ -58,7 +58,7 @@ class Request:
         self.queued_ns = time.perf_counter_ns()
         self.joined_ns: int | None = None
         seed = params.seed if params.seed is not None else random.SystemRandom().getrandbits(64)
-        self.rows = [Row(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
+        self.rows = [SampleRow(self, random.Random(f"{seed}/{index}")) for index in range(params.n)]
 
     def finish(self) -> None:
         """Settle the future, unless it was cancelled. A row that has not ended by itself is reported as aborted."""
@@ -70,10 +70,10 @@ class Request:
             )
 
 
-class Row:
+class SampleRow:
     """One sample in the making. `draw` gives its random numbers, one for each token."""
 
-    def __init__(self, request: Request, draw: random.Random) -> None:
+    def __init__(self, request: GenerationRequest, draw: random.Random) -> None:
         self.request = request
         self.draw = draw
         self.tokens: list[int] = []

@@ -16,13 +16,13 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
 from lachesis.pipeline.gateway.config import LOOPBACK
 from lachesis.pipeline.inference.app import build_app
-from lachesis.pipeline.inference.directory import Directory, control_token, register, stay_registered
+from lachesis.pipeline.inference.directory import InferenceDirectory, control_token, register, stay_registered
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.traces import TracedRequests
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.stage.http import Counted, HttpServer, host_of, http_within
+from lachesis.pipeline.stage.http import HttpServer, RequestCounter, host_of, http_within
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.model import Policy, load_model, load_tokenizer
+from lachesis.pipeline.training.model import PolicyModel, load_model, load_tokenizer
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
 from lachesis.pipeline.weights.follow import follow_policy
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
@@ -56,7 +56,7 @@ async def _serve_vllm(service: Service, config: RunConfig, role: str, settings: 
             tokenizer_hash=tokenizer_hash(found),
             token=control_token(config.path, role),
         ) as server,
-        Directory(timeout_s=120.0) as own,
+        InferenceDirectory(timeout_s=120.0) as own,
         service.until_drained(),
     ):
         await service.starts_with(f"starting vLLM with model {model}")
@@ -71,7 +71,7 @@ async def _serve_reference(
     service: Service, config: RunConfig, role: str, settings: InferenceConfig, model: str
 ) -> None:
     torch.set_num_threads(settings.threads)
-    policy: Policy = await anyio.to_thread.run_sync(partial(load_model, model))
+    policy: PolicyModel = await anyio.to_thread.run_sync(partial(load_model, model))
     version = policy_version(0, role, policy_tensors(policy.model))
     with (
         _listen(settings.host, settings.port) as listener,
@@ -82,14 +82,14 @@ async def _serve_reference(
             config=settings.engine,
         ) as engine,
     ):
-        url = f"http://{settings.near}:{listener.getsockname()[1]}"
+        url = f"http://{settings.local_address}:{listener.getsockname()[1]}"
         generates = {"/inference/v1/generate"}
         token = control_token(config.path, role)
         hosts = {host_of(urlsplit(settings.advertise or url).netloc)} if settings.host in LOOPBACK else None
         weights = config.path / "weights"
         app = build_app(policy, engine, model_name=role, weights_folder=weights, token=token, hosts=hosts)
         traced = TracedRequests(app, service, role, generates) if service.tracing.on else app
-        counted = Counted(traced, service.answered, generates)
+        counted = RequestCounter(traced, service.answered, generates)
         server = HttpServer(
             uvicorn.Config(
                 counted,
@@ -100,7 +100,7 @@ async def _serve_reference(
                 timeout_graceful_shutdown=5,
             )
         )
-        async with Directory(timeout_s=120.0) as own, background() as tasks:
+        async with InferenceDirectory(timeout_s=120.0) as own, background() as tasks:
             await own.use(url, token)
             tasks.start_soon(server.stop_on_drain, service)
             tasks.start_soon(_count, service, engine)
@@ -108,7 +108,7 @@ async def _serve_reference(
             await server.serve_until_cancelled([listener])
 
 
-async def _announce(service: Service, config: RunConfig, role: str, own: Directory, url: str) -> None:
+async def _announce(service: Service, config: RunConfig, role: str, own: InferenceDirectory, url: str) -> None:
     """Register the server, the policy's once it holds a published version; then keep both as they should be."""
     async with service.until_drained(), anyio.create_task_group() as tasks:
         if role == "policy":
@@ -117,7 +117,7 @@ async def _announce(service: Service, config: RunConfig, role: str, own: Directo
             tasks.start_soon(follow_policy, service, own, loaded, config.training.name)
             await loaded.wait()
         await service.retrying("register")(register, service.bus, service.run, role, url)
-        service.recovered()
+        service.mark_ok()
         await service.retrying("stay registered")(stay_registered, service.bus, service.run, role, url)
 
 

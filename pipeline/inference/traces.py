@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.clock import Clock
-from lachesis.pipeline.telemetry.spans import Attributes, Link, Span, Times, sampled_parent, span_id
+from lachesis.pipeline.telemetry.spans import Attributes, Span, SpanLink, Times, sampled_parent, span_id
 
 __all__ = ["TracedRequests", "request_spans"]
 
@@ -21,7 +21,7 @@ _REQUEST = "llm_request"
 
 def request_spans(
     service: str,
-    parent: Link,
+    parent: SpanLink,
     times: Times,
     attributes: Attributes,
     *,

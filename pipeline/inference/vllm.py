@@ -32,7 +32,7 @@ __all__ = ["Vllm", "start_vllm"]
 log = logging.getLogger("lachesis")
 
 _ENTRY = "vllm.entrypoints.launchers.api_server.entry"
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _SILENT_S = 60.0
 """Unhealthy for so long, it counts as hung."""
 _END_S = 5.0
@@ -56,7 +56,7 @@ class Vllm:
         async with InferenceClient(ClientConfig(url=self.url, timeout=_SILENT_S)) as client:
             while not await client.ready():
                 self._check_running()
-                await anyio.sleep(_LOOK_S)
+                await anyio.sleep(_POLL_S)
         self._check_running()  # else somebody else answers on its port
 
     async def watch(self) -> None:
@@ -64,7 +64,7 @@ class Vllm:
         healthy = anyio.current_time()
         async with InferenceClient(ClientConfig(url=self.url, timeout=_SILENT_S)) as client:
             while anyio.current_time() - healthy < _SILENT_S:
-                with anyio.move_on_after(_LOOK_S):
+                with anyio.move_on_after(_POLL_S):
                     await self._process.wait()
                 self._check_running()
                 if await client.ready():
@@ -115,7 +115,7 @@ async def start_vllm(
         )
     except OSError as error:
         raise StartupError(f"inference.{role}.python: cannot run {python}: {error}") from error
-    server = Vllm(process, f"http://{settings.near}:{port}", token)
+    server = Vllm(process, f"http://{settings.local_address}:{port}", token)
     try:
         yield server
     finally:
@@ -132,7 +132,7 @@ def _arguments(model: str, role: str, host: str, port: int) -> list[str]:
         *("--logprobs-mode", "processed_logprobs"),
         *("--worker-extension-cls", "lachesis.pipeline.inference.vllm_worker.WorkerExtension"),
         *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
-        *("--middleware", "lachesis.pipeline.inference.vllm_http.Answers"),
+        *("--middleware", "lachesis.pipeline.inference.vllm_http.VllmMiddleware"),
         "--disable-uvicorn-access-log",
     ]
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH, bears
+from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH, has_token
 
-__all__ = ["Answers"]
+__all__ = ["VllmMiddleware"]
 
 log = logging.getLogger("vllm.lachesis")
 
 
-class Answers:
+class VllmMiddleware:
     """Wraps an ASGI application."""
 
     def __init__(self, app: Any) -> None:
@@ -34,7 +34,7 @@ class Answers:
             await self._app(scope, receive, send)
         elif b"origin" in (headers := dict(scope["headers"])):
             await _send_error(send, 403, "ForbiddenError", "requests from web pages are not answered")
-        elif scope["path"] in CONTROL_PATHS and not bears(
+        elif scope["path"] in CONTROL_PATHS and not has_token(
             headers.get(b"authorization", b"").decode("latin1"), self._token
         ):
             why = "this changes the server's state, which the service that started it alone may do"
@@ -45,7 +45,7 @@ class Answers:
             await self._explained(scope, receive, send)
 
     def _may(self, authorization: bytes) -> bool:
-        return bears(authorization.decode("latin1"), self._token)
+        return has_token(authorization.decode("latin1"), self._token)
 
     async def _models(self, scope: Any, receive: Any, send: Any) -> None:
         messages: list[dict[str, Any]] = []

@@ -27,7 +27,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from lachesis.pipeline.inference.protocol import REFUSED, TRANSFER_BACKEND, WEIGHTS_FOLDER
-from lachesis.pipeline.weights.files import inside, read_weights
+from lachesis.pipeline.weights.files import path_inside, read_weights
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
@@ -50,7 +50,7 @@ class _InitInfo:
 
 
 @dataclass
-class _UpdateInfo:
+class _FileUpdateInfo:
     path: str
     version: str
 
@@ -59,7 +59,7 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
     """Reads and checks in `update_weights`, loads in `finish_weight_update`; `init` drops what was read."""
 
     init_info_cls = _InitInfo
-    update_info_cls = _UpdateInfo
+    update_info_cls = _FileUpdateInfo
 
     def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
         super().__init__(config, vllm_config, device, model)
@@ -84,9 +84,9 @@ class FileTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Read and check the file. Raises ValueError, beginning with `REFUSED`, when it cannot be served."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: _UpdateInfo) -> None:
+    def receive_weights(self, update_info: _FileUpdateInfo) -> None:
         try:
-            path = inside(self._folder, update_info.path)
+            path = path_inside(self._folder, update_info.path)
             self._staged = read_weights(path, PolicyVersion.parse(update_info.version), self._expected)
         except (DataError, NotFoundError) as error:
             raise ValueError(f"{REFUSED}{error}") from error

@@ -28,7 +28,15 @@ import msgspec
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.promotion import Judging, Promoted, Promotion, Promotions
 
-__all__ = ["ask", "decide", "given_up", "in_force", "settings_digest", "tell", "undecided"]
+__all__ = [
+    "active_promotion",
+    "decide",
+    "giving_up_promotion",
+    "publish_decision",
+    "request",
+    "settings_digest",
+    "undecided_promotion",
+]
 
 
 def settings_digest(environments: Mapping[str, Judging], std_floor: float) -> str:
@@ -37,12 +45,12 @@ def settings_digest(environments: Mapping[str, Judging], std_floor: float) -> st
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def undecided(promotions: Sequence[Promotion]) -> Promotion | None:
+def undecided_promotion(promotions: Sequence[Promotion]) -> Promotion | None:
     """Return the promotion that was asked for and not decided."""
     return promotions[-1] if promotions and promotions[-1].first is None else None
 
 
-def ask(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
+def request(run: str, known: Sequence[Promotion], asked: Promotion) -> Promotions | None:
     """Return the list with `asked`; None where it is there: undecided, or in force. What waits for unavailable raters
     may be given up later than the promotion was asked for.
 
@@ -66,7 +74,7 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int
 
     `recorded` is what the newest entry says, `stored_at` the sequence of ROLLOUTS at which `known` is stored.
     """
-    asked = undecided(known)
+    asked = undecided_promotion(known)
     if asked is None or _is(asked, recorded):
         return None
     return Promoted(
@@ -79,9 +87,9 @@ def decide(known: Sequence[Promotion], recorded: Promoted | None, stored_at: int
     )
 
 
-def tell(run: str, known: Sequence[Promotion], recorded: Promoted | None) -> Promotions | None:
+def publish_decision(run: str, known: Sequence[Promotion], recorded: Promoted | None) -> Promotions | None:
     """Return the list with what the ledger has decided; None where it is there already, or nothing is decided."""
-    asked = undecided(known)
+    asked = undecided_promotion(known)
     if asked is None or recorded is None or not _is(asked, recorded):
         return None
     return Promotions(run=run, promotions=[*known[:-1], msgspec.structs.replace(asked, first=recorded.first)])
@@ -93,13 +101,13 @@ def _is(asked: Promotion, recorded: Promoted | None) -> bool:
     )  # fmt: skip
 
 
-def in_force(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
+def active_promotion(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
     """Return the promotion that judges the rollout at `seq`; None: the run's own configuration does."""
     decided = (one for one in promotions if one.first is not None and one.first <= seq)
     return max(decided, key=lambda one: one.first or 0, default=None)
 
 
-def given_up(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
+def giving_up_promotion(promotions: Sequence[Promotion], seq: int) -> Promotion | None:
     """Return the promotion that gives up the rollout at `seq` where nobody can judge it; None: it waits."""
     found = (one for one in promotions if one.give_up and one.first is not None and one.first > seq)
     return next(found, None)

@@ -6,10 +6,15 @@ from typing import Any
 import anyio
 import msgspec
 
-from lachesis.pipeline.bus.api import Bus, Stored
-from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.bus.newest import decode_owned, read_last_event
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.promotion.logic import given_up, in_force, settings_digest, undecided
+from lachesis.pipeline.promotion.logic import (
+    active_promotion,
+    giving_up_promotion,
+    settings_digest,
+    undecided_promotion,
+)
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
@@ -20,11 +25,11 @@ from lachesis.schemas.errors import ConfigError, InfrastructureError, VersionErr
 from lachesis.schemas.promotion import Judging, Promotion, Promotions
 from lachesis.schemas.subjects import ROLLOUTS
 
-__all__ = ["InForce", "promotion", "read", "under", "write"]
+__all__ = ["ActivePromotion", "config_under_promotion", "promotion", "read_promotions", "write_promotions"]
 
 log = logging.getLogger("lachesis")
 
-_LOOK_AGAIN_S = 0.05
+_POLL_S = 0.05
 _OF_THE_PROCESS = frozenset({"groups_at_once", "patience_s"})
 """Settings of scoring that judge nothing."""
 
@@ -33,7 +38,7 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
     """Return the promotion of `revision`, whose settings are those of `config`."""
     environments = {
         env: Judging(
-            scoring=_judging(config.scoring_of(env)),
+            scoring=_reward_settings(config.scoring_of(env)),
             normalization=config.normalization_of(env).recorded(),
             reward_config=msgspec.to_builtins(config.reward_config_of(env)),
             advantage=msgspec.to_builtins(config.advantage_of(env)),
@@ -54,12 +59,12 @@ def promotion(config: RunConfig, revision: str, *, by: str, asked_ns: int, give_
     )
 
 
-def _judging(scoring: ScoringConfig) -> dict[str, Any]:
+def _reward_settings(scoring: ScoringConfig) -> dict[str, Any]:
     settings: dict[str, Any] = msgspec.to_builtins(scoring)
     return {name: value for name, value in settings.items() if name not in _OF_THE_PROCESS}
 
 
-def under(one: Promotion, config: RunConfig) -> RunConfig:
+def config_under_promotion(one: Promotion, config: RunConfig) -> RunConfig:
     """Return `config` as it is under a promotion; an environment that this says nothing of stays as it is.
 
     Raises `ConfigError` where the two do not go together, or this build does not know what the promotion sets.
@@ -67,13 +72,13 @@ def under(one: Promotion, config: RunConfig) -> RunConfig:
     environments = dict(config.environments)
     for env in environments.keys() & one.environments.keys():
         try:
-            environments[env] = _judged(environments[env], one.environments[env])
+            environments[env] = _env_settings(environments[env], one.environments[env])
         except msgspec.ValidationError as error:  # a newer build's settings, or such as it alone allows
             raise ConfigError(f"revision {one.revision}, environment {env}: {error}; upgrade this service") from error
     return msgspec.structs.replace(config, environments=environments)
 
 
-def _judged(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
+def _env_settings(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
     return msgspec.structs.replace(
         settings,
         scoring=msgspec.convert(judging.scoring, ScoringConfig),
@@ -85,14 +90,14 @@ def _judged(settings: EnvironmentConfig, judging: Judging) -> EnvironmentConfig:
     )
 
 
-async def read(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
+async def read_promotions(bus: Bus, run: str, revision: str) -> tuple[list[Promotion], int]:
     """Return the promotions, and the last sequence on their subject, which the next `write` must expect."""
     subject = subjects.promotion(run, revision)
-    found, _, last = await newest(bus, ROLLOUTS, subject, Promotions, lambda one: one.run == run)
+    found, _, last = await read_last_event(bus, ROLLOUTS, subject, Promotions, lambda one: one.run == run)
     return (found.promotions if found else []), last
 
 
-async def write(bus: Bus, promotions: Promotions, revision: str, *, expected: int) -> int:
+async def write_promotions(bus: Bus, promotions: Promotions, revision: str, *, expected: int) -> int:
     """Store the list and return its sequence. Raises `FencedError` where somebody else wrote meanwhile."""
     promotions.check()
     name = subjects.promotion(promotions.run, revision)
@@ -101,7 +106,7 @@ async def write(bus: Bus, promotions: Promotions, revision: str, *, expected: in
     return await bus.commit(name, encode(promotions), expected=expected, msg_id=msg_id)
 
 
-class InForce:
+class ActivePromotion:
     """Which promotion judges a rollout, by a list that a server has who has the rollout as well.
 
     One look serves everybody who asked before it began, and every rollout that the server has: behind a backlog there
@@ -118,7 +123,7 @@ class InForce:
         self._known_to = -1
         self._looking = anyio.Lock()
 
-    async def known(self, seq: int) -> list[Promotion]:
+    async def promotions_known_at(self, seq: int) -> list[Promotion]:
         """Return all promotions by a list that a server has who has everything up to `seq`, which is stored.
 
         Raises `InfrastructureError` while none answers.
@@ -127,20 +132,20 @@ class InForce:
         if seq > self._known_to:
             async with self._looking:
                 if seq > self._known_to:  # whoever looked meanwhile began before this rollout was known to be there
-                    await self._look()
+                    await self._poll()
         return self._promotions
 
-    async def at(self, seq: int) -> Promotion | None:
+    async def promotion_at(self, seq: int) -> Promotion | None:
         """Return what judges the rollout at `seq`, which is stored; None: the run's configuration.
 
         Raises `InfrastructureError` while that cannot be told.
         """
-        if undecided(await self.known(seq)) is not None:
-            await anyio.sleep(_LOOK_AGAIN_S)
+        if undecided_promotion(await self.promotions_known_at(seq)) is not None:
+            await anyio.sleep(_POLL_S)
             await self._look_again()
-        return in_force(self._promotions, seq)
+        return active_promotion(self._promotions, seq)
 
-    async def given_up(self, seq: int) -> Promotion | None:
+    async def giving_up_promotion(self, seq: int) -> Promotion | None:
         """Return the promotion that gives up the rollout at `seq`, by the current list.
 
         The raters of this rollout are unavailable.
@@ -148,18 +153,18 @@ class InForce:
         Raises `InfrastructureError` as `at`.
         """
         await self._look_again()
-        return given_up(self._promotions, seq)
+        return giving_up_promotion(self._promotions, seq)
 
     async def _look_again(self) -> None:
         async with self._looking:
-            await self._look()
-        asked = undecided(self._promotions)
+            await self._poll()
+        asked = undecided_promotion(self._promotions)
         if asked is not None:
             raise InfrastructureError(
                 f"revision {asked.revision} is being promoted, and the batcher has not said from where on"
             )
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         needed = self._stored_to
         extent = await self._bus.extent(ROLLOUTS, self._subject)
         if extent.last < needed:
@@ -167,10 +172,10 @@ class InForce:
                 f"{ROLLOUTS} ends at {extent.last} on a server that lags behind: {needed} is stored"
             )
         if extent.messages != self._lists:
-            await self._learn(extent.messages)
+            await self._adopt(extent.messages)
         self._known_to = max(self._known_to, extent.last)
 
-    async def _learn(self, lists: int) -> None:
+    async def _adopt(self, lists: int) -> None:
         """Take over the newest list of promotions; at least `lists` of them are stored."""
         found, at, newest = 0, 0, Promotions(run=self._run, promotions=[])
         async with self._bus.read(ROLLOUTS, [self._subject], follow=False) as messages:
@@ -190,8 +195,8 @@ class InForce:
             )
         self._promotions, self._lists, self._newest = newest.promotions, found, at
 
-    def _list_in(self, message: Stored) -> Promotions | None:
+    def _list_in(self, message: StoredMessage) -> Promotions | None:
         try:
-            return owned(Promotions, message, lambda one: one.run == self._run)
+            return decode_owned(Promotions, message, lambda one: one.run == self._run)
         except VersionError as error:  # rollouts wait for the upgrade
             raise InfrastructureError(str(error)) from error

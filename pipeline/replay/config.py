@@ -4,15 +4,15 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-__all__ = ["Pace"]
+__all__ = ["ReplayPace"]
 
-_PATIENT = 32
+_DEFAULT_IN_FLIGHT_WAITING = 32
 """Groups in flight for each process where raters have to be waited for: a pause waits for all of them."""
-_AT_ONCE = 512
+_DEFAULT_IN_FLIGHT = 512
 """Where none has to be: a server hands out few long stretches with much less work than many short ones."""
 
 
-class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReplayPace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a replay may take of the machine and of the services behind its raters."""
 
     max_rate: Annotated[float, Meta(gt=0)] | None = None
@@ -28,7 +28,7 @@ class Pace(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         `waits`: whether scoring them waits for something.
         """
-        return self.max_inflight or (_PATIENT if waits else _AT_ONCE) * self.workers
+        return self.max_inflight or (_DEFAULT_IN_FLIGHT_WAITING if waits else _DEFAULT_IN_FLIGHT) * self.workers
 
     def block(self, *, waits: bool) -> int:
         """Return how many groups a worker is asked for at once: few enough that it may have two blocks in flight, and

@@ -11,15 +11,24 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.config import Connection
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.history import Found
-from lachesis.pipeline.replay.judging import Verdict
+from lachesis.pipeline.replay.history import SelectedRollout
+from lachesis.pipeline.replay.judging import ScoreOrReason
 
-__all__ = ["Answer", "Block", "Failed", "Judged", "Ready", "Start", "frame", "read_frame"]
+__all__ = [
+    "RolloutBlock",
+    "WorkerAnswer",
+    "WorkerError",
+    "WorkerReady",
+    "WorkerReply",
+    "WorkerStart",
+    "frame",
+    "read_frame",
+]
 
 _LENGTH_BYTES = 4
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     """The first message to a worker: what it judges with, and where. `path`: the folders in which the replay finds
     modules; `ensembles`: the digests of what judges each environment."""
 
@@ -29,26 +38,26 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     path: list[str]
 
 
-class Block(msgspec.Struct, frozen=True):
+class RolloutBlock(msgspec.Struct, frozen=True):
     """Every later message: rollouts to be scored."""
 
     number: int
-    wanted: list[Found]
+    wanted: list[SelectedRollout]
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """The first answer: it has its raters and its connection."""
 
 
-class Judged(msgspec.Struct, frozen=True, tag=True):
+class WorkerReply(msgspec.Struct, frozen=True, tag=True):
     """The scores of a block, in its order, and the time that scoring took."""
 
     number: int
-    verdicts: list[Verdict]
+    verdicts: list[ScoreOrReason]
     seconds: float
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerError(msgspec.Struct, frozen=True, tag=True):
     """What ends the replay: an error of `schemas.errors` by its name, met at a block or (None) before it was ready."""
 
     number: int | None
@@ -56,7 +65,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-Answer = Ready | Judged | Failed
+WorkerAnswer = WorkerReady | WorkerReply | WorkerError
 
 M = TypeVar("M")
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from contextlib import aclosing
 from typing import NamedTuple
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.pipeline.replay.logic.selection import selects
 from lachesis.schemas import subjects
@@ -15,14 +15,14 @@ from lachesis.schemas.errors import DataError, NotFoundError, SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.replay import Selection
 
-__all__ = ["Found", "Take", "feed", "fetched", "find", "follow", "selected"]
+__all__ = ["SelectedRollout", "Take", "feed", "fetched", "find", "follow", "selected"]
 
-_DENSE = 8
+_SEQUENCES_PER_WANTED = 8
 """From one wanted rollout in so many sequences on, all that lies between is read too: that is faster than to ask for
 each."""
 
 
-class Found(NamedTuple):
+class SelectedRollout(NamedTuple):
     """A selected rollout."""
 
     env: str
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     group: str
 
 
-Take = Callable[[Found, Stored], Awaitable[bool]]
+Take = Callable[[SelectedRollout, StoredMessage], Awaitable[bool]]
 """Takes the next rollout, and says whether it wants another."""
 
 
@@ -43,7 +43,7 @@ async def selected(
     envs: Sequence[str],
     first: int,
     last: int,
-) -> AsyncGenerator[Found]:
+) -> AsyncGenerator[SelectedRollout]:
     """Yield the selected rollouts of `envs` from sequence `first` to `last`, in order, by their headers.
 
     One whose header cannot be read is in no selection, as it is in no window of the live run. It holds a reader open:
@@ -63,19 +63,19 @@ async def selected(
 
 async def find(
     bus: Bus, run: str, selection: Selection, groups: Collection[str] | None, *, env: str, first: int, last: int
-) -> list[Found]:
+) -> list[SelectedRollout]:
     """Return the selected rollouts of `env` from sequence `first` to `last`, in order."""
     return [one async for one in selected(bus, run, selection, groups, envs=[env], first=first, last=last)]
 
 
-def _selected(message: Stored, selection: Selection, groups: Collection[str] | None) -> Found | None:
+def _selected(message: StoredMessage, selection: Selection, groups: Collection[str] | None) -> SelectedRollout | None:
     try:
         plan = Plan.unpack(message.headers.get(PLAN_HEADER))
     except SchemaError:
         return None
     if not selects(selection, groups, plan, message.seq, message.time_ns):
         return None
-    return Found(message.subject.rsplit(".", 1)[-1], message.seq, plan.group)
+    return SelectedRollout(message.subject.rsplit(".", 1)[-1], message.seq, plan.group)
 
 
 async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str, int], take: Take) -> None:
@@ -92,7 +92,7 @@ async def follow(bus: Bus, run: str, selection: Selection, cursors: Mapping[str,
                 return
 
 
-async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator[Stored]:
+async def fetched(bus: Bus, run: str, wanted: Sequence[SelectedRollout]) -> AsyncGenerator[StoredMessage]:
     """Yield the message of each of `wanted`, at least one, in order.
 
     One that cannot be put together comes with the reason, as it comes from a reader. Raises `NotFoundError`.
@@ -111,10 +111,10 @@ async def fetched(bus: Bus, run: str, wanted: Sequence[Found]) -> AsyncGenerator
             found = wanted[done]
             done += 1
             headers = {BROKEN_HEADER: str(error)}
-            yield Stored(subjects.ROLLOUTS, subjects.rollout(run, found.env), found.seq, b"", 0, headers)
+            yield StoredMessage(subjects.ROLLOUTS, subjects.rollout(run, found.env), found.seq, b"", 0, headers)
 
 
-async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take) -> None:
+async def feed(bus: Bus, run: str, env: str, wanted: Sequence[SelectedRollout], take: Take) -> None:
     """Pass each of `wanted` with its message to `take`, in order, until it says stop.
 
     They are rollouts of `env`; `*` is any environment.
@@ -145,5 +145,5 @@ async def feed(bus: Bus, run: str, env: str, wanted: Sequence[Found], take: Take
     raise NotFoundError(f"group {found.group} is gone from sequence {found.seq} of {subjects.ROLLOUTS} of run {run}")
 
 
-def _is_dense(wanted: Sequence[Found]) -> bool:
-    return wanted[-1].seq - wanted[0].seq < _DENSE * len(wanted)
+def _is_dense(wanted: Sequence[SelectedRollout]) -> bool:
+    return wanted[-1].seq - wanted[0].seq < _SEQUENCES_PER_WANTED * len(wanted)

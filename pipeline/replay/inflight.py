@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import anyio
 import anyio.lowlevel
 
-from lachesis.pipeline.bus.publisher import Window
-from lachesis.pipeline.replay.config import Pace
-from lachesis.pipeline.replay.history import Found
-from lachesis.pipeline.replay.judging import Verdict
+from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.replay.config import ReplayPace
+from lachesis.pipeline.replay.history import SelectedRollout
+from lachesis.pipeline.replay.judging import ScoreOrReason
 
-__all__ = ["MOST_BYTES", "Blocks", "InFlight", "Slot", "Turns"]
+__all__ = ["MAX_IN_FLIGHT_BYTES", "BlockSize", "CooperativeYield", "InFlight", "InFlightRollout"]
 
-MOST_BYTES = 64 << 20
+MAX_IN_FLIGHT_BYTES = 64 << 20
 """What rollouts in flight may weigh in one process, bytes; a larger one goes alone."""
 _TURN_S = 0.005
 """Seconds that rollouts which wait for nothing have before all else in the process has its turn."""
@@ -29,7 +29,7 @@ _FIRST_BLOCK = 16
 _GROWTH = 4
 
 
-class Turns:
+class CooperativeYield:
     """Yields to other tasks every few milliseconds during work that awaits nothing."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Turns:
             self._had_turn = time.monotonic()
 
 
-class Blocks:
+class BlockSize:
     """Adapts how many rollouts are sent to a worker at once.
 
     Where raters have to be waited for, as many as the pace allows. Otherwise two blocks at a time for each worker, each
     of what one judges within a fraction of a second: a pause waits for them, and a kill repeats them.
     """
 
-    def __init__(self, pace: Pace, *, waits: bool) -> None:
+    def __init__(self, pace: ReplayPace, *, waits: bool) -> None:
         self._most = pace.block(waits=waits)
         self._waits = waits
         self._size = self._most if waits else min(_FIRST_BLOCK, self._most)
@@ -69,44 +69,48 @@ class Blocks:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class InFlightRollout:
     """A rollout in flight, of `size` bytes as far as it is held here."""
 
-    found: Found
+    found: SelectedRollout
     size: int
-    verdict: Verdict | None = None
+    verdict: ScoreOrReason | None = None
 
 
 class InFlight:
     """See the module's docstring. At most `most` rollouts. Once `draining`, nothing is begun any more."""
 
     def __init__(
-        self, most: int, max_rate: float | None, draining: anyio.Event, fold: Callable[[Found, Verdict], None]
+        self,
+        most: int,
+        max_rate: float | None,
+        draining: anyio.Event,
+        fold: Callable[[SelectedRollout, ScoreOrReason], None],
     ) -> None:
         self._max_rate = max_rate
         self._draining = draining
         self._fold = fold
-        self._window = Window(MOST_BYTES, most)
-        self._slots: deque[Slot] = deque()
+        self._window = PublishWindow(MAX_IN_FLIGHT_BYTES, most)
+        self._slots: deque[InFlightRollout] = deque()
         self._due = 0.0
-        self._turns = Turns()
+        self._turns = CooperativeYield()
 
-    async def begin(self, found: Found, size: int) -> Slot | None:
+    async def begin(self, found: SelectedRollout, size: int) -> InFlightRollout | None:
         """Return the slot of the next rollout once there is room and it is its turn; None: it is draining."""
         await self._window.enter(size)
         await self._wait_turn()
         if self._draining.is_set():
             return None
-        slot = Slot(found, size)
+        slot = InFlightRollout(found, size)
         self._slots.append(slot)
         return slot
 
-    def settle(self, slot: Slot, verdict: Verdict) -> None:
+    def settle_rollout(self, slot: InFlightRollout, verdict: ScoreOrReason) -> None:
         """Take in what became of a rollout; all that waited for nothing else is folded."""
         slot.verdict = verdict
         while self._slots and (known := self._slots[0].verdict) is not None:
             first = self._slots.popleft()
-            self._window.leave(first.size)
+            self._window.release(first.size)
             self._fold(first.found, known)
 
     async def _wait_turn(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest, owned
+from lachesis.pipeline.bus.newest import decode_owned, read_last_event
 from lachesis.pipeline.replay.logic.fold import extended_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward
@@ -17,10 +17,10 @@ from lachesis.schemas.errors import LedgerError, NotFoundError
 from lachesis.schemas.replay import RescoreEvent, RevisionRecord
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 
-__all__ = ["Judged", "joined_digest", "read_judged", "revision_digest"]
+__all__ = ["RevisionResult", "joined_digest", "read_results", "revision_digest"]
 
 
-class Judged(NamedTuple):
+class RevisionResult(NamedTuple):
     """A rollout under a revision: its reward, or why it has none."""
 
     seq: int
@@ -39,7 +39,7 @@ async def revision_digest(bus: Bus, record: RevisionRecord) -> str:
     digests = {}
     for env in sorted(record.selection.envs):
         subject = subjects.replay("rescore", record.run, record.revision, env)
-        last, _, _ = await newest(bus, REPLAY, subject, RescoreEvent, lambda event: event.run == record.run)
+        last, _, _ = await read_last_event(bus, REPLAY, subject, RescoreEvent, lambda event: event.run == record.run)
         if last is None or last.commit.cursors.get(ROLLOUTS, 0) <= last_seq:
             raise NotFoundError(
                 f"revision {record.revision!r} of run {record.run} is not finished in {env}: repeat the command that "
@@ -49,7 +49,7 @@ async def revision_digest(bus: Bus, record: RevisionRecord) -> str:
     return joined_digest(digests)
 
 
-async def read_judged(bus: Bus, record: RevisionRecord) -> list[Judged]:
+async def read_results(bus: Bus, record: RevisionRecord) -> list[RevisionResult]:
     """Return every rollout of a finished revision in rising sequence.
 
     Raises `LedgerError` where what is stored is not what the replay stored.
@@ -58,26 +58,26 @@ async def read_judged(bus: Bus, record: RevisionRecord) -> list[Judged]:
     return sorted(found, key=lambda judged: judged.seq)
 
 
-async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[Judged]:
+async def _of_environment(bus: Bus, record: RevisionRecord, env: str) -> list[RevisionResult]:
     subject = subjects.replay("rescore", record.run, record.revision, env)
-    found: list[Judged] = []
+    found: list[RevisionResult] = []
     commits, digest, reached = 0, "", 0
     async with bus.read(REPLAY, [subject], follow=False) as messages:
         async for message in messages:
-            event = owned(RescoreEvent, message, lambda event: event.env == env)
+            event = decode_owned(RescoreEvent, message, lambda event: event.env == env)
             if event is None or event.commit.index < commits:  # an old commit once more
                 continue
             where = f"revision {record.revision} of run {record.run}, {env}, sequence {message.seq} of {REPLAY}"
             if event.commit.index != commits:
                 raise LedgerError(f"{where}: commit {event.commit.index} where {commits} follows; commits are gone")
             commits, reached = commits + 1, event.commit.cursors.get(ROLLOUTS, 0)
-            judged, digest = _unfold(event, digest)
+            result, digest = _unfold(event, digest)
             if digest != event.digest:
                 raise LedgerError(
                     f"{where}: its scores and rewards are {digest}, but were {event.digest} when they were stored: "
                     "they were changed; replay the history under another revision"
                 )
-            found += judged
+            found += result
     if reached <= _end(record):
         raise LedgerError(
             f"revision {record.revision} of run {record.run} ends in {env} before sequence {reached} of {ROLLOUTS}, "
@@ -95,7 +95,7 @@ def _end(record: RevisionRecord) -> int:
     return record.last
 
 
-def _unfold(event: RescoreEvent, digest: str) -> tuple[list[Judged], str]:
+def _unfold(event: RescoreEvent, digest: str) -> tuple[list[RevisionResult], str]:
     """Return what an event says of each group, in order, and the digest that it comes to."""
     scores = {score.seq: score for score in event.scores}
     rewards = {reward.seq: reward for reward in event.rewards}
@@ -106,7 +106,7 @@ def _unfold(event: RescoreEvent, digest: str) -> tuple[list[Judged], str]:
         group = score.group if score is not None else unscored[seq].group
         digest = extended_digest(digest, seq, group, score, reward)
         reason = unscored[seq].reason if seq in unscored else "a copy of an earlier one" if reward is None else ""
-        found.append(Judged(seq, event.env, group, reward, reason))
+        found.append(RevisionResult(seq, event.env, group, reward, reason))
     return found, digest
 
 

@@ -10,27 +10,27 @@ from collections.abc import Callable, Iterable
 import msgspec
 import tenacity
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["STAGE", "Judge", "Verdict", "collect_seldom"]
+__all__ = ["STAGE", "ReplayScorer", "ScoreOrReason", "collect_seldom"]
 
 STAGE = "replay"
-_OBJECTS = 5000
+_GC_THRESHOLD = 5000
 
 
-class Verdict(msgspec.Struct, frozen=True, array_like=True):
+class ScoreOrReason(msgspec.Struct, frozen=True, array_like=True):
     """The score of a rollout, or the reason why it has none."""
 
     score: GroupScore | None
     reason: str = ""
 
 
-class Judge:
+class ReplayScorer:
     """Scores the rollouts of `envs`, each by its own raters. `retrying` says how long an outage is waited for.
 
     Raises `ConfigError` where a rater cannot be loaded.
@@ -43,11 +43,11 @@ class Judge:
             for env in envs
         }
 
-    def waits(self, env: str) -> bool:
+    def is_asynchronous(self, env: str) -> bool:
         """Whether any rater of `env` is asynchronous."""
-        return self.scorers[env].waits
+        return self.scorers[env].is_asynchronous
 
-    async def judge(self, env: str, message: Stored) -> Verdict:
+    async def score_rollout(self, env: str, message: StoredMessage) -> ScoreOrReason:
         """Return what becomes of the rollout of `env` that `message` holds.
 
         Raises `InfrastructureError` where an outage of its raters lasts too long.
@@ -61,9 +61,9 @@ class Judge:
             except InfrastructureError:
                 score = await self._retrying()(scorer.score, rollout.group, rollout.seq)
         except DataError as error:
-            return Verdict(None, f"{type(error).__name__}: {error}")
+            return ScoreOrReason(None, f"{type(error).__name__}: {error}")
         stamp = Stamp(STAGE, message.time_ns, start_ns, time.time_ns())
-        return Verdict(msgspec.structs.replace(score, stamps=[stamp]))
+        return ScoreOrReason(msgspec.structs.replace(score, stamps=[stamp]))
 
 
 def collect_seldom() -> None:
@@ -71,4 +71,4 @@ def collect_seldom() -> None:
 
     It makes many objects and hardly a cycle, and spent a tenth of its time on the search.
     """
-    gc.set_threshold(_OBJECTS)
+    gc.set_threshold(_GC_THRESHOLD)

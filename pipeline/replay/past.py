@@ -18,19 +18,19 @@ from typing import NamedTuple
 
 from lachesis.pipeline.batching.chain import PREVIOUS_HEADER
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry, position_before
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.floor import lowest_seqs
 from lachesis.pipeline.flow.retention import holding
-from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
+from lachesis.pipeline.replay.judged import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.replay.logic.batches import OfflineBatchFormer, content_digest
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.pipeline.replay.revisions import definition
-from lachesis.pipeline.replay.trainable import Progress, Taught, checked, taught_of
+from lachesis.pipeline.replay.trainable import Progress, WithTeacher, attach_teacher, validated
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.errors import (
@@ -43,19 +43,19 @@ from lachesis.schemas.ledger import GENESIS, LedgerEntry, TrainReport
 from lachesis.schemas.replay import PastRecord, RevisionRecord
 from lachesis.schemas.subjects import LEDGER, ROLLOUTS, TEACHER
 
-__all__ = ["PastRequest", "needs_behind", "past_record", "past_trainer", "reform"]
+__all__ = ["OfflineRequest", "lowest_seq_needed_after", "past_record", "past_trainer", "rebuild_entries"]
 
 _DEFINITION = (
     "revision", "digest", "model", "start", "max_staleness", "min_step", "max_step",
     "batch_size", "token_budget", "mix", "teacher", "std_floor",
 )  # fmt: skip
 
-_MOST_OF_LEDGER = 0.7
+_MAX_LEDGER_SHARE = 0.7
 """Share of LEDGER's budget that may be taken; a live run is granted nothing more from `flow.close_at` on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PastRequest:
+class OfflineRequest:
     """Which trainer, on which revision, from which model (`start`: the optimizer step of the run that it is of).
 
     `tokenizer_hash` is that of the model; None: not compared. Without `store` nothing is written.
@@ -74,10 +74,10 @@ class PastRequest:
 
 async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
     """Return what a offline trainer trains on; None for a trainer that is none."""
-    found, _, _ = await newest(
+    found, _, _ = await read_last_event(
         bus,
         LEDGER,
-        subjects.past(run, trainer),
+        subjects.offline_trainer(run, trainer),
         PastRecord,
         lambda record: (record.run, record.trainer) == (run, trainer),
     )
@@ -86,7 +86,7 @@ async def past_record(bus: Bus, run: str, trainer: str) -> PastRecord | None:
 
 @asynccontextmanager
 async def past_trainer(
-    bus: Bus, config: RunConfig, request: PastRequest, *, progress: Progress
+    bus: Bus, config: RunConfig, request: OfflineRequest, *, progress: Progress
 ) -> AsyncIterator[tuple[PastRecord, Callable[[LedgerEntry], None]]]:
     """Store the offline trainer's whole ledger and yield it, holding its rollouts back from trimming.
 
@@ -117,16 +117,18 @@ async def past_trainer(
         raise ConfigError(
             f"trainer {trainer!r} of run {run} has a ledger already that is of no revision; take another name"
         )
-    taught: list[Taught] = []
+    with_teacher: list[WithTeacher] = []
     if stored is not None and entry is not None and entry.index + 1 == stored.entries:
         ahead = await _ahead(bus, stored)
         needs = ahead[min(ahead)]
     else:
-        taught = await taught_of(bus, asked, config.revision, _selected(await read_judged(bus, revision), asked))
-        needs = lowest_seqs([(one.judged.seq, one.teacher) for one in taught])
+        with_teacher = await attach_teacher(
+            bus, asked, config.revision, _selected(await read_results(bus, revision), asked)
+        )
+        needs = lowest_seqs([(one.result.seq, one.teacher) for one in with_teacher])
     async with holding(bus, run, "train", needs, about=f"train {trainer} on {request.revision}") as held:
-        if taught:
-            stored = await _form(bus, asked, stored, taught, request=request, progress=progress)
+        if with_teacher:
+            stored = await _form(bus, asked, stored, with_teacher, request=request, progress=progress)
             ahead = await _ahead(bus, stored) if request.store else {}
         assert stored is not None  # noqa: S101 - a ledger that is whole has a record
 
@@ -136,7 +138,7 @@ async def past_trainer(
         yield stored, trained
 
 
-async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: RevisionRecord) -> PastRecord:
+async def _define(bus: Bus, config: RunConfig, request: OfflineRequest, revision: RevisionRecord) -> PastRecord:
     return PastRecord(
         run=config.run,
         trainer=request.trainer,
@@ -161,10 +163,10 @@ async def _define(bus: Bus, config: RunConfig, request: PastRequest, revision: R
     )
 
 
-def _selected(judged: Sequence[Judged], asked: PastRecord) -> list[Judged]:
+def _selected(results: Sequence[RevisionResult], asked: PastRecord) -> list[RevisionResult]:
     """Return the rollouts that have a reward and lie within the policy steps asked for. Raises `NotFoundError`."""
     low, high = asked.min_step, asked.max_step
-    rewarded = [one for one in judged if one.reward is not None]
+    rewarded = [one for one in results if one.reward is not None]
     found = [
         one
         for one in rewarded
@@ -186,17 +188,19 @@ async def _ahead(bus: Bus, record: PastRecord) -> dict[int, dict[str, int]]:
     """Return, from the last entry that the trainer has reported on, what of each stream is still to be fetched behind
     an entry: the lowest sequence."""
     run, trainer = record.run, record.trainer
-    report, _, _ = await newest(
+    report, _, _ = await read_last_event(
         bus, LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer), TrainReport, lambda one: one.run == run
     )
     begin = await position_before(bus, run, trainer, report.ledger_index + 1 if report else 0)
     streams = [ROLLOUTS] if record.teacher == "off" else [ROLLOUTS, TEACHER]
     ends = {stream: (await bus.usage(stream)).last + 1 for stream in streams}
     async with aclosing(follow_ledger(bus, run, trainer, begin, follow=False)) as entries:
-        return needs_behind([entry async for entry in entries], record.entries - 1, ends)
+        return lowest_seq_needed_after([entry async for entry in entries], record.entries - 1, ends)
 
 
-def needs_behind(entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, int]) -> dict[int, dict[str, int]]:
+def lowest_seq_needed_after(
+    entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, int]
+) -> dict[int, dict[str, int]]:
     """Return by entry the lowest sequence of each stream that the later entries refer to.
 
     It begins with the entry before the first of `entries`; `ends` where no later entry refers to a stream. `last` is
@@ -212,7 +216,7 @@ def needs_behind(entries: Sequence[LedgerEntry], last: int, ends: Mapping[str, i
     return found
 
 
-class _Formed(NamedTuple):
+class _FormedEntries(NamedTuple):
     digest: str
     data: bytes
 
@@ -221,34 +225,34 @@ async def _form(
     bus: Bus,
     asked: PastRecord,
     stored: PastRecord | None,
-    wanted: Sequence[Taught],
+    wanted: Sequence[WithTeacher],
     *,
-    request: PastRequest,
+    request: OfflineRequest,
     progress: Progress,
 ) -> PastRecord:
     """Form the whole ledger, and store what of it is not stored yet."""
-    former = _former(stored or asked, term=f"past-{time.time_ns():x}")
-    formed: list[_Formed] = []
+    batch_former = _former(stored or asked, term=f"past-{time.time_ns():x}")
+    formed: list[_FormedEntries] = []
 
     def keep(entry: LedgerEntry) -> None:
-        formed.append(_Formed(entry.digest(), encode(entry)))
+        formed.append(_FormedEntries(entry.digest(), encode(entry)))
 
-    async for group in checked(bus, wanted, request.tokenizer_hash, progress):
-        for entry in former.add(group):
+    async for group in validated(bus, wanted, request.tokenizer_hash, progress):
+        for entry in batch_former.add(group):
             keep(entry)
-    for entry in former.finish():
+    for entry in batch_former.finish():
         keep(entry)
-    if not former.batches:
+    if not batch_former.batches:
         raise NotFoundError(
             f"nothing to train on: of {len(wanted)} rollouts of revision {asked.revision!r} none can be batched "
             "(zero variance, stale or oversized all of them)"
         )
     record = (stored or asked).replace(
         entries=len(formed),
-        batches=former.batches,
-        groups=former.groups,
-        chain=former.chain,
-        manifest=former.manifest,
+        batches=batch_former.batches,
+        groups=batch_former.groups,
+        chain=batch_former.chain,
+        manifest=batch_former.manifest,
     )
     if stored is not None and record != stored:
         raise LedgerError(
@@ -265,13 +269,13 @@ def _former(record: PastRecord, term: str = "") -> OfflineBatchFormer:
     config = BatchingConfig(
         batch_size=record.batch_size, token_budget=record.token_budget, mix=record.mix, teacher=record.teacher
     )
-    past = Past(record.start, record.max_staleness)
+    past = OfflineStart(record.start, record.max_staleness)
     return OfflineBatchFormer(
         record.run, record.trainer, config, past, std_floor=record.std_floor, term=term, written_ns=time.time_ns()
     )
 
 
-async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_new: bool) -> None:
+async def _store(bus: Bus, record: PastRecord, formed: Sequence[_FormedEntries], *, is_new: bool) -> None:
     """Store the record first, and the entries after it that are not stored yet."""
     run, trainer = record.run, record.trainer
     subject = subjects.ledger(run, trainer)
@@ -280,13 +284,13 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
     if last is not None and (begin > len(formed) or formed[last.index].digest != last.digest()):
         raise LedgerError(f"{subject}: entry {last.index} is not what revision {record.revision} gives; who wrote it?")
     usage, size = await bus.usage(LEDGER), sum(len(entry.data) for entry in formed[begin:])
-    if usage.bytes + size > _MOST_OF_LEDGER * usage.max_bytes:
+    if usage.bytes + size > _MAX_LEDGER_SHARE * usage.max_bytes:
         raise StreamFullError(
             f"{subject}: its {size} bytes do not fit beside the {usage.bytes} of {usage.max_bytes} that {LEDGER} "
             "holds, which a live run needs room in: raise streams.ledger_bytes and `lachesis init`, or select less"
         )
     if is_new:
-        name = subjects.past(run, trainer)
+        name = subjects.offline_trainer(run, trainer)
         await retrying()(bus.commit, name, encode(record), expected=0, msg_id=f"{name}.{record.created_ns}")
     stored_ns = time.time_ns()  # of this start: what an earlier one stored may be deleted, and is no duplicate then
     for index, entry in enumerate(formed[begin:], begin):
@@ -296,8 +300,8 @@ async def _store(bus: Bus, record: PastRecord, formed: Sequence[_Formed], *, is_
         entry_seq = seq
 
 
-async def reform(
-    bus: Bus, record: PastRecord, judged: Sequence[Judged], teachers: Mapping[int, int], progress: Progress
+async def rebuild_entries(
+    bus: Bus, record: PastRecord, results: Sequence[RevisionResult], teachers: Mapping[int, int], progress: Progress
 ) -> list[str]:
     """Return the content digest of each entry that a revision gives when its ledger is formed again.
 
@@ -307,9 +311,9 @@ async def reform(
     """
     # what is in no batch was left out for another reason: where it was required, it had a teacher as well
     other = 1 if record.teacher == "required" else None
-    wanted = [Taught(one, teachers.get(one.seq, other)) for one in _selected(judged, record)]
-    former = _former(record)
+    wanted = [WithTeacher(one, teachers.get(one.seq, other)) for one in _selected(results, record)]
+    batch_former = _former(record)
     digests = []
-    async for group in checked(bus, wanted, None, progress, logprobs=False):
-        digests += [content_digest(entry) for entry in former.add(group)]
-    return digests + [content_digest(entry) for entry in former.finish()]
+    async for group in validated(bus, wanted, None, progress, logprobs=False):
+        digests += [content_digest(entry) for entry in batch_former.add(group)]
+    return digests + [content_digest(entry) for entry in batch_former.finish()]

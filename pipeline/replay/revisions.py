@@ -8,10 +8,10 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.promotion.record import read as promotions
-from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision
+from lachesis.pipeline.promotion.record import read_promotions as promotions
+from lachesis.pipeline.replay.logic.compare import ComparedGroup, ComparedRevision, ScoreSource
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
@@ -23,42 +23,42 @@ from lachesis.schemas.rollout import Message
 from lachesis.schemas.subjects import EVENTS, REPLAY, ROLLOUTS
 
 __all__ = [
-    "Derived",
+    "DerivedScores",
     "conversation",
     "definition",
-    "derived",
+    "ensembles_of",
     "events_of",
     "following",
-    "judges_of",
-    "own_normalizations",
+    "overridden_normalizations",
+    "read_derived",
     "read_revision",
 ]
 
 E = TypeVar("E", bound=Event)
 
 
-class _Gathered:
+class _RevisionRead:
     def __init__(self) -> None:
-        self.scores: dict[str, tuple[str, GroupScore, MadeBy]] = {}
+        self.scores: dict[str, tuple[str, GroupScore, ScoreSource]] = {}
         self.rewards: dict[str, GroupReward] = {}
         self.unscored: set[str] = set()
 
-    def take(self, event: "Derived") -> None:
-        made_by = MadeBy(event.ensemble or "", tuple(sorted((event.raters or {}).items())), event.promoted)
+    def add_event(self, event: "DerivedScores") -> None:
+        made_by = ScoreSource(event.ensemble or "", tuple(sorted((event.raters or {}).items())), event.promoted)
         for score in event.scores:
             self.scores.setdefault(score.group, (event.env, score, made_by))
         for reward in event.rewards:
             self.rewards.setdefault(reward.group, reward)
 
-    def revision(self, name: str, *, complete: bool, promotions: Mapping[int, str]) -> Revision:
+    def revision(self, name: str, *, complete: bool, promotions: Mapping[int, str]) -> ComparedRevision:
         groups = {
-            group: Judged(env, score, self.rewards.get(group), made_by)
+            group: ComparedGroup(env, score, self.rewards.get(group), made_by)
             for group, (env, score, made_by) in self.scores.items()
         }
-        return Revision(name, groups, len(self.unscored), complete, promotions)
+        return ComparedRevision(name, groups, len(self.unscored), complete, promotions)
 
 
-class Derived(NamedTuple):
+class DerivedScores(NamedTuple):
     """What one event says of some groups of `env`, and what made it. `unscored`: sequence, group and why, of what has
     no score. `reached`: of a replay, the sequence of ROLLOUTS below which all of `env` is in the revision. `promoted`:
     the first sequence of the promotion by which it was made."""
@@ -74,17 +74,17 @@ class Derived(NamedTuple):
     promoted: int | None = None
 
 
-async def read_revision(bus: Bus, config: RunConfig, name: str) -> Revision:
+async def read_revision(bus: Bus, config: RunConfig, name: str) -> ComparedRevision:
     """Return a revision of the run: `live` (or the live revision's name) or one that a replay wrote.
 
     Raises `NotFoundError` where there is no such revision, naming those there are, or nothing in it.
     """
     defined = await definition(bus, config, name)
-    gathered = _Gathered()
+    gathered = _RevisionRead()
     reached = dict.fromkeys(defined.selection.envs, 0) if defined is not None else {}
-    async with aclosing(derived(bus, config, defined)) as events:
+    async with aclosing(read_derived(bus, config, defined)) as events:
         async for event in events:
-            gathered.take(event)
+            gathered.add_event(event)
             gathered.unscored |= {f"{seq}" for seq, _, _ in event.unscored}
             reached[event.env] = event.reached
     complete = defined is None or (defined.last is not None and min(reached.values()) > defined.last)
@@ -103,14 +103,16 @@ async def definition(bus: Bus, config: RunConfig, name: str) -> RevisionRecord |
         return None
     run = config.run
     subjects.check_name("revision", name)
-    defined, _, _ = await newest(bus, REPLAY, subjects.revision(run, name), RevisionRecord, lambda one: one.run == run)
+    defined, _, _ = await read_last_event(
+        bus, REPLAY, subjects.revision(run, name), RevisionRecord, lambda one: one.run == run
+    )
     if defined is None:
         known = [subjects.LIVE, *await _known(bus, run)]
         raise NotFoundError(f"run {run} has no revision {name!r}; there are {', '.join(known)}")
     return defined
 
 
-async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -> AsyncGenerator[Derived]:
+async def read_derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -> AsyncGenerator[DerivedScores]:
     """Yield everything derived from the run's groups under a revision, as it was stored.
 
     None is the live revision.
@@ -127,22 +129,22 @@ async def derived(bus: Bus, config: RunConfig, defined: RevisionRecord | None) -
                     (one.seq, one.group, one.reason) for one in event.unscored
                 ]
                 made_by = event.ensemble, event.raters, event.advantage
-                yield Derived(
+                yield DerivedScores(
                     event.env, event.scores, event.rewards, unscored, *made_by, event.commit.cursors.get(ROLLOUTS, 0)
                 )
         return
     async with events_of(bus, EVENTS, subjects.event("score", run, revision), ScoreEvent) as scores:
         async for score in scores:
-            yield Derived(
+            yield DerivedScores(
                 score.env, scores=score.groups, ensemble=score.ensemble, raters=score.raters, promoted=score.promoted
             )
     async with events_of(bus, EVENTS, subjects.event("reward", run, revision), RewardEvent) as rewards:
         async for reward in rewards:
-            yield Derived(reward.env, rewards=reward.groups, estimator=reward.advantage)
+            yield DerivedScores(reward.env, rewards=reward.groups, estimator=reward.advantage)
     async with events_of(bus, EVENTS, subjects.event("dead", run, revision), DeadLetter) as letters:
         async for letter in letters:
             if letter.ends_rollout:
-                yield Derived(letter.env, unscored=[(letter.seq, letter.group, letter.reason)])
+                yield DerivedScores(letter.env, unscored=[(letter.seq, letter.group, letter.reason)])
 
 
 async def _known(bus: Bus, run: str) -> list[str]:
@@ -163,7 +165,7 @@ async def following(bus: Bus, run: str) -> list[tuple[RevisionRecord, int]]:
 async def _reached(bus: Bus, defined: RevisionRecord) -> int:
     reached = defined.first
     for env in defined.selection.envs:
-        last, _, _ = await newest(
+        last, _, _ = await read_last_event(
             bus,
             REPLAY,
             subjects.replay("rescore", defined.run, defined.revision, env),
@@ -174,13 +176,13 @@ async def _reached(bus: Bus, defined: RevisionRecord) -> int:
     return reached
 
 
-def own_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[str, Any]:
+def overridden_normalizations(config: RunConfig, envs: Iterable[str]) -> dict[str, Any]:
     """Return the settings of those environments that are normalized otherwise than the run."""
     found = {env: config.environments[env].normalization for env in envs}
     return {env: own.recorded() for env, own in found.items() if own is not None}
 
 
-def judges_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
+def ensembles_of(config: RunConfig, envs: Iterable[str]) -> dict[str, Judges]:
     """Return what judges each environment under `config`. Raises `ConfigError` where a rater cannot be loaded."""
     found = {}
     for env in envs:

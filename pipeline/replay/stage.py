@@ -25,23 +25,23 @@ from functools import partial
 import anyio
 import tenacity
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import Connection
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import holding, record
-from lachesis.pipeline.replay.config import Pace
-from lachesis.pipeline.replay.frames import Start
-from lachesis.pipeline.replay.history import Found, Take, feed, find, follow
-from lachesis.pipeline.replay.inflight import Blocks, InFlight, Slot
+from lachesis.pipeline.flow.retention import holding, read_record
+from lachesis.pipeline.replay.config import ReplayPace
+from lachesis.pipeline.replay.frames import WorkerStart
+from lachesis.pipeline.replay.history import SelectedRollout, Take, feed, find, follow
+from lachesis.pipeline.replay.inflight import BlockSize, InFlight, InFlightRollout
 from lachesis.pipeline.replay.judged import joined_digest
-from lachesis.pipeline.replay.judging import STAGE, Judge, Verdict
-from lachesis.pipeline.replay.logic.fold import Fold, Folded
+from lachesis.pipeline.replay.judging import STAGE, ReplayScorer, ScoreOrReason
+from lachesis.pipeline.replay.logic.fold import FoldCommit, RewardFold
 from lachesis.pipeline.replay.logic.selection import differences
 from lachesis.pipeline.replay.outage import retrying
-from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
-from lachesis.pipeline.replay.workers import Workers, open_workers
+from lachesis.pipeline.replay.revisions import ensembles_of, overridden_normalizations
+from lachesis.pipeline.replay.workers import WorkerPool, open_workers
 from lachesis.pipeline.rewards.estimators.registry import describe_estimator, load_estimator
 from lachesis.pipeline.rewards.rules import reward_rule
 from lachesis.pipeline.stage.commitlog import CommitLog
@@ -52,24 +52,24 @@ from lachesis.schemas.replay import RescoreEvent, RevisionRecord, Selection
 from lachesis.schemas.retention import Retention
 from lachesis.schemas.subjects import REPLAY, ROLLOUTS
 
-__all__ = ["Observer", "Progress", "Replayed", "Request", "run_replay"]
+__all__ = ["Observer", "Progress", "ReplayProgress", "ReplayRequest", "run_replay"]
 
-_MOST_SAMPLES = 2048
+_MAX_SAMPLES_PER_COMMIT = 2048
 """Samples in one commit, about: what a kill repeats, at most."""
-_LONGEST_S = 2.0
+_MAX_COMMIT_S = 2.0
 """Seconds between commits, if ratings take long: what else a kill repeats."""
-_FULL = 0.8
+_FULL_SHARE = 0.8
 """Share of the budget of REPLAY from which a shadow drops the oldest that it has written."""
-_SILENT = 1024
+_MAX_SEQUENCES_AHEAD = 1024
 """Sequences that the others come ahead of an environment without rollouts before it is committed all the same."""
 
 Progress = Callable[[int, int], None]
 """Told how many groups are committed, of how many: by this start alone, and as many, where there is no end."""
 
-Observer = Callable[[str, int, Folded], None]
+Observer = Callable[[str, int, FoldCommit], None]
 """Told what was committed: of which environment, the next sequence to read, and the scores and rewards."""
 
-Committed = Callable[[str, int, int, Folded], None]
+Committed = Callable[[str, int, int, FoldCommit], None]
 """As an observer, told of how many groups as well."""
 
 Source = Callable[[Take], Awaitable[None]]
@@ -77,17 +77,17 @@ Source = Callable[[Take], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class ReplayRequest:
     """What to replay; `groups` is the list that `selection.groups` is the digest of."""
 
     revision: str
     selection: Selection
     groups: Collection[str] | None = None
-    pace: Pace = field(default_factory=Pace)
+    pace: ReplayPace = field(default_factory=ReplayPace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayProgress:
     """Where the revision stands. `digest` names all scores and rewards of all environments; `unscored` and `seconds`
     are of this start alone."""
 
@@ -103,13 +103,13 @@ class Replayed:
 async def run_replay(
     bus: Bus,
     config: RunConfig,
-    request: Request,
+    request: ReplayRequest,
     *,
     draining: anyio.Event,
     progress: Progress,
     observe: Observer = lambda _env, _reached, _folded: None,
     connection: Connection | None = None,
-) -> Replayed:
+) -> ReplayProgress:
     """Score the selection under `revision` until it is done or `draining` is set; what is in flight is then finished.
 
     `connection` is what workers connect with; without it, and where the selection has no end, there are none.
@@ -126,7 +126,7 @@ async def run_replay(
         raise ConfigError(f"there is no environment {unknown[0]!r}; there are {', '.join(config.environments)}")
     done = total = unscored = 0
 
-    def committed(env: str, reached: int, groups: int, folded: Folded) -> None:
+    def committed(env: str, reached: int, groups: int, folded: FoldCommit) -> None:
         nonlocal done, unscored
         done, unscored = done + groups, unscored + len(folded.unscored)
         held.needs[ROLLOUTS] = replay.needs()
@@ -141,7 +141,7 @@ async def run_replay(
         about = f"{what} {revision}"
         async with holding(bus, config.run, what, needs, about=about, yields=selection.follow) as held:
             if selection.follow:
-                await replay.define({}, known=known)
+                await replay.store_definition({}, known=known)
                 progress(0, 0)
                 await replay.follow()
             else:
@@ -152,7 +152,7 @@ async def run_replay(
                     progress(done, total)
                     for env, wanted in found.items():
                         await replay.replay(env, wanted, workers)
-    return Replayed(
+    return ReplayProgress(
         revision=revision,
         groups=done,
         total=max(done, total),
@@ -164,11 +164,11 @@ async def run_replay(
 
 
 @dataclass(slots=True)
-class _Env:
+class _EnvReplay:
     """One environment: its fold and its commit log. `cursor`: the first sequence not committed, `pending`: groups
     folded since the last commit."""
 
-    fold: Fold
+    fold: RewardFold
     log: CommitLog[RescoreEvent]
     cursor: int
     pending: int = 0
@@ -178,7 +178,7 @@ class _Replay:
     definition: RevisionRecord
 
     def __init__(
-        self, bus: Bus, config: RunConfig, request: Request, draining: anyio.Event, committed: Committed
+        self, bus: Bus, config: RunConfig, request: ReplayRequest, draining: anyio.Event, committed: Committed
     ) -> None:
         self._bus = bus
         self._config = config
@@ -189,23 +189,25 @@ class _Replay:
         self._draining = draining
         self._committed = committed
         self._term = f"{time.time_ns():x}"
-        self._judge = Judge(config, request.selection.envs, self._retrying)
-        self._envs: dict[str, _Env] = {}
+        self._judge = ReplayScorer(config, request.selection.envs, self._retrying)
+        self._envs: dict[str, _EnvReplay] = {}
         self._committing = anyio.Lock()
-        self._unfolded: deque[tuple[Found, Verdict]] = deque()  # settled, in order: more than one commit may hold
+        self._unfolded: deque[tuple[SelectedRollout, ScoreOrReason]] = (
+            deque()
+        )  # settled, in order: more than one commit may hold
         self._reached = 0  # the next sequence to fold
         self._expected = 0  # the last sequence on the subject of the definition
 
     async def open(self) -> bool:
         """Read what earlier starts left, and say whether there was any. Raises `ConfigError` where it was another."""
         run = self._config.run
-        trimmed = (await record(self._bus, run)).trimmed.get(ROLLOUTS, 1)
+        trimmed = (await read_record(self._bus, run)).trimmed.get(ROLLOUTS, 1)
         usage = await self._bus.usage(ROLLOUTS)
         follows = self._selection.follow
         first = self._selection.first_seq or max(usage.last + 1 if follows else 1, trimmed)
         last = None if follows else max(1, min(self._selection.last_seq or usage.last, usage.last))
         asked = self._define(first, last)
-        stored, _, self._expected = await newest(
+        stored, _, self._expected = await read_last_event(
             self._bus, REPLAY, subjects.revision(run, self._revision), RevisionRecord, lambda one: one.run == run
         )
         if stored is not None and (changed := differences(stored, asked)):
@@ -227,14 +229,14 @@ class _Replay:
             first=first,
             last=last,
             groups={},
-            judges=judges_of(self._config, envs),
+            judges=ensembles_of(self._config, envs),
             normalization=self._config.normalization.recorded(),
-            normalizations=own_normalizations(self._config, envs),
+            normalizations=overridden_normalizations(self._config, envs),
             advantage={env: describe_estimator(self._config.advantage_of(env)) for env in envs},
             created_ns=time.time_ns(),
         )
 
-    async def _restore(self, env: str) -> _Env:
+    async def _restore(self, env: str) -> _EnvReplay:
         run = self._config.run
         log, restored = await CommitLog.open(
             self._bus,
@@ -246,9 +248,9 @@ class _Replay:
             term=self._term,
             stream=REPLAY,
         )
-        fold = Fold(env, self._config.normalization_of(env), reward_rule(self._config, env))
+        fold = RewardFold(env, self._config.normalization_of(env), reward_rule(self._config, env))
         fold.restore(restored.state, restored.deltas)
-        return _Env(fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
+        return _EnvReplay(fold, log, restored.cursors.get(ROLLOUTS, self.definition.first))
 
     # -- where it stands
 
@@ -264,7 +266,7 @@ class _Replay:
         """Return what names every score and reward of the revision."""
         return joined_digest({name: env.fold.digest for name, env in self._envs.items()})
 
-    async def find(self, *, known: bool) -> dict[str, list[Found]]:
+    async def find(self, *, known: bool) -> dict[str, list[SelectedRollout]]:
         """Return by environment what is yet to be scored, and store the definition unless it is known.
 
         Raises `NotFoundError` where nothing is selected, or not all of the groups listed are there.
@@ -278,10 +280,10 @@ class _Replay:
         }
         if not known:
             self._check(found)
-        await self.define({env: len(wanted) for env, wanted in found.items()}, known=known)
+        await self.store_definition({env: len(wanted) for env, wanted in found.items()}, known=known)
         return found
 
-    async def define(self, groups: dict[str, int], *, known: bool) -> None:
+    async def store_definition(self, groups: dict[str, int], *, known: bool) -> None:
         """Store the definition, of so many groups by environment, unless it is known."""
         if known:
             return
@@ -290,7 +292,7 @@ class _Replay:
         msg_id = f"revision.{subject}.{self._term}"
         await self._bus.commit(subject, encode(self.definition), expected=self._expected, msg_id=msg_id)
 
-    def _check(self, found: Mapping[str, Sequence[Found]]) -> None:
+    def _check(self, found: Mapping[str, Sequence[SelectedRollout]]) -> None:
         first, last = self.definition.first, self.definition.last
         where = f"run {self._config.run}, {', '.join(self._envs)}, sequences {first} to {last} of {ROLLOUTS}"
         seen = {one.group for wanted in found.values() for one in wanted}
@@ -308,12 +310,12 @@ class _Replay:
     # -- work
 
     @asynccontextmanager
-    async def workers(self, connection: Connection | None) -> AsyncIterator[Workers | None]:
+    async def workers(self, connection: Connection | None) -> AsyncIterator[WorkerPool | None]:
         """Yield the workers, None where this process is to judge."""
         if connection is None or self._pace.workers == 1 or self.finished:
             yield None
             return
-        start = Start(
+        start = WorkerStart(
             config=self._config,
             ensembles={env: scorer.digest for env, scorer in self._judge.scorers.items()},
             connection=connection,
@@ -322,7 +324,7 @@ class _Replay:
         async with open_workers(start, self._pace.workers) as workers:
             yield workers
 
-    async def replay(self, name: str, wanted: Sequence[Found], workers: Workers | None) -> None:
+    async def replay(self, name: str, wanted: Sequence[SelectedRollout], workers: WorkerPool | None) -> None:
         """Score and commit `wanted`, in order, until done or draining."""
         if workers is None:
             source = partial(feed, self._bus, self._config.run, name, wanted)
@@ -358,15 +360,15 @@ class _Replay:
         """Judge what `source` hands out in this process."""
         in_flight = self._in_flight(envs)
 
-        async def judge(slot: Slot, message: Stored) -> None:
-            in_flight.settle(slot, await self._judge.judge(slot.found.env, message))
+        async def judge(slot: InFlightRollout, message: StoredMessage) -> None:
+            in_flight.settle_rollout(slot, await self._judge.score_rollout(slot.found.env, message))
 
-        async def take(found: Found, message: Stored) -> bool:
+        async def take(found: SelectedRollout, message: StoredMessage) -> bool:
             await self._commit_full(envs)
             slot = await in_flight.begin(found, len(message.data))
             if slot is None:
                 return False
-            if self._judge.waits(found.env):
+            if self._judge.is_asynchronous(found.env):
                 judging.start_soon(judge, slot, message)
             else:  # beside what never waits nothing else could be judged
                 await judge(slot, message)
@@ -376,16 +378,16 @@ class _Replay:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
             await source(take)
 
-    async def _judge_there(self, envs: Sequence[str], workers: Workers, wanted: Sequence[Found]) -> None:
+    async def _judge_there(self, envs: Sequence[str], workers: WorkerPool, wanted: Sequence[SelectedRollout]) -> None:
         """Let workers read and judge `wanted`."""
         in_flight = self._in_flight(envs)
-        blocks = Blocks(self._pace, waits=self._waits(envs))
+        blocks = BlockSize(self._pace, waits=self._is_asynchronous(envs))
 
-        async def judge(slots: Sequence[Slot]) -> None:
-            judged = await workers.judge([slot.found for slot in slots])
+        async def judge(slots: Sequence[InFlightRollout]) -> None:
+            judged = await workers.score_block([slot.found for slot in slots])
             blocks.answered(len(slots), judged.seconds)
             for slot, verdict in zip(slots, judged.verdicts, strict=True):
-                in_flight.settle(slot, verdict)
+                in_flight.settle_rollout(slot, verdict)
 
         async with anyio.create_task_group() as judging, background() as tasks:
             tasks.start_soon(self._cancel_when_draining, tasks.cancel_scope)
@@ -403,18 +405,18 @@ class _Replay:
                 judging.start_soon(judge, slots)
 
     def _in_flight(self, envs: Sequence[str]) -> InFlight:
-        most = self._pace.in_flight(waits=self._waits(envs))
+        most = self._pace.in_flight(waits=self._is_asynchronous(envs))
         return InFlight(most, self._pace.max_rate, self._draining, self._settled)
 
-    def _waits(self, envs: Sequence[str]) -> bool:
-        return any(self._judge.waits(env) for env in envs)
+    def _is_asynchronous(self, envs: Sequence[str]) -> bool:
+        return any(self._judge.is_asynchronous(env) for env in envs)
 
     async def _cancel_when_draining(self, scope: anyio.CancelScope) -> None:
         await self._draining.wait()
         async with self._committing:  # a commit under way is not broken off
             scope.cancel()
 
-    def _settled(self, found: Found, verdict: Verdict) -> None:
+    def _settled(self, found: SelectedRollout, verdict: ScoreOrReason) -> None:
         self._unfolded.append((found, verdict))
         self._fold()
 
@@ -423,26 +425,26 @@ class _Replay:
         while self._unfolded:
             found, verdict = self._unfolded[0]
             env = self._envs[found.env]
-            if env.fold.fed >= _MOST_SAMPLES:
+            if env.fold.fed >= _MAX_SAMPLES_PER_COMMIT:
                 return
             self._unfolded.popleft()
-            env.fold.add(found.seq, found.group, verdict.score, verdict.reason)
+            env.fold.add_group(found.seq, found.group, verdict.score, verdict.reason)
             env.pending += 1
             self._reached = found.seq + 1
 
     async def _commit_now_and_then(self, envs: Sequence[str]) -> None:
         while True:
-            await anyio.sleep(_LONGEST_S)
+            await anyio.sleep(_MAX_COMMIT_S)
             for name in envs:
                 env = self._envs[name]
                 # one that is silent moves on with the others, so that it does not hold back history without rollouts
                 # of it
-                if env.fold.fed or self._reached - env.cursor >= _SILENT:
+                if env.fold.fed or self._reached - env.cursor >= _MAX_SEQUENCES_AHEAD:
                     await self._commit(name)
 
     async def _commit_full(self, envs: Sequence[str]) -> None:
         """Commit where as much was fed as one commit may hold, until all that is settled is folded."""
-        while full := [name for name in envs if self._envs[name].fold.fed >= _MOST_SAMPLES]:
+        while full := [name for name in envs if self._envs[name].fold.fed >= _MAX_SAMPLES_PER_COMMIT]:
             for name in full:
                 await self._commit(name)
 
@@ -492,7 +494,7 @@ class _Replay:
         """Let the older half of what was written of an environment go once REPLAY is nearly full: what has no end must
         not fill it. All from `covered` on stays, which a start reads."""
         usage = await self._bus.usage(REPLAY)
-        if usage.max_bytes <= 0 or usage.bytes < _FULL * usage.max_bytes:
+        if usage.max_bytes <= 0 or usage.bytes < _FULL_SHARE * usage.max_bytes:
             return
         written = subjects.replay("rescore", self._config.run, self._revision, name)
         async with self._bus.read(REPLAY, [written], headers_only=True, follow=False) as messages:
@@ -500,9 +502,9 @@ class _Replay:
                 await self._bus.trim(REPLAY, [written], before=(first.seq + covered) // 2 + 1)
                 return
 
-    async def _check_kept(self, env: _Env) -> None:
+    async def _check_kept(self, env: _EnvReplay) -> None:
         """Raise `NotFoundError` unless all that was read since the last commit was there: `follow` does not notice."""
-        kept: Retention = await self._retrying()(record, self._bus, self._config.run)
+        kept: Retention = await self._retrying()(read_record, self._bus, self._config.run)
         if kept.trimmed.get(ROLLOUTS, 1) > env.cursor:
             raise NotFoundError(
                 f"run {self._config.run} needed the room and trimmed {ROLLOUTS} below sequence "

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
-from lachesis.pipeline.bus.api import Bus, Stored
-from lachesis.pipeline.flow.retention import record
-from lachesis.pipeline.replay.judged import Judged
-from lachesis.pipeline.replay.logic.batches import PastGroup, without_logprobs
+from lachesis.pipeline.bus.api import Bus, StoredMessage
+from lachesis.pipeline.flow.retention import read_record
+from lachesis.pipeline.replay.judged import RevisionResult
+from lachesis.pipeline.replay.logic.batches import OfflineGroup, without_logprobs
 from lachesis.pipeline.stage.rollouts import read_rollout
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import TeacherLogprobs
@@ -22,113 +22,122 @@ from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.rollout import RolloutGroup
 from lachesis.schemas.subjects import ROLLOUTS, TEACHER
 
-__all__ = ["Progress", "Taught", "checked", "taught_of"]
+__all__ = ["Progress", "WithTeacher", "attach_teacher", "validated"]
 
 Progress = Callable[[int, int], None]
 """Told how many rollouts were read, of how many."""
 
 _DIGITS = 20
-_WITHOUT = 'Replay the others under another revision (--groups), or train without a teacher: batching.teacher = "off"'
+_REMEDY = 'Replay the others under another revision (--groups), or train without a teacher: batching.teacher = "off"'
 
 
-class Taught(NamedTuple):
+class WithTeacher(NamedTuple):
     """A rollout under a revision, with the sequence of its logprobs by the teacher in TEACHER; None: there are none."""
 
-    judged: Judged
+    result: RevisionResult
     teacher: int | None
 
 
-async def taught_of(bus: Bus, asked: PastRecord, live: str, wanted: Sequence[Judged]) -> list[Taught]:
+async def attach_teacher(
+    bus: Bus, definition: PastRecord, live: str, wanted: Sequence[RevisionResult]
+) -> list[WithTeacher]:
     """Return `wanted` with what the teacher of the revision `live` stored of each, where it is asked for.
 
     Raises `NotFoundError` where the teacher's logprobs are required and missing.
     """
-    if asked.teacher == "off":
-        return [Taught(judged, None) for judged in wanted]
+    if definition.teacher == "off":
+        return [WithTeacher(judged, None) for judged in wanted]
     stored: dict[int, int] = {}
-    kept = (await record(bus, asked.run)).trimmed.get(TEACHER, 1)  # what lies below may go at any moment
-    filters = [subjects.logprobs(asked.run, live, env) for env in sorted({judged.env for judged in wanted})]
+    kept = (await read_record(bus, definition.run)).trimmed.get(TEACHER, 1)  # what lies below may go at any moment
+    filters = [subjects.logprobs(definition.run, live, env) for env in sorted({judged.env for judged in wanted})]
     async with bus.read(TEACHER, filters, start=kept, headers_only=True, follow=False) as messages:
         async for message in messages:
             rollout = message.headers.get(ROLLOUT_HEADER, "")
             if rollout.isdecimal() and len(rollout) < _DIGITS:
                 stored.setdefault(int(rollout), message.seq)
-    taught = [Taught(judged, stored.get(judged.seq) if _trains(judged) else None) for judged in wanted]
-    bare = [one.judged for one in taught if one.teacher is None and _trains(one.judged)]
-    if bare and asked.teacher == "required":
+    with_teacher = [WithTeacher(judged, stored.get(judged.seq) if _trains(judged) else None) for judged in wanted]
+    missing = [one.result for one in with_teacher if one.teacher is None and _trains(one.result)]
+    if missing and definition.teacher == "required":
         raise NotFoundError(
-            f"{len(bare)} of {len(wanted)} groups have no logprobs of the teacher, group {bare[0].group} of "
-            f"{bare[0].env} at sequence {bare[0].seq} of {ROLLOUTS} the first: it gave none, or they were trimmed. "
+            f"{len(missing)} of {len(wanted)} groups have no logprobs of the teacher, group {missing[0].group} of "
+            f"{missing[0].env} at sequence {missing[0].seq} of {ROLLOUTS} the first: it gave none, or they were "
+            "trimmed. "
             'batching.teacher = "optional" trains on these without it'
         )
-    return taught
+    return with_teacher
 
 
-def _trains(judged: Judged) -> bool:
-    return judged.reward is not None and judged.reward.trains
+def _trains(result: RevisionResult) -> bool:
+    return result.reward is not None and result.reward.trains
 
 
-async def checked(
-    bus: Bus, wanted: Sequence[Taught], tokenizer_hash: str | None, progress: Progress, *, logprobs: bool = True
-) -> AsyncIterator[PastGroup]:
+async def validated(
+    bus: Bus, wanted: Sequence[WithTeacher], tokenizer_hash: str | None, progress: Progress, *, logprobs: bool = True
+) -> AsyncIterator[OfflineGroup]:
     """Yield the rollouts that can be trained on; raise for the first one that cannot once all were looked at.
 
     Without `logprobs` those of the teacher are not looked at.
     """
-    bare: list[Judged] = []
-    rollouts = [one.judged.seq for one in wanted]
+    missing: list[RevisionResult] = []
+    rollouts = [one.result.seq for one in wanted]
     teachers = [one.teacher for one in wanted if one.teacher is not None and logprobs]
-    async with aclosing(bus.fetch(ROLLOUTS, rollouts)) as messages, aclosing(bus.fetch(TEACHER, teachers)) as taught:
-        for done, (judged, teacher) in enumerate(wanted):
-            group = await _read(judged, messages)
-            assert judged.reward is not None  # noqa: S101 - only those were selected
-            if judged.reward.trains:
+    async with (
+        aclosing(bus.fetch(ROLLOUTS, rollouts)) as messages,
+        aclosing(bus.fetch(TEACHER, teachers)) as with_teacher,
+    ):
+        for done, (result, teacher) in enumerate(wanted):
+            group = await _read(result, messages)
+            assert result.reward is not None  # noqa: S101 - only those were selected
+            if result.reward.trains:
                 if tokenizer_hash is not None and group.tokenizer_hash != tokenizer_hash:
                     raise DataError(
-                        f"{_where(judged)} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "
+                        f"{_where(result)} was made with tokenizer {group.tokenizer_hash[:12]}, the model has "
                         f"{tokenizer_hash[:12]}: train the model that made it, or one of its checkpoints"
                     )
                 if without_logprobs(group):
-                    bare.append(judged)
+                    missing.append(result)
             if teacher is not None and logprobs:
-                await _check_taught(judged, group, teacher, taught)
+                await _check_taught(result, group, teacher, with_teacher)
             progress(done + 1, len(wanted))
-            if not bare:
-                yield PastGroup(judged.seq, judged.env, Plan.of(group), judged.reward, teacher)
-    if bare:
+            if not missing:
+                yield OfflineGroup(result.seq, result.env, Plan.of(group), result.reward, teacher)
+    if missing:
         raise DataError(
-            f"{len(bare)} of {len(wanted)} groups have no logprobs, group {bare[0].group} of {bare[0].env} at sequence "
-            f"{bare[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing corrects for the "
+            f"{len(missing)} of {len(wanted)} groups have no logprobs, group {missing[0].group} of {missing[0].env} "
+            "at sequence "
+            f"{missing[0].seq} of {ROLLOUTS} the first: without what they were sampled with nothing corrects for the "
             "policy that made them. Replay the others under another revision (--env, --groups) and train on that"
         )
 
 
-def _where(judged: Judged) -> str:
-    return f"group {judged.group} at sequence {judged.seq} of {ROLLOUTS}"
+def _where(result: RevisionResult) -> str:
+    return f"group {result.group} at sequence {result.seq} of {ROLLOUTS}"
 
 
-async def _read(judged: Judged, messages: AsyncIterator[Stored]) -> RolloutGroup:
+async def _read(result: RevisionResult, messages: AsyncIterator[StoredMessage]) -> RolloutGroup:
     """Return the rollout that comes next, which is to be `judged`."""
     try:
         group = read_rollout(await anext(messages)).group
     except NotFoundError as error:
         raise NotFoundError(
-            f"{_where(judged)} is gone, it was trimmed: select what is left (--min-step), or replay that under another "
+            f"{_where(result)} is gone, it was trimmed: select what is left (--min-step), or replay that under another "
             "revision"
         ) from error
     except DataError as error:
-        raise DataError(f"{_where(judged)} cannot be read any more: {error}") from error
-    if group.id != judged.group:
-        raise LedgerError(f"{_where(judged)} is {group.id} by now: the broker lost history that it had acknowledged")
+        raise DataError(f"{_where(result)} cannot be read any more: {error}") from error
+    if group.id != result.group:
+        raise LedgerError(f"{_where(result)} is {group.id} by now: the broker lost history that it had acknowledged")
     return group
 
 
-async def _check_taught(judged: Judged, group: RolloutGroup, teacher: int, messages: AsyncIterator[Stored]) -> None:
+async def _check_taught(
+    result: RevisionResult, group: RolloutGroup, teacher: int, messages: AsyncIterator[StoredMessage]
+) -> None:
     """Raise `DataError` unless the teacher's logprobs that come next, at `teacher`, are those of `group`."""
-    where = f"the teacher's logprobs of {_where(judged)}, at {teacher} of {TEACHER},"
+    where = f"the teacher's logprobs of {_where(result)}, at {teacher} of {TEACHER},"
     try:
         logprobs = decode(TeacherLogprobs, (await anext(messages)).data)
     except (DataError, NotFoundError) as error:
-        raise type(error)(f"{where} cannot be read any more: {error}. {_WITHOUT}") from error
+        raise type(error)(f"{where} cannot be read any more: {error}. {_REMEDY}") from error
     if (logprobs.group, logprobs.n_tokens) != (group.id, group.sequences.n_tokens):
-        raise DataError(f"{where} are of {logprobs.n_tokens} tokens of group {logprobs.group}. {_WITHOUT}")
+        raise DataError(f"{where} are of {logprobs.n_tokens} tokens of group {logprobs.group}. {_REMEDY}")

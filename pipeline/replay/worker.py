@@ -19,20 +19,29 @@ import anyio.abc
 import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import die_with_parent
-from lachesis.pipeline.bus.publisher import Window
-from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
+from lachesis.pipeline.bus.publisher import PublishWindow
+from lachesis.pipeline.replay.frames import (
+    RolloutBlock,
+    WorkerAnswer,
+    WorkerError,
+    WorkerReady,
+    WorkerReply,
+    WorkerStart,
+    frame,
+    read_frame,
+)
 from lachesis.pipeline.replay.history import fetched
-from lachesis.pipeline.replay.inflight import MOST_BYTES, Turns
-from lachesis.pipeline.replay.judging import Judge, Verdict, collect_seldom
+from lachesis.pipeline.replay.inflight import MAX_IN_FLIGHT_BYTES, CooperativeYield
+from lachesis.pipeline.replay.judging import ReplayScorer, ScoreOrReason, collect_seldom
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.schemas.errors import ConfigError, LachesisError, leaves
 
-_starts = msgspec.msgpack.Decoder(Start)
-_blocks = msgspec.msgpack.Decoder(Block)
+_starts = msgspec.msgpack.Decoder(WorkerStart)
+_blocks = msgspec.msgpack.Decoder(RolloutBlock)
 
 
 def main() -> None:
@@ -46,13 +55,13 @@ def main() -> None:
         stream=sys.stderr, level=logging.INFO, format="%(levelname)s replay worker %(process)d %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    told, tells = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
+    stdin_fd, stdout_fd = os.dup(sys.stdin.fileno()), os.dup(sys.stdout.fileno())
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), sys.stdin.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a rater prints is no answer
     collect_seldom()
-    with os.fdopen(tells, "wb") as out:
-        anyio.run(_work, told, out)
+    with os.fdopen(stdout_fd, "wb") as out:
+        anyio.run(_work, stdin_fd, out)
 
 
 class _Pipe(anyio.abc.ByteReceiveStream):
@@ -72,74 +81,74 @@ class _Pipe(anyio.abc.ByteReceiveStream):
         os.close(self._descriptor)
 
 
-async def _work(told: int, out: BinaryIO) -> None:
-    async with BufferedByteReceiveStream(_Pipe(told)) as stream:
+async def _work(stdin_fd: int, out: BinaryIO) -> None:
+    async with BufferedByteReceiveStream(_Pipe(stdin_fd)) as stream:
         start = await read_frame(stream, _starts)
         if start is None:
             return
         server, token = start.connection
         try:
-            judge, run = _judge(start), start.config.run
+            judge, run = _score_rollouts(start), start.config.run
             async with (
                 await connect(run=run, name=f"{run}.replay", config=server, token=token) as bus,
                 background() as tasks,
             ):
                 tasks.start_soon(bus.keep_served)
-                worker = _Worker(bus, run, judge, out)
-                _tell(out, Ready())
+                worker = _WorkerProcess(bus, run, judge, out)
+                _send(out, WorkerReady())
                 while (block := await read_frame(stream, _blocks)) is not None:
                     tasks.start_soon(worker.answer, block)
         except LachesisError as error:
-            _tell(out, _failed(None, error))
+            _send(out, _failed(None, error))
 
 
-def _judge(start: Start) -> Judge:
+def _score_rollouts(start: WorkerStart) -> ReplayScorer:
     sys.path[:] = start.path
-    judge = Judge(start.config, start.ensembles, retrying)
+    judge = ReplayScorer(start.config, start.ensembles, retrying)
     for env, scorer in judge.scorers.items():
         if scorer.digest != start.ensembles[env]:
             raise ConfigError(f"environment {env}: its raters changed while the replay was started; start it again")
     return judge
 
 
-def _tell(out: BinaryIO, answer: Answer) -> None:
+def _send(out: BinaryIO, answer: WorkerAnswer) -> None:
     """Send an answer. It blocks while the pipe is full: the replay takes in whatever comes."""
     out.write(frame(answer))
     out.flush()
 
 
-def _failed(number: int | None, error: LachesisError) -> Failed:
-    return Failed(number, type(error).__name__, str(error))
+def _failed(number: int | None, error: LachesisError) -> WorkerError:
+    return WorkerError(number, type(error).__name__, str(error))
 
 
-class _Worker:
-    def __init__(self, bus: Bus, run: str, judge: Judge, out: BinaryIO) -> None:
+class _WorkerProcess:
+    def __init__(self, bus: Bus, run: str, judge: ReplayScorer, out: BinaryIO) -> None:
         self._bus = bus
         self._run = run
         self._judge = judge
         self._out = out
-        self._window = Window(MOST_BYTES, sys.maxsize)
+        self._window = PublishWindow(MAX_IN_FLIGHT_BYTES, sys.maxsize)
         self._at_once = anyio.Lock()  # of blocks that wait for nothing, one after the other
-        self._turns = Turns()
+        self._turns = CooperativeYield()
 
-    async def answer(self, block: Block) -> None:
+    async def answer(self, block: RolloutBlock) -> None:
         """Judge a block and tell its verdicts, or why there are none."""
         try:
-            judged = await self._judged(block)
+            reply = await self._scored_block(block)
         except (LachesisError, BaseExceptionGroup) as error:
             found = leaves(error)
             if not isinstance(found[0], LachesisError):
                 raise  # a bug, which ends this process
-            _tell(self._out, _failed(block.number, found[0]))
+            _send(self._out, _failed(block.number, found[0]))
         else:
-            _tell(self._out, judged)
+            _send(self._out, reply)
 
-    async def _judged(self, block: Block) -> Judged:
-        wanted, verdicts = block.wanted, dict[int, Verdict]()
+    async def _scored_block(self, block: RolloutBlock) -> WorkerReply:
+        wanted, verdicts = block.wanted, dict[int, ScoreOrReason]()
 
-        async def judge(i: int, message: Stored) -> None:
-            verdicts[i] = await self._judge.judge(wanted[i].env, message)
-            self._window.leave(len(message.data))
+        async def judge(i: int, message: StoredMessage) -> None:
+            verdicts[i] = await self._judge.score_rollout(wanted[i].env, message)
+            self._window.release(len(message.data))
 
         async with (
             anyio.create_task_group() as judging,
@@ -147,19 +156,19 @@ class _Worker:
             AsyncExitStack() as stack,
         ):
             message = await anext(messages)  # so that the others come while another block is judged
-            if not self._judge.waits(wanted[0].env):
+            if not self._judge.is_asynchronous(wanted[0].env):
                 await stack.enter_async_context(self._at_once)
             began = time.monotonic()
             for i, found in enumerate(wanted):
                 if i:
                     message = await anext(messages)
                 await self._window.enter(len(message.data))
-                if self._judge.waits(found.env):
+                if self._judge.is_asynchronous(found.env):
                     judging.start_soon(judge, i, message)
                 else:
                     await judge(i, message)
                     await self._turns.give()
-        return Judged(block.number, [verdicts[i] for i in range(len(wanted))], time.monotonic() - began)
+        return WorkerReply(block.number, [verdicts[i] for i in range(len(wanted))], time.monotonic() - began)
 
 
 if __name__ == "__main__":

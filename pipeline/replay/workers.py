@@ -25,20 +25,29 @@ import msgspec
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.replay.frames import Answer, Block, Failed, Judged, Ready, Start, frame, read_frame
-from lachesis.pipeline.replay.history import Found
+from lachesis.pipeline.replay.frames import (
+    RolloutBlock,
+    WorkerAnswer,
+    WorkerError,
+    WorkerReady,
+    WorkerReply,
+    WorkerStart,
+    frame,
+    read_frame,
+)
+from lachesis.pipeline.replay.history import SelectedRollout
 from lachesis.schemas import errors
 from lachesis.schemas.errors import InfrastructureError, LachesisError
 
-__all__ = ["Workers", "open_workers"]
+__all__ = ["WorkerPool", "open_workers"]
 
 log = logging.getLogger("lachesis")
 
 _COMMAND = [sys.executable, "-m", "lachesis.pipeline.replay.worker"]
-_LIVES = 5
+_MAX_DEATHS = 5
 """Workers that may end, one after the other, without an answer, or over the same rollouts."""
 
-_answers = msgspec.msgpack.Decoder(Answer)
+_answers = msgspec.msgpack.Decoder(WorkerAnswer)
 
 
 class _DiedError(Exception):
@@ -46,62 +55,62 @@ class _DiedError(Exception):
 
 
 @asynccontextmanager
-async def open_workers(start: Start, count: int) -> AsyncIterator["Workers"]:
+async def open_workers(start: WorkerStart, count: int) -> AsyncIterator["WorkerPool"]:
     """Yield `count` workers, which may not be ready yet.
 
     The body is cancelled, and raises what a worker says, where one cannot start.
     """
-    workers = [_Worker(start) for _ in range(count)]
+    workers = [_WorkerClient(start) for _ in range(count)]
     async with background() as tasks:
         for worker in workers:
             tasks.start_soon(worker.run)
-        yield Workers(workers)
+        yield WorkerPool(workers)
 
 
-class Workers:
+class WorkerPool:
     """See the module's docstring; made by `open_workers`."""
 
-    def __init__(self, workers: "Sequence[_Worker]") -> None:
+    def __init__(self, workers: "Sequence[_WorkerClient]") -> None:
         self._workers = workers
 
-    async def judge(self, wanted: Sequence[Found]) -> Judged:
+    async def score_block(self, wanted: Sequence[SelectedRollout]) -> WorkerReply:
         """Return what becomes of each of `wanted`.
 
         Raises `NotFoundError` when one is gone, `InfrastructureError` where an outage lasts too long.
         """
-        for _ in range(_LIVES):
-            worker = min(self._workers, key=lambda one: (not one.is_ready, one.asked))
+        for _ in range(_MAX_DEATHS):
+            worker = min(self._workers, key=lambda one: (not one.is_ready, one.pending_blocks))
             try:
-                return await worker.judge(wanted)
+                return await worker.score_block(wanted)
             except _DiedError:
                 continue
         raise InfrastructureError(
-            f"{_LIVES} workers died, one after the other, while they judged the rollouts from sequence "
+            f"{_MAX_DEATHS} workers died, one after the other, while they judged the rollouts from sequence "
             f"{wanted[0].seq} to {wanted[-1].seq}: see above what they said, or the kernel's log where memory was short"
         )
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingBlock:
     """A block that a worker is asked for. No answer: the worker died."""
 
-    answer: Judged | Failed | None = None
+    answer: WorkerReply | WorkerError | None = None
     done: anyio.Event = field(default_factory=anyio.Event)
 
-    def end(self, answer: Judged | Failed | None) -> None:
+    def end(self, answer: WorkerReply | WorkerError | None) -> None:
         self.answer = answer
         self.done.set()
 
 
-class _Worker:
+class _WorkerClient:
     """One worker through all its lives."""
 
-    def __init__(self, start: Start) -> None:
-        self.asked = 0
+    def __init__(self, start: WorkerStart) -> None:
+        self.pending_blocks = 0
         """Blocks that are not answered."""
         self._start = frame(start)
         self._numbers = itertools.count()
-        self._blocks: dict[int, _Asked] = {}
+        self._blocks: dict[int, _PendingBlock] = {}
         self._sending = anyio.Lock()
         self._stdin: anyio.abc.ByteSendStream | None = None
         self._ready = anyio.Event()
@@ -110,33 +119,33 @@ class _Worker:
     def is_ready(self) -> bool:
         return self._stdin is not None
 
-    async def judge(self, wanted: Sequence[Found]) -> Judged:
+    async def score_block(self, wanted: Sequence[SelectedRollout]) -> WorkerReply:
         """Return the verdicts. Raises what the worker met, `_DiedError` where it ended first."""
-        number, asked = next(self._numbers), _Asked()
-        self.asked += 1
+        number, pending = next(self._numbers), _PendingBlock()
+        self.pending_blocks += 1
         try:
             while self._stdin is None:
                 await self._ready.wait()
-            self._blocks[number] = asked
+            self._blocks[number] = pending
             async with self._sending:
-                await self._stdin.send(frame(Block(number, list(wanted))))
-            await asked.done.wait()
+                await self._stdin.send(frame(RolloutBlock(number, list(wanted))))
+            await pending.done.wait()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
             raise _DiedError from error
         finally:
-            self.asked -= 1
+            self.pending_blocks -= 1
             self._blocks.pop(number, None)
-        if isinstance(asked.answer, Failed):
-            raise _met(asked.answer)
-        if asked.answer is None:
+        if isinstance(pending.answer, WorkerError):
+            raise _met(pending.answer)
+        if pending.answer is None:
             raise _DiedError
-        return asked.answer
+        return pending.answer
 
     async def run(self) -> None:
         """Keep a process alive until cancelled. Raises what it says where it cannot start, `InfrastructureError` when
         one after the other ends without an answer."""
         fruitless = 0
-        while fruitless < _LIVES:
+        while fruitless < _MAX_DEATHS:
             with anyio.CancelScope(shield=True):
                 process = await anyio.open_process(
                     [*_COMMAND, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None
@@ -146,7 +155,8 @@ class _Worker:
             fruitless = 0 if answered else fruitless + 1
             log.warning("a worker of the replay ended with code %s: another takes its place", process.returncode)
         raise InfrastructureError(
-            f"{_LIVES} workers ended, one after the other, before they had judged anything, the last one with code "
+            f"{_MAX_DEATHS} workers ended, one after the other, before they had judged anything, the last one with "
+            "code "
             f"{process.returncode}: see above what they said"
         )
 
@@ -161,7 +171,7 @@ class _Worker:
         answered = False
         answers = BufferedByteReceiveStream(stdout)
         while (answer := await read_frame(answers, _answers)) is not None:
-            if isinstance(answer, Ready):
+            if isinstance(answer, WorkerReady):
                 self._stdin = stdin
                 self._ready.set()
             elif answer.number is None:
@@ -172,12 +182,12 @@ class _Worker:
         self._stdin = None
         if self._ready.is_set():  # what waits for the first one waits for this event
             self._ready = anyio.Event()
-        for asked in self._blocks.values():
-            asked.end(None)
+        for pending in self._blocks.values():
+            pending.end(None)
         return answered
 
 
-def _met(failed: Failed) -> LachesisError:
+def _met(failed: WorkerError) -> LachesisError:
     """Return the error that a worker met."""
     kind: type[LachesisError] = getattr(errors, failed.error, InfrastructureError)
     return kind(failed.text)

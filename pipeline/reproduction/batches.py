@@ -10,18 +10,18 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger, newest_entry
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.bus.newest import decode_owned
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import record as retention_record
-from lachesis.pipeline.replay.judged import Judged, read_judged, revision_digest
+from lachesis.pipeline.flow.retention import read_record as retention_record
+from lachesis.pipeline.replay.judged import RevisionResult, read_results, revision_digest
 from lachesis.pipeline.replay.logic.batches import content_digest, manifest_digest
-from lachesis.pipeline.replay.past import reform
+from lachesis.pipeline.replay.past import rebuild_entries
 from lachesis.pipeline.replay.revisions import definition, events_of
-from lachesis.pipeline.reproduction.logic import Ingredient, difference, rebuilt
-from lachesis.pipeline.verification.checks import Finding, Verdict
+from lachesis.pipeline.reproduction.logic import BatchIngredient, difference, rebuilt
+from lachesis.pipeline.verification.checks import NumericFinding, Verdict
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
 from lachesis.schemas.errors import (
@@ -38,16 +38,16 @@ from lachesis.schemas.plan import Plan
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import EVENTS, LEDGER, ROLLOUTS
 
-__all__ = ["Facts", "Progress", "is_trimmed", "verify_batches"]
+__all__ = ["LedgerReplayFacts", "Progress", "is_trimmed", "verify_batches"]
 
 Progress = Callable[[int, int], None]
 """Told how much is done, of how much."""
 
-_SHOWN = 3
+_MAX_REPORTED = 3
 
 
 @dataclass(slots=True)
-class Facts:
+class LedgerReplayFacts:
     """What a ledger was found to be. `manifest` names its batches in order, `reports` are all of its trainer's."""
 
     entries: int = 0
@@ -70,7 +70,7 @@ class Facts:
         return found
 
 
-class _Rewarded(NamedTuple):
+class _RewardedRollout(NamedTuple):
     """A reward, which counts for copies of its group from sequence `first` on: another revision judges those below."""
 
     first: int
@@ -83,14 +83,14 @@ async def verify_batches(
     trainer: str,
     past: PastRecord | None,
     *,
-    saved: Mapping[str, Position],
+    saved: Mapping[str, LedgerPosition],
     progress: Progress,
-) -> tuple[Facts, list[Finding]]:
+) -> tuple[LedgerReplayFacts, list[NumericFinding]]:
     """Verify a ledger to its end as of now. `saved` are positions that checkpoints hold, by the checkpoint's name.
 
     Raises `NotFoundError` where the trainer has no ledger.
     """
-    check = _Check(bus, config, trainer, past, progress)
+    check = _LedgerWalk(bus, config, trainer, past, progress)
     last, _, _ = await newest_entry(bus, config.run, trainer)
     if last is None:
         raise NotFoundError(
@@ -100,7 +100,7 @@ async def verify_batches(
     check.facts.reports = await _reports(bus, config.run, trainer)
     readable = await check.read_rewards()
     try:
-        await check.walk(saved)
+        await check.verify(saved)
     except VersionError:
         raise
     except (LedgerError, SchemaError) as error:
@@ -116,28 +116,28 @@ async def is_trimmed(bus: Bus, run: str, stream: str, seq: int) -> bool:
     return seq < (await retention_record(bus, run)).trimmed.get(stream, 1)
 
 
-class _Check:
+class _LedgerWalk:
     def __init__(self, bus: Bus, config: RunConfig, trainer: str, past: PastRecord | None, progress: Progress) -> None:
-        self.facts = Facts()
+        self.facts = LedgerReplayFacts()
         self.total = 0
         self._bus = bus
         self._config = config
         self._trainer = trainer
         self._past = past
         self._progress = progress
-        self._rewards: dict[str, list[_Rewarded]] | None = None
+        self._rewards: dict[str, list[_RewardedRollout]] | None = None
         self._digests: list[str] = []
         self._contents: list[str] = []
         self._teachers: dict[int, int] = {}
         self._equal = self._trimmed = 0
         self._failures: dict[str, list[str]] = {}
-        self._judged: list[Judged] = []
+        self._judged: list[RevisionResult] = []
         self._walked = False
 
     def fail(self, what: str, text: str) -> None:
         self._failures.setdefault(what, []).append(text)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[NumericFinding]:
         """Return the outcome of every check, what failed with its first few reasons."""
         facts = self.facts
         told = {
@@ -153,10 +153,10 @@ class _Check:
         found = []
         for check, text in told.items():
             failures = self._failures.get(check, [])
-            more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+            more = f"; and {len(failures) - _MAX_REPORTED} more" if len(failures) > _MAX_REPORTED else ""
             verdict: Verdict = "fail" if failures else "warn" if check == "batches" and not self._equal else "ok"
-            said = "; ".join(failures[:_SHOWN]) + more if failures else text
-            found.append(Finding(check=check, subject=self._trainer, verdict=verdict, text=said))
+            said = "; ".join(failures[:_MAX_REPORTED]) + more if failures else text
+            found.append(NumericFinding(check=check, subject=self._trainer, verdict=verdict, text=said))
         return found
 
     def _unchecked(self) -> str:
@@ -174,7 +174,7 @@ class _Check:
                 revision = await definition(self._bus, self._config, self._past.revision)
                 if revision is None:
                     raise ConfigError(f"revision {self._past.revision!r} is the live one of this configuration")
-                self._judged = await read_judged(self._bus, revision)
+                self._judged = await read_results(self._bus, revision)
                 digest = await revision_digest(self._bus, revision)
             except (LedgerError, NotFoundError) as error:
                 self.fail("order", f"revision {self._past.revision} is not what it was: {error}")
@@ -183,14 +183,14 @@ class _Check:
             if digest != self._past.digest:
                 self.fail("order", f"revision {self._past.revision} is {digest}, and was {self._past.digest}")
             self._rewards = {
-                one.group: [_Rewarded(1, one.reward)] for one in reversed(self._judged) if one.reward is not None
+                one.group: [_RewardedRollout(1, one.reward)] for one in reversed(self._judged) if one.reward is not None
             }
             return True
         self._rewards = await self._live_rewards()
         return True
 
-    async def _live_rewards(self) -> dict[str, list[_Rewarded]]:
-        found: dict[str, list[_Rewarded]] = {}
+    async def _live_rewards(self) -> dict[str, list[_RewardedRollout]]:
+        found: dict[str, list[_RewardedRollout]] = {}
         subject = subjects.event("reward", self._config.run, self._config.revision)
         async with events_of(self._bus, EVENTS, subject, RewardEvent) as events:
             async for event in events:
@@ -198,15 +198,15 @@ class _Check:
                 for reward in event.groups:
                     known = found.setdefault(reward.group, [])
                     if all(first < one.first for one in known):  # or it never counts
-                        known.append(_Rewarded(first, reward))
+                        known.append(_RewardedRollout(first, reward))
         return found
 
-    async def walk(self, saved: Mapping[str, Position]) -> None:
+    async def verify(self, saved: Mapping[str, LedgerPosition]) -> None:
         """Follow the ledger from its first entry, make every batch anew, and compare what names a place in it."""
-        entries = follow_ledger(self._bus, self._config.run, self._trainer, Position(), follow=False)
+        entries = follow_ledger(self._bus, self._config.run, self._trainer, LedgerPosition(), follow=False)
         async with aclosing(entries):
             async for entry in entries:
-                self._take(entry)
+                self._check_entry(entry)
                 if entry.batch is not None:
                     await self._batch(entry.batch, self._std_floor(entry))
                     self._progress(entry.batch.number + 1, max(self.total, entry.next_batch))
@@ -221,14 +221,14 @@ class _Check:
                     f"{self._digests[position.entries - 1][:12]}",
                 )
 
-    def _named(self, saved: Mapping[str, Position]) -> list[tuple[str, Position]]:
+    def _named(self, saved: Mapping[str, LedgerPosition]) -> list[tuple[str, LedgerPosition]]:
         reports = [
-            (f"the report of step {report.step}", Position(report.ledger_index + 1, report.chain))
+            (f"the report of step {report.step}", LedgerPosition(report.ledger_index + 1, report.chain))
             for report in self.facts.reports
         ]
         return [*reports, *((f"checkpoint {name}", position) for name, position in saved.items())]
 
-    def _take(self, entry: LedgerEntry) -> None:
+    def _check_entry(self, entry: LedgerEntry) -> None:
         facts = self.facts
         facts.entries, facts.chain = entry.index + 1, entry.digest()
         self._digests.append(facts.chain)
@@ -268,7 +268,7 @@ class _Check:
             return self._past.std_floor
         return entry.promoted.std_floor if entry.promoted else self._config.advantage.std_floor
 
-    async def _ingredients(self, batch: Batch) -> list[Ingredient] | None:
+    async def _ingredients(self, batch: Batch) -> list[BatchIngredient] | None:
         found = []
         for ref, group, _ in await fetch_batch(self._bus, batch):
             stored = self._rewards.pop(ref.group, []) if self._rewards is not None else []
@@ -280,7 +280,7 @@ class _Check:
                     self.fail("batches", f"batch {batch.number}, group {ref.group}: it has no reward in the streams")
                 return None
             # which logprobs were taken is told by the ledger alone; that they fit the group was checked
-            found.append(Ingredient(ref.seq, group.env, Plan.of(group), reward, ref.teacher))
+            found.append(BatchIngredient(ref.seq, group.env, Plan.of(group), reward, ref.teacher))
         return found
 
     async def _rewards_trimmed(self) -> bool:
@@ -298,7 +298,7 @@ class _Check:
     async def form_again(self, past: PastRecord) -> None:
         """Form the whole ledger of a offline trainer anew and compare it entry by entry."""
         try:
-            again = await reform(self._bus, past, self._judged, self._teachers, self._progress)
+            again = await rebuild_entries(self._bus, past, self._judged, self._teachers, self._progress)
         except LachesisError as error:
             self.fail("order", str(error))
             return
@@ -313,7 +313,7 @@ async def _reports(bus: Bus, run: str, trainer: str) -> list[TrainReport]:
     subject = subjects.state(run, "trainer", subjects.LIVE, trainer)
     async with bus.read(LEDGER, [subject], follow=False) as messages:
         async for message in messages:
-            report = owned(TrainReport, message, lambda one: one.run == run)
+            report = decode_owned(TrainReport, message, lambda one: one.run == run)
             if report is not None:
                 found.append(report)
     return found

@@ -12,10 +12,10 @@ from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import Batch, Numerics, TrainReport
 from lachesis.schemas.plan import Plan
 
-__all__ = ["Ingredient", "difference", "numerics_after", "rebuilt", "unlike"]
+__all__ = ["BatchIngredient", "difference", "numerics_after", "numerics_differences", "rebuilt"]
 
 
-class Ingredient(NamedTuple):
+class BatchIngredient(NamedTuple):
     """A rollout that a batch refers to, as it is stored; `teacher` is a sequence of TEACHER."""
 
     seq: int
@@ -25,7 +25,7 @@ class Ingredient(NamedTuple):
     teacher: int | None
 
 
-def rebuilt(batch: Batch, ingredients: Sequence[Ingredient], std_floor: float) -> Batch:
+def rebuilt(batch: Batch, ingredients: Sequence[BatchIngredient], std_floor: float) -> Batch:
     """Return what the batcher makes of the rollouts that `batch` refers to. Raises `DataError` where nothing can be."""
     refs = [group_ref(*ingredient) for ingredient in ingredients]
     lengths = {seq: reward.lengths for seq, _, _, reward, _ in ingredients if reward.lengths}
@@ -65,7 +65,7 @@ def numerics_after(reports: Sequence[TrainReport], steps: int) -> Numerics | Non
     return reports[min(at, len(reports) - 1)].numerics if reports else None
 
 
-def unlike(recorded: Numerics, ours: Numerics) -> list[str]:
+def numerics_differences(recorded: Numerics, ours: Numerics) -> list[str]:
     """Return in words in what this process computes otherwise than the one that trained; settings are not in it."""
     return [
         f"{name} was {getattr(recorded, name)}, is {getattr(ours, name)}"

@@ -17,37 +17,37 @@ from functools import partial
 import anyio.to_thread
 import torch
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import Payload, fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.reproduction.batches import Facts, Progress
-from lachesis.pipeline.reproduction.logic import numerics_after, unlike
+from lachesis.pipeline.reproduction.batches import LedgerReplayFacts, Progress
+from lachesis.pipeline.reproduction.logic import numerics_after, numerics_differences
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.batch import pack
 from lachesis.pipeline.training.checkpoint import load_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig, learner_on_record
 from lachesis.pipeline.training.device import prepare_device
-from lachesis.pipeline.training.feed import FedBatch
+from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, load_model, model_setup
+from lachesis.pipeline.training.model import PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.numerics import numerics_of
 from lachesis.pipeline.training.resume import load_reference
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
-from lachesis.pipeline.verification.checks import Finding, Verdict
+from lachesis.pipeline.verification.checks import NumericFinding, Verdict
 from lachesis.pipeline.weights.tensors import policy_tensors, vocabulary_of, weights_digest
 from lachesis.schemas.errors import ConfigError, DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import Batch, Numerics
 
-__all__ = ["Begin", "retrain"]
+__all__ = ["RetrainStart", "retrain"]
 
-_SHOWN = 3
+_MAX_REPORTED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class RetrainStart:
     """What to begin with: a checkpoint of the trainer, or, where `state` is None, a model that has taken no step."""
 
     path: str
@@ -57,14 +57,14 @@ class Begin:
 async def retrain(
     bus: Bus,
     config: RunConfig,
-    begin: Begin,
-    facts: Facts,
+    begin: RetrainStart,
+    facts: LedgerReplayFacts,
     *,
     end: int | None,
     tolerance: float,
     sampled: bool,
     progress: Progress,
-) -> list[Finding]:
+) -> list[NumericFinding]:
     """Take the steps from `begin` to `end` (None: the last one reported) again, and compare.
 
     `sampled`: rollouts name the weights of this trainer that they were sampled with, which are compared as well.
@@ -82,7 +82,7 @@ async def retrain(
         )
     device = prepare_device(config.training.device, config.training.threads)
     drops = facts.drops
-    compares = _Compared(facts, config, sampled=sampled)
+    compares = _ComparedStep(facts, config, sampled=sampled)
     again, position = await anyio.to_thread.run_sync(partial(_load, begin, config, device, facts, compares))
     await anyio.to_thread.run_sync(again.compare)
     started = time.monotonic()
@@ -99,7 +99,7 @@ async def retrain(
             else:
                 dropped = drops.get(entry.batch.number, set())
                 trained = [payload for payload in groups if payload[0].seq not in dropped]
-                await anyio.to_thread.run_sync(again.step, FedBatch(entry, entry.batch, trained, 0))
+                await anyio.to_thread.run_sync(again.step, LedgerBatch(entry, entry.batch, trained, 0))
             await anyio.to_thread.run_sync(again.compare)
             progress(again.learner.steps - first, last - first)
     if again.learner.steps < last:
@@ -108,10 +108,10 @@ async def retrain(
     return compares.findings(trainer, (first, last), again.settings.other, tolerance, took)
 
 
-class _Settings:
+class _RecordedSettings:
     """How the run took its steps: as it recorded, else as the configuration says."""
 
-    def __init__(self, config: RunConfig, facts: Facts, device: torch.device) -> None:
+    def __init__(self, config: RunConfig, facts: LedgerReplayFacts, device: torch.device) -> None:
         self._device = device
         self.other: list[str] = []
         """In what this process is not the one that took the steps so far."""
@@ -134,7 +134,7 @@ class _Settings:
 
     def _read(self, recorded: Numerics | None) -> tuple[LearnerConfig, int | None]:
         ours = numerics_of(self._config, self._device)
-        found = unlike(recorded, ours) if recorded else ["what it was trained with is not recorded"]
+        found = numerics_differences(recorded, ours) if recorded else ["what it was trained with is not recorded"]
         self.other += [text for text in found if text not in self.other]
         if recorded is None:
             return self._config.training.learner, ours.shuffle_seed
@@ -142,8 +142,8 @@ class _Settings:
 
 
 def _load(
-    begin: Begin, config: RunConfig, device: torch.device, facts: Facts, compares: _Compared
-) -> tuple[_Again, Position]:
+    begin: RetrainStart, config: RunConfig, device: torch.device, facts: LedgerReplayFacts, compares: _ComparedStep
+) -> tuple[_Retraining, LedgerPosition]:
     setup = model_setup(config, device)
     reference = load_reference(config, setup)
     if begin.state is not None:
@@ -151,8 +151,8 @@ def _load(
         policy, learner, position = checkpoint.policy, checkpoint.learner, checkpoint.state.position
     else:
         policy = load_trainable_model(begin.path, setup)
-        learner, position = Learner(policy.model, config.training.learner, reference=reference), Position()
-    return _Again(policy, learner, _copy(policy), _Settings(config, facts, device), compares), position
+        learner, position = Learner(policy.model, config.training.learner, reference=reference), LedgerPosition()
+    return _Retraining(policy, learner, _copy(policy), _RecordedSettings(config, facts, device), compares), position
 
 
 async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
@@ -165,21 +165,21 @@ async def _fetch(bus: Bus, batch: Batch, trainer: str) -> list[Payload]:
         ) from error
 
 
-def _copy(policy: Policy) -> dict[str, torch.Tensor]:
+def _copy(policy: PolicyModel) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in policy_tensors(policy.model).items()}
 
 
 @dataclass(slots=True)
-class _Again:
+class _Retraining:
     """The policy as it is trained again."""
 
-    policy: Policy
+    policy: PolicyModel
     learner: Learner
     begin: dict[str, torch.Tensor]
-    settings: _Settings
-    compares: _Compared
+    settings: _RecordedSettings
+    compares: _ComparedStep
 
-    def step(self, fed: FedBatch) -> None:
+    def step(self, fed: LedgerBatch) -> None:
         policy, number = self.policy, fed.batch.number
         seed = self.settings.apply(self.learner)
         try:
@@ -194,10 +194,10 @@ class _Again:
         self.compares.weights(self.learner.steps, policy_tensors(self.policy.model), self.begin)
 
 
-class _Compared:
+class _ComparedStep:
     """What the run recorded of its weights, compared with ours as they come."""
 
-    def __init__(self, facts: Facts, config: RunConfig, *, sampled: bool) -> None:
+    def __init__(self, facts: LedgerReplayFacts, config: RunConfig, *, sampled: bool) -> None:
         self._reported: dict[int, set[str]] = {}
         for report in facts.reports:
             version = PolicyVersion.parse(report.policy_version)
@@ -246,7 +246,7 @@ class _Compared:
 
     def findings(
         self, trainer: str, span: tuple[int, int], other: list[str], tolerance: float, seconds: float
-    ) -> list[Finding]:
+    ) -> list[NumericFinding]:
         """Return what the comparison comes to. `other`: in what this machine is not the one that trained."""
         first, last = span
         apart = sorted(self._failed.items())
@@ -258,7 +258,7 @@ class _Compared:
         steps = f"bit for bit what was recorded after {equal} of {equal + len(apart)} steps with a record"
         if not other:
             if apart:
-                shown = "; ".join(f"step {step}: {why}" for step, why in apart[:_SHOWN])
+                shown = "; ".join(f"step {step}: {why}" for step, why in apart[:_MAX_REPORTED])
                 return [_finding("weights", trainer, "fail", f"{text}; {steps}: {shown}{self._far()}")]
             return [_finding("weights", trainer, "ok" if equal else "warn", f"{text}; {steps}")]
         machine = _finding("machine", trainer, "warn", f"not the one that trained: {'; '.join(other)}")
@@ -283,5 +283,5 @@ def _distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> f
     return math.sqrt(sum(squares))
 
 
-def _finding(check: str, trainer: str, verdict: Verdict, text: str) -> Finding:
-    return Finding(check=check, subject=trainer, verdict=verdict, text=text)
+def _finding(check: str, trainer: str, verdict: Verdict, text: str) -> NumericFinding:
+    return NumericFinding(check=check, subject=trainer, verdict=verdict, text=text)

@@ -11,32 +11,32 @@ from typing import NamedTuple
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.rewards.logic.generations import Generations
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers
 from lachesis.pipeline.stage.deadletter import dead_letter, store_dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import DataError, InfrastructureError
 
-__all__ = ["LostScores"]
+__all__ = ["UnreadableScores"]
 
 
-class _Lost(NamedTuple):
-    message: Stored
+class _UnreadableMessage(NamedTuple):
+    message: StoredMessage
     last: int
     due_s: float
 
 
-class LostScores:
+class UnreadableScores:
     """The messages of one environment that could not be read and are not given up yet, in the order of EVENTS."""
 
-    def __init__(self, service: Service, env: str, normalizer: Generations, *, deadline_s: float) -> None:
+    def __init__(self, service: Service, env: str, normalizer: RevisionNormalizers, *, deadline_s: float) -> None:
         self._service = service
         self._normalizer = normalizer
         self._deadline_s = deadline_s
         self._rollouts = subjects.rollout(service.run, env)
         self._scores = subjects.event("score", service.run, service.revision, env)
-        self._lost: deque[_Lost] = deque()
+        self._lost: deque[_UnreadableMessage] = deque()
         self._read: dict[str, int] = {}
         self._moved = anyio.Event()
 
@@ -44,23 +44,23 @@ class LostScores:
         """Say from where the writer reads: all before that it knows."""
         self._read = {stream: cursor - 1 for stream, cursor in cursors.items()}
 
-    def read(self, message: Stored) -> None:
+    def mark_read(self, message: StoredMessage) -> None:
         """Say that the writer has taken in `message`."""
         self._read[message.stream] = message.seq
         if self._lost:
             self._move()
 
-    async def add(self, message: Stored) -> None:
+    async def hold(self, message: StoredMessage) -> None:
         """Take in a message of EVENTS that cannot be read. Raises `InfrastructureError` once the service drains."""
         last = await self._last(subjects.ROLLOUTS, self._rollouts)
-        self._lost.append(_Lost(message, last, anyio.current_time() + self._deadline_s))
+        self._lost.append(_UnreadableMessage(message, last, anyio.current_time() + self._deadline_s))
         self._move()
 
     def oldest_source(self) -> int | None:
         """Return the sequence in EVENTS of the first message not given up yet: a restart has to read it again."""
         return self._lost[0].message.seq if self._lost else None
 
-    async def give_up(self) -> None:
+    async def bury_at_deadlines(self) -> None:
         """Write dead letters at each deadline for all groups that still wait. Runs until cancelled, or until the
         service drains."""
         try:
@@ -82,7 +82,7 @@ class LostScores:
             while self._read[stream] < last:
                 await self._wait()
 
-    async def _bury(self, lost: _Lost) -> None:
+    async def _bury(self, lost: _UnreadableMessage) -> None:
         where = f"sequence {lost.message.seq} of {lost.message.stream}"
         error = DataError(f"no score; it may have been in what cannot be read at {where}")
         letter = dead_letter(self._service, lost.message, "deadline", error)
@@ -92,7 +92,9 @@ class LostScores:
 
     async def _last(self, stream: str, subject: str) -> int:
         """Return the sequence of the last message stored on `subject`, 0 without any."""
-        message: Stored | None = await self._service.retrying(f"read {stream}")(self._service.bus.last, stream, subject)
+        message: StoredMessage | None = await self._service.retrying(f"read {stream}")(
+            self._service.bus.last, stream, subject
+        )
         return message.seq if message else 0
 
     async def _wait(self) -> None:

@@ -11,17 +11,22 @@ from collections.abc import Sequence
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored, StreamUsage
+from lachesis.pipeline.bus.api import StoredMessage, StreamUsage
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.promotion.record import InForce, under
-from lachesis.pipeline.rewards.logic.generations import Change, Generations, Terms, promotions_in
-from lachesis.pipeline.rewards.logic.normalizer import Ready
+from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
+from lachesis.pipeline.rewards.logic.generations import (
+    NormalizerChange,
+    RevisionNormalizers,
+    RewardTerms,
+    promotions_in,
+)
+from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule, reliability_shares, shaping_metrics
-from lachesis.pipeline.rewards.lost import LostScores
+from lachesis.pipeline.rewards.lost import UnreadableScores
 from lachesis.pipeline.rewards.rules import reward_rule
-from lachesis.pipeline.stage.commitlog import Restored
+from lachesis.pipeline.stage.commitlog import RestoredState
 from lachesis.pipeline.stage.deadletter import dead_letter, store_dead_letter
-from lachesis.pipeline.stage.inputs import Source
+from lachesis.pipeline.stage.inputs import InputSource
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import BackgroundTask, CommitReceipt, StatefulStage, run_stateful
 from lachesis.pipeline.telemetry.messages import process_id, publish_span, stage_spans
@@ -37,8 +42,8 @@ __all__ = ["RewardWriter", "run_normalizer"]
 
 log = logging.getLogger("lachesis")
 
-_LOOKS = 40
-_LOOK_AGAIN_S = 0.25
+_MAX_POLLS = 40
+_POLL_S = 0.25
 
 
 async def run_normalizer(service: Service, config: RunConfig) -> None:
@@ -55,24 +60,24 @@ class RewardWriter(StatefulStage[RewardEvent]):
     def __init__(self, service: Service, config: RunConfig, env: str) -> None:
         super().__init__(service, env, RewardEvent, (subjects.ROLLOUTS, subjects.EVENTS))
         self.config = config
-        self.normalizer = Generations(env, self._terms(config))
-        self.in_force = InForce(service.bus, service.run, service.revision)
+        self.normalizer = RevisionNormalizers(env, self._terms(config))
+        self.in_force = ActivePromotion(service.bus, service.run, service.revision)
         self._scores: dict[tuple[str, int], tuple[GroupScore, int]] = {}  # by group and sequence in EVENTS
         self._sources: list[int] = []  # where the scores of what is being committed are
         self._events_read = 0
-        self.lost = LostScores(service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s)
+        self.lost = UnreadableScores(service, env, self.normalizer, deadline_s=config.batching.lost_deadline_s)
 
-    async def restore(self, restored: Restored) -> None:
+    async def restore(self, restored: RestoredState) -> None:
         """Take over the state, with the promotions that it knows of."""
         state = unpack("normalizer state", restored.state) if restored.state is not None else None
         deltas = [unpack("normalizer delta", delta) for delta in restored.deltas]
         known_to = max([self.cursors[subjects.ROLLOUTS] - 1, *promotions_in(state, deltas)])
         async for attempt in self.service.retrying("read the promotions"):
             with attempt:
-                found = await self.in_force.known(known_to)
+                found = await self.in_force.promotions_known_at(known_to)
         self.normalizer.restore(state, deltas, self._terms_of(found))
         # where there is a promotion, a revision's first may have been folded by another, before it was known here
-        if not self.normalizer.switched and self.cursors[subjects.ROLLOUTS] != self.normalizer.watermark:
+        if not self.normalizer.has_promotions and self.cursors[subjects.ROLLOUTS] != self.normalizer.watermark:
             raise LedgerError(
                 f"normalizer of {self.env}: its state reaches to rollout {self.normalizer.watermark}, its last commit "
                 f"to {self.cursors[subjects.ROLLOUTS]}: they are not of one history; start another revision"
@@ -80,18 +85,20 @@ class RewardWriter(StatefulStage[RewardEvent]):
         self._events_read = self.cursors[subjects.EVENTS] - 1
         self.lost.start(self.cursors)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[InputSource]:
         """Return the headers of rollouts, and what says how each of them ended."""
         run, revision, env = self.service.run, self.service.revision, self.env
         outcomes = [subjects.event("score", run, revision, env), subjects.event("dead", run, revision, env)]
         return [
-            Source(subjects.ROLLOUTS, [subjects.rollout(run, env)], self.cursors[subjects.ROLLOUTS], headers_only=True),
-            Source(subjects.EVENTS, outcomes, self.cursors[subjects.EVENTS]),
+            InputSource(
+                subjects.ROLLOUTS, [subjects.rollout(run, env)], self.cursors[subjects.ROLLOUTS], headers_only=True
+            ),
+            InputSource(subjects.EVENTS, outcomes, self.cursors[subjects.EVENTS]),
         ]
 
     def tasks(self) -> list[BackgroundTask]:
         """Return what gives up the scores that cannot be read."""
-        return [self.lost.give_up]
+        return [self.lost.bury_at_deadlines]
 
     async def _promote(self, first: int) -> None:
         """Make the promotion known that begins with `first`. Raises `DataError` where there is none."""
@@ -99,29 +106,33 @@ class RewardWriter(StatefulStage[RewardEvent]):
         if await self._is_stored(first):
             async for attempt in self.service.retrying("read the promotions"):
                 with attempt:
-                    found = await self.in_force.at(first)
+                    found = await self.in_force.promotion_at(first)
         if found is None or found.first != first:
             raise DataError(f"scores are of a promotion from sequence {first} on, and there is none")
-        for known, terms in sorted(self._terms_of(await self.in_force.known(first)).items()):
+        for known, terms in sorted(self._terms_of(await self.in_force.promotions_known_at(first)).items()):
             self.normalizer.promote(known, terms)
         log.info("%s: revision %s scores rollouts from sequence %d on", self.env, found.revision, first)
 
     async def _is_stored(self, seq: int) -> bool:
         """Whether ROLLOUTS goes so far. A server that lags behind has some seconds to catch up."""
-        for _ in range(_LOOKS):
+        for _ in range(_MAX_POLLS):
             usage: StreamUsage = await self.service.retrying("read ROLLOUTS")(self.service.bus.usage, subjects.ROLLOUTS)
             if usage.last >= seq:
                 return True
-            await anyio.sleep(_LOOK_AGAIN_S)
+            await anyio.sleep(_POLL_S)
         return False
 
-    def _terms(self, config: RunConfig) -> Terms:
-        return Terms(config.normalization_of(self.env), reward_rule(config, self.env))
+    def _terms(self, config: RunConfig) -> RewardTerms:
+        return RewardTerms(config.normalization_of(self.env), reward_rule(config, self.env))
 
-    def _terms_of(self, promotions: Sequence[Promotion]) -> dict[int, Terms]:
-        return {one.first: self._terms(under(one, self.config)) for one in promotions if one.first is not None}
+    def _terms_of(self, promotions: Sequence[Promotion]) -> dict[int, RewardTerms]:
+        return {
+            one.first: self._terms(config_under_promotion(one, self.config))
+            for one in promotions
+            if one.first is not None
+        }
 
-    async def feed(self, message: Stored) -> None:
+    async def feed(self, message: StoredMessage) -> None:
         """Feed one input message to the normalizer."""
         if message.stream == subjects.EVENTS:
             self._events_read = message.seq
@@ -131,26 +142,26 @@ class RewardWriter(StatefulStage[RewardEvent]):
         elif message.subject.startswith("rl.dead."):
             letter = decode(DeadLetter, message.data)
             if letter.ends_rollout and letter.group is not None:
-                self.normalizer.outcome(letter.group, letter.seq, None, source=message.seq)
+                self.normalizer.resolve(letter.group, letter.seq, None, source=message.seq)
         else:
             event = decode(ScoreEvent, message.data)
-            if event.promoted is not None and not self.normalizer.knows(event.promoted):
+            if event.promoted is not None and not self.normalizer.is_known(event.promoted):
                 await self._promote(event.promoted)
             for score in event.groups:
                 await self._feed_score(score, message, event.promoted)
-        self.lost.read(message)
+        self.lost.mark_read(message)
 
-    async def reject(self, message: Stored, error: DataError) -> None:
+    async def reject(self, message: StoredMessage, error: DataError) -> None:
         """Make a dead letter of the message, and have nobody wait for ever for what it may have held."""
         await super().reject(message, error)
         if message.stream == subjects.EVENTS:
-            await self.lost.add(message)
-        self.lost.read(message)
+            await self.lost.hold(message)
+        self.lost.mark_read(message)
 
-    async def _feed_score(self, score: GroupScore, message: Stored, promoted: int | None) -> None:
+    async def _feed_score(self, score: GroupScore, message: StoredMessage, promoted: int | None) -> None:
         try:
-            rule = self.normalizer.rule(promoted)
-            self.normalizer.outcome(score.group, score.seq, rule.columns(score), source=message.seq, promoted=promoted)
+            rule = self.normalizer.rule_of(promoted)
+            self.normalizer.resolve(score.group, score.seq, rule.columns(score), source=message.seq, promoted=promoted)
         except DataError as error:  # the group is dead, not the message: its letter comes back and closes its window
             letter = dead_letter(self.service, message, "data", error)
             letter = letter.replace(stream=subjects.ROLLOUTS, seq=score.seq, group=score.group)
@@ -164,7 +175,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
             await self._write(step)
             self.normalizer.forget_done()
 
-    async def _write(self, step: Change) -> None:
+    async def _write(self, step: NormalizerChange) -> None:
         start_ns = self.service.now_ns()
         needed = (self.normalizer.oldest_source(), self.lost.oldest_source(), self._events_read + 1)
         self.cursors = {
@@ -215,7 +226,7 @@ class RewardWriter(StatefulStage[RewardEvent]):
             about = {"messaging.message.id": f"{subjects.EVENTS}:{source}"}
             service.tracing.emit([*stage_spans(reward.group, stamp, taken, about, server=server), published])
 
-    def _reward(self, ready: Ready, rule: RewardRule, start_ns: int) -> GroupReward:
+    def _reward(self, ready: ReadyGroup, rule: RewardRule, start_ns: int) -> GroupReward:
         score, stored_ns = self._scores.pop((ready.group, ready.source))
         stamp = Stamp(self.service.name, stored_ns, start_ns, self.service.now_ns())
         self.service.vitals.done(stamp, traced=ready.group if self.service.tracing.sampled(ready.group) else None)

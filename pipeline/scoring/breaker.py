@@ -7,14 +7,14 @@ again and again while others are answered: not the rater is away, they are what 
 from collections import OrderedDict
 from typing import NamedTuple
 
-__all__ = ["MAX_LONE_FAILURES", "Breaker", "Suspects"]
+__all__ = ["MAX_LONE_FAILURES", "CircuitBreaker", "SuspectArguments"]
 
 MAX_LONE_FAILURES = 20
 """Failures of one argument, others being answered between each two of them, after which it counts as its own fault."""
-_REMEMBERED = 1024
+_MAX_REMEMBERED_ARGUMENTS = 1024
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens after `failures` calls in a row that infrastructure failed, for `pause_s`; then lets one call try."""
 
     def __init__(self, failures: int, pause_s: float) -> None:
@@ -54,7 +54,7 @@ class _Failures(NamedTuple):
     failed_before: int
 
 
-class Suspects:
+class SuspectArguments:
     """Counts, for arguments that failed as if the rater were away, how often that was while it answered others.
 
     A failure counts when, since the argument's last one, more calls were answered than failed: so none counts in an
@@ -83,6 +83,6 @@ class Suspects:
             others = self._failed - last.failed_before - 1
             times = last.times + (self._answered - last.answered_before > others)
         self._known[key] = _Failures(times, self._answered, self._failed)
-        if len(self._known) > _REMEMBERED:
+        if len(self._known) > _MAX_REMEMBERED_ARGUMENTS:
             self._known.popitem(last=False)
         return times >= MAX_LONE_FAILURES

@@ -14,10 +14,10 @@ import msgspec
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.bonus import Shapeable, shape
+from lachesis.pipeline.rewards.logic.bonus import ShapingSample, shape
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.loader import load_members
-from lachesis.pipeline.scoring.logic.aggregate import Ensemble, Scores
+from lachesis.pipeline.scoring.logic.aggregate import Ensemble, EnsembleScores
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.schemas.annotations import GroupScore, GroupShaping
@@ -28,16 +28,16 @@ __all__ = ["EnvironmentScorer", "load_scorer", "samples_of"]
 
 log = logging.getLogger("lachesis")
 
-_MOST_REASONS = 64
+_MAX_REASONS = 64
 """Different reasons for missing ratings that one scorer logs."""
 _MAX_DETAIL = 200
 """Characters of a rater's failure that a score carries."""
-_OWN_REWARDS = "environment"
+_ENVIRONMENT_ENSEMBLE = "environment"
 """Ensemble id of groups that their environment scored."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Judges:
+class _RaterEnsemble:
     runner: EnsembleRunner
     ensemble: Ensemble
 
@@ -59,24 +59,24 @@ class EnvironmentScorer:
     ) -> None:
         self._explains = explains
         members = load_members(scoring.raters)
-        self._judges = None
+        self._ensemble = None
         if members:
             described = [member.describe() for member in members]
-            self._judges = _Judges(EnsembleRunner(members), Ensemble(described, scoring))
+            self._ensemble = _RaterEnsemble(EnsembleRunner(members), Ensemble(described, scoring))
         self._success_rater = settings.success_rater if settings else None
         self._success_threshold = settings.success_threshold if settings else 1.0
-        self._told: set[str] = set()
-        self.digest = self._judges.ensemble.digest if self._judges else _OWN_REWARDS
-        self.versions = self._judges.ensemble.versions if self._judges else {}
+        self._reported_reasons: set[str] = set()
+        self.digest = self._ensemble.ensemble.digest if self._ensemble else _ENVIRONMENT_ENSEMBLE
+        self.versions = self._ensemble.ensemble.versions if self._ensemble else {}
         self._shaping = shaping if shaping is not None and shaping.on else None
         if self._shaping is not None:
             content = msgspec.json.encode((self.digest, self._shaping, self._min_success), order="deterministic")
             self.digest = hashlib.blake2b(content, digest_size=12).hexdigest()
 
     @property
-    def waits(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether scoring awaits anything, so that other groups could be scored meanwhile."""
-        return self._judges is not None and self._judges.runner.waits
+        return self._ensemble is not None and self._ensemble.runner.is_asynchronous
 
     async def score(self, group: RolloutGroup, seq: int) -> GroupScore:
         """Return the scores of `group`, stored at `seq`.
@@ -85,11 +85,11 @@ class EnvironmentScorer:
         """
         samples: list[Sample] | None = None
         failures: dict[str, str] = {}
-        if self._judges is not None:
+        if self._ensemble is not None:
             samples = samples_of(group)
-            ratings = await self._judges.runner.rate_group(samples)
-            scores = self._judges.ensemble.score(ratings)
-            self._tell_failures({name: ratings[name] for name in scores.statuses})
+            ratings = await self._ensemble.runner.rate_group(samples)
+            scores = self._ensemble.ensemble.score(ratings)
+            self._log_failures({name: ratings[name] for name in scores.statuses})
             self._wait_for_the_unavailable(ratings, scores.unscorable)
             if self._explains:
                 failures = {name: _first_failure(ratings[name]) for name in scores.statuses}
@@ -118,7 +118,9 @@ class EnvironmentScorer:
         given = self._shaping.min_success if self._shaping else None
         return self._success_threshold if given is None else given
 
-    def _shape(self, group: RolloutGroup, scores: Scores, samples: Sequence[Sample] | None) -> GroupShaping | None:
+    def _shape(
+        self, group: RolloutGroup, scores: EnsembleScores, samples: Sequence[Sample] | None
+    ) -> GroupShaping | None:
         if self._shaping is None:
             return None
         generated, reasons = group.sequences.generated, group.sequences.endings
@@ -126,7 +128,7 @@ class EnvironmentScorer:
         if self._shaping.format_markers:
             completions = [sample.completion for sample in samples or samples_of(group)]
         shapeable = [
-            Shapeable(completions[i], generated.tokens[part], reasons[i], score, succeeded)
+            ShapingSample(completions[i], generated.tokens[part], reasons[i], score, succeeded)
             for i, (part, score, succeeded) in enumerate(
                 zip(generated.samples, scores.scores, self._succeeded(scores), strict=True)
             )
@@ -143,25 +145,25 @@ class EnvironmentScorer:
                 if column[i].status == "unavailable":
                     raise InfrastructureError(f"rater {name}: {column[i].detail}")
 
-    def _tell_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
+    def _log_failures(self, ratings: Mapping[str, list[Rating]]) -> None:
         """Log why ratings are missing, each reason once: the events carry the status alone."""
         for name, column in ratings.items():
             for rating in column:
-                if rating.status in {"ok", "abstain"} or len(self._told) >= _MOST_REASONS:
+                if rating.status in {"ok", "abstain"} or len(self._reported_reasons) >= _MAX_REASONS:
                     continue
                 reason = f"{name}: {rating.status}, {rating.detail[:200]}"
-                if reason not in self._told:
-                    self._told.add(reason)
+                if reason not in self._reported_reasons:
+                    self._reported_reasons.add(reason)
                     log.warning("rater %s", reason)
 
-    def _succeeded(self, scores: Scores) -> list[bool | None]:
+    def _succeeded(self, scores: EnsembleScores) -> list[bool | None]:
         """Return by sample whether it succeeded, None where the rating that tells is missing."""
         told = scores.ratings.get(self._success_rater) if self._success_rater else scores.scores
         if told is None:
             return [None] * len(scores.scores)
         return [None if value is None else value >= self._success_threshold for value in told]
 
-    def _success(self, scores: Scores) -> float | None:
+    def _success(self, scores: EnsembleScores) -> float | None:
         """Return the share of samples that succeeded, among those of which it is known; None without any."""
         values = [value for value in self._succeeded(scores) if value is not None]
         return sum(values) / len(values) if values else None
@@ -225,7 +227,7 @@ def samples_of(group: RolloutGroup) -> list[Sample]:
     return samples
 
 
-def _own_rewards(group: RolloutGroup) -> Scores:
+def _own_rewards(group: RolloutGroup) -> EnsembleScores:
     components: Mapping[str, list[float | None]] = group.sequences.rewards
     if not components:
         raise DataError(f"env {group.env} gave no rewards and no raters are configured; set scoring.raters")
@@ -237,4 +239,4 @@ def _own_rewards(group: RolloutGroup) -> Scores:
             raise DataError(f"rewards: {', '.join(components)} add up to {score}")
         scores.append(score)
     unscorable = [i for i, score in enumerate(scores) if score is None]
-    return Scores(scores, dict(components), {}, None, unscorable)
+    return EnsembleScores(scores, dict(components), {}, None, unscorable)

@@ -15,11 +15,11 @@ from lachesis.pipeline.scoring.raters import BUILTIN
 from lachesis.pipeline.user_code import argument_problem, load_module
 from lachesis.schemas.errors import ConfigError, LachesisError, StartupError
 
-__all__ = ["Member", "load_member", "load_members"]
+__all__ = ["EnsembleRater", "load_member", "load_members"]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class EnsembleRater:
     """A rater in its place in an ensemble."""
 
     name: str
@@ -39,9 +39,9 @@ class Member:
         )
 
 
-def load_members(configs: Sequence[RaterConfig]) -> list[Member]:
+def load_members(configs: Sequence[RaterConfig]) -> list[EnsembleRater]:
     """Load the raters of an ensemble. Raises ConfigError with all that is wrong, also if two have the same name."""
-    members: list[Member] = []
+    members: list[EnsembleRater] = []
     problems: list[LachesisError] = []
     for config in configs:
         try:
@@ -59,7 +59,7 @@ def load_members(configs: Sequence[RaterConfig]) -> list[Member]:
     return members
 
 
-def load_member(config: RaterConfig) -> Member:
+def load_member(config: RaterConfig) -> EnsembleRater:
     """Load one rater. Raises ConfigError if it is unknown, refuses its parameters or has no bounds."""
     rater = _make(_find(config.rater), config)
     name = config.name or rater.name or type(rater).__name__
@@ -78,7 +78,7 @@ def load_member(config: RaterConfig) -> Member:
             f"rater {name!r} has no bounds, so its scale cannot be joined with others'. Declare them "
             f"(@rater(bounds=(low, high))), or run a calibration pass over recorded samples and set `bounds`."
         )
-    return Member(name, rater, (float(bounds[0]), float(bounds[1])), config)
+    return EnsembleRater(name, rater, (float(bounds[0]), float(bounds[1])), config)
 
 
 def _find(reference: str) -> object:

@@ -21,8 +21,8 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.outages import is_outage
-from lachesis.pipeline.scoring.breaker import Breaker, Suspects
-from lachesis.pipeline.scoring.loader import Member
+from lachesis.pipeline.scoring.breaker import CircuitBreaker, SuspectArguments
+from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Rating, Sample, rating_within
 from lachesis.pipeline.telemetry.recorder import traced
 from lachesis.schemas.errors import InfrastructureError
@@ -36,11 +36,11 @@ _MAX_DETAIL = 440
 class EnsembleRunner:
     """Rates groups with the members of one ensemble. One a process; groups may be rated concurrently."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
+    def __init__(self, members: Sequence[EnsembleRater]) -> None:
         self._calls = [_MemberCalls(member) for member in members]
 
     @property
-    def waits(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether any rater is asynchronous."""
         return not all(calls.at_once for calls in self._calls)
 
@@ -64,7 +64,7 @@ class _HungError(Exception):
     """Raised when no more threads are spent on a rater because its earlier calls hang."""
 
 
-def _told(error: BaseException) -> str:
+def _failure_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
 
 
@@ -77,7 +77,7 @@ def _key(argument: Any) -> int:
 class _MemberCalls:
     """Calls of one rater: its concurrency limit, timeout, retries and abandoned threads."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: EnsembleRater) -> None:
         self.member = member
         rater = member.rater
         self._function: Callable[[Any], Any] = rater.rate_group if rater.rates_groups else rater.rate
@@ -88,10 +88,10 @@ class _MemberCalls:
         self.at_once = rater.inline and not inspect.iscoroutinefunction(declared)
         """Whether a call is a function's, on this thread: no task, slot or timeout could do anything for it."""
         self._judge = rating_within(member.bounds)
-        self._suspects = Suspects()
+        self._suspects = SuspectArguments()
         self._away_since: datetime | None = None
         """When it failed first without having answered since."""
-        self._breaker = Breaker(member.config.breaker_failures, member.config.breaker_s)
+        self._breaker = CircuitBreaker(member.config.breaker_failures, member.config.breaker_s)
         self._slots = anyio.Semaphore(member.config.concurrency)
         self._threads = anyio.CapacityLimiter(member.config.concurrency)
         self._lock = threading.Lock()
@@ -172,7 +172,7 @@ class _MemberCalls:
             except (Exception, SystemExit) as error:  # noqa: BLE001
                 if not is_outage(error):
                     self._answered()
-                    return Rating(None, "error", _told(error))
+                    return Rating(None, "error", _failure_text(error))
                 failures.append(error)
         return None
 
@@ -190,8 +190,8 @@ class _MemberCalls:
         tried += self._since
         alone = self._suspects.failed(_key(argument))
         if alone and not isinstance(failure, InfrastructureError):
-            return Rating(None, "error", f"{_told(failure)} (each time, while others were answered)")
-        return Rating(None, "unavailable", f"{_told(failure)} (gave up {tried})")
+            return Rating(None, "error", f"{_failure_text(failure)} (each time, while others were answered)")
+        return Rating(None, "unavailable", f"{_failure_text(failure)} (gave up {tried})")
 
     def _rate_at_once(
         self, arguments: Sequence[Any], judge: Callable[[Any], Rating], column: list[Rating], first: int
@@ -213,7 +213,7 @@ class _MemberCalls:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
                 if is_outage(error):
                     break
-                column[done] = Rating(None, "error", _told(error))
+                column[done] = Rating(None, "error", _failure_text(error))
             done += 1
         if done > first:
             self._answered()

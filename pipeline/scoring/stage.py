@@ -13,12 +13,12 @@ import anyio
 import msgspec
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.promotion.record import InForce, under
+from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion
 from lachesis.pipeline.scoring.judge import EnvironmentScorer, load_scorer
-from lachesis.pipeline.scoring.logic.agreement import Agreement
+from lachesis.pipeline.scoring.logic.agreement import RaterAgreement
 from lachesis.pipeline.scoring.logic.signals import signals_of
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.pipeline.stage.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.trainability import TrainerLimits, why_nothing_to_train, why_untrainable
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
@@ -32,11 +32,11 @@ __all__ = ["run_scorer"]
 log = logging.getLogger("lachesis")
 
 _POLICY_EVERY_S = 1.0
-_TOLD = 8
+_AGREEMENT_EVERY_GROUPS = 8
 """Groups from one look at how far raters agree to the next."""
 
 
-class _Scored(NamedTuple):
+class _ScoredGroup(NamedTuple):
     score: GroupScore
     by: EnvironmentScorer
     promoted: int | None
@@ -51,8 +51,8 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
     shared = EnvironmentScorer(config.scoring, None, explains=True)
     scorers = {env: load_scorer(config, env, explains=True) for env in config.environments}
     limits = _Limits(service, text_only=config.trains_text_only)
-    agreement: defaultdict[tuple[str, int | None], Agreement] = defaultdict(Agreement)
-    in_force = InForce(service.bus, service.run, service.revision)
+    agreement: defaultdict[tuple[str, int | None], RaterAgreement] = defaultdict(RaterAgreement)
+    in_force = ActivePromotion(service.bus, service.run, service.revision)
     promoted: dict[tuple[int | None, str], EnvironmentScorer] = {}
 
     def scorer_of(env: str, promotion: Promotion | None) -> EnvironmentScorer:
@@ -63,31 +63,31 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             promoted[key] = _promoted(promotion, config, env) or scorers.get(env, shared)
         return promoted[key]
 
-    async def handle(rollout: Rollout) -> _Scored:
+    async def handle(rollout: StoredRollout) -> _ScoredGroup:
         env = rollout.group.env
-        promotion = await in_force.at(rollout.seq)
+        promotion = await in_force.promotion_at(rollout.seq)
         try:
             scorer = scorer_of(env, promotion)
             score = await scorer.score(rollout.group, rollout.seq)
         except InfrastructureError as error:
             service.vitals.metrics[f"reward/{env}/raters_away"] = 1.0
-            later = await in_force.given_up(rollout.seq)
+            later = await in_force.giving_up_promotion(rollout.seq)
             if later is not None:
                 raise DataError(f"given up, as revision {later.revision} was promoted: {error}") from error
             raise
         service.vitals.metrics[f"reward/{env}/raters_away"] = 0.0
         signals = msgspec.structs.replace(
             signals_of(rollout.group.sequences, rollout.group.generation),
-            untrainable=why_untrainable(rollout.group, await limits.of_now()) or why_nothing_to_train(rollout.group),
+            untrainable=why_untrainable(rollout.group, await limits.current()) or why_nothing_to_train(rollout.group),
         )
         score = msgspec.structs.replace(score, signals=signals)
-        scored = _Scored(score, scorer, promotion.first if promotion else None)
-        agreement[env, scored.promoted].add(scored.score)
-        if service.vitals.handled % _TOLD == 0:
+        scored = _ScoredGroup(score, scorer, promotion.first if promotion else None)
+        agreement[env, scored.promoted].add_group(scored.score)
+        if service.vitals.handled % _AGREEMENT_EVERY_GROUPS == 0:
             service.vitals.metrics |= agreement[env, scored.promoted].metrics(env)
         return scored
 
-    def event(env: str, groups: list[_Scored]) -> ScoreEvent:
+    def event(env: str, groups: list[_ScoredGroup]) -> ScoreEvent:
         scorer = groups[0].by
         return ScoreEvent(
             run=service.run,
@@ -99,7 +99,7 @@ async def run_scorer(service: Service, config: RunConfig) -> None:
             promoted=groups[0].promoted,
         )
 
-    def stamp(item: _Scored, times: Stamp) -> _Scored:
+    def stamp(item: _ScoredGroup, times: Stamp) -> _ScoredGroup:
         return item._replace(score=msgspec.structs.replace(item.score, stamps=[times]))
 
     await run_stateless(
@@ -126,7 +126,7 @@ class _Limits:
         self._known = False
         self._next_s = float("-inf")
 
-    async def of_now(self) -> TrainerLimits:
+    async def current(self) -> TrainerLimits:
         """Return the limits. Raises `InfrastructureError` while they cannot be read."""
         if self._known or anyio.current_time() < self._next_s:
             return self._limits
@@ -148,7 +148,7 @@ def _promoted(promotion: Promotion, config: RunConfig, env: str) -> EnvironmentS
     if env not in config.environments or env not in promotion.environments:
         return None
     try:
-        return _scorer(under(promotion, config), env)
+        return _scorer(config_under_promotion(promotion, config), env)
     except ConfigError as error:
         raise InfrastructureError(f"revision {promotion.revision} is promoted and cannot be loaded: {error}") from error
 

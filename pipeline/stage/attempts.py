@@ -8,10 +8,10 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.schemas import keys
 from lachesis.schemas.errors import DamagedError
 
-__all__ = ["Attempts"]
+__all__ = ["DeliveryAttempts"]
 
 
-class Attempts:
+class DeliveryAttempts:
     """Deaths by message of one durable consumer, in the run's bucket. Calls raise `InfrastructureError`."""
 
     def __init__(self, bus: Bus, durable: str) -> None:
@@ -31,7 +31,7 @@ class Attempts:
         # what is no count was not written here, or is damaged; without it, a poisonous message kills a few times more
         return int(count) if count.isdigit() and len(count) <= 9 else 0
 
-    async def note(self, seq: int, deaths: int) -> None:
+    async def record(self, seq: int, deaths: int) -> None:
         """Set the record; there is none of no deaths."""
         if deaths == 0:
             await self._bus.delete(self._key(seq))

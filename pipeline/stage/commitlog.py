@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import owned
+from lachesis.pipeline.bus.newest import decode_owned
 from lachesis.pipeline.stage.state import StateStore
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit
@@ -21,15 +21,15 @@ from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.errors import DataError, HistoryLostError, LedgerError
 
-__all__ = ["CommitLog", "Restored", "is_snapshot_due"]
+__all__ = ["CommitLog", "RestoredState", "is_snapshot_due"]
 
 log = logging.getLogger("lachesis")
 
 SNAPSHOT_EVERY = 64
 """Least number of commits between two snapshots of the state."""
-MOST_COMMITS = 4096
+MAX_COMMITS_SINCE_SNAPSHOT = 4096
 """Most of them, however little they weigh."""
-MOST_BYTES = 16 << 20
+MAX_BYTES_SINCE_SNAPSHOT = 16 << 20
 """What commits weigh, bytes, that need be no more for a snapshot, however large the state is."""
 
 E = TypeVar("E", bound=Event)
@@ -42,14 +42,14 @@ def is_snapshot_due(commits: int, weight: int, state: int) -> bool:
 
     They have to weigh a quarter of the state, so that snapshots store at most four times what commits do. A start is
     bounded all the same: it reads `SNAPSHOT_EVERY` commits, or what weighs min(state / 4, `MOST_BYTES`) and one commit
-    more, whichever is more, and never more than `MOST_COMMITS`.
+    more, whichever is more, and never more than `MAX_COMMITS_SINCE_SNAPSHOT`.
     """
-    enough = min(state // 4, MOST_BYTES)
-    return commits >= SNAPSHOT_EVERY and (weight >= enough or commits >= MOST_COMMITS)
+    enough = min(state // 4, MAX_BYTES_SINCE_SNAPSHOT)
+    return commits >= SNAPSHOT_EVERY and (weight >= enough or commits >= MAX_COMMITS_SINCE_SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoredState:
     """What a start found: the state of the last snapshot (None: none), the deltas after it, and the cursors."""
 
     state: bytes | None
@@ -87,7 +87,7 @@ class CommitLog(Generic[E]):
         stage: str,
         term: str,
         stream: str = subjects.EVENTS,
-    ) -> tuple[Self, Restored]:
+    ) -> tuple[Self, RestoredState]:
         """Return the log, ready to append, and what its earlier writers left.
 
         Raises `LedgerError` when a commit that the state needs is gone, `HistoryLostError` when the broker forgot some.
@@ -108,7 +108,7 @@ class CommitLog(Generic[E]):
         if last and last.seq > log._last:
             async with bus.read(stream, [subject], start=log._last + 1, follow=False) as messages:
                 async for message in messages:
-                    event = owned(kind, message, lambda event: commit_of(event).index >= log.index)
+                    event = decode_owned(kind, message, lambda event: commit_of(event).index >= log.index)
                     log._last = message.seq
                     if event is None:
                         continue
@@ -123,7 +123,7 @@ class CommitLog(Generic[E]):
                     cursors = dict(commit.cursors)
                     log.index = commit.index + 1
         log.since_snapshot = len(deltas)
-        return log, Restored(state, deltas, cursors)
+        return log, RestoredState(state, deltas, cursors)
 
     def next_commit(self, cursors: dict[str, int], delta: bytes) -> Commit:
         """Return the commit to put into the next event."""

@@ -2,7 +2,7 @@
 
 import time
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, DeadLetter
@@ -15,12 +15,12 @@ __all__ = ["REQUEUED_HEADER", "dead_letter", "publish_dead_letter", "store_dead_
 REQUEUED_HEADER = "Lachesis-Requeued"
 """Header of a message that repeats a dead-lettered one, after a fix: `<stream>.<sequence>` of the one it repeats."""
 
-_LONGEST_REASON = 2000
+_MAX_REASON_CHARS = 2000
 
 
 def dead_letter(
     service: Service,
-    message: Stored,
+    message: StoredMessage,
     kind: DeadKind,
     error: Exception,
     *,
@@ -41,7 +41,7 @@ def dead_letter(
         stream=message.stream,
         seq=message.seq,
         group=group,
-        reason=f"{type(error).__name__}: {error}"[:_LONGEST_REASON],
+        reason=f"{type(error).__name__}: {error}"[:_MAX_REASON_CHARS],
         place=f"{service.name} {service.instance}",
         time_ns=time.time_ns(),
         trace_id=group,

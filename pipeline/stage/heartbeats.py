@@ -5,7 +5,7 @@ A service's key may write to its own subject only.
 
 from collections.abc import AsyncGenerator
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
@@ -14,7 +14,7 @@ from lachesis.schemas.errors import SchemaError
 __all__ = ["listen_to_heartbeats", "read_heartbeat"]
 
 
-def read_heartbeat(message: Stored) -> Heartbeat:
+def read_heartbeat(message: StoredMessage) -> Heartbeat:
     """Return the heartbeat in `message`.
 
     Raises `SchemaError` where there is none, or one in the name of another service or run.

@@ -17,12 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.telemetry.performance import CallRecord
 
-__all__ = ["Counted", "HttpServer", "PageGuard", "TimedHttp", "host_of", "http_within"]
+__all__ = ["BrowserGuard", "HttpServer", "RequestCounter", "TimedHttpProtocol", "host_of", "http_within"]
 
 
-class Counted:
+class RequestCounter:
     """An ASGI application whose requests for one of `paths` are told to `answered`, each once it is answered.
 
     A call's payload is the request's body as it was sent, and `plain` what the application says in
@@ -30,7 +30,7 @@ class Counted:
     application that raises. Items are 1, or what it says in `request.state.items`.
     """
 
-    def __init__(self, app: ASGIApp, answered: Callable[[Call], None], paths: Container[str]) -> None:
+    def __init__(self, app: ASGIApp, answered: Callable[[CallRecord], None], paths: Container[str]) -> None:
         self._app = app
         self._answered = answered
         self._paths = paths
@@ -58,7 +58,7 @@ class Counted:
         finally:
             ended_s = time.monotonic()
             self._answered(
-                Call(
+                CallRecord(
                     ended_s,
                     ended_s - began_s,
                     items=state.get("items", 1),
@@ -69,7 +69,7 @@ class Counted:
             )
 
 
-class PageGuard:
+class BrowserGuard:
     """An ASGI application that answers no script of a web page, on loopback either.
 
     A request with an origin is refused. So is one for a host that is neither of `hosts` nor a loopback address: the
@@ -110,7 +110,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-class TimedHttp(H11Protocol):
+class TimedHttpProtocol(H11Protocol):
     """uvicorn's HTTP for clients that may not be honest.
 
     A request's headers must have arrived within `head_s` seconds, else the client is answered 408 and cut off; so is
@@ -158,9 +158,9 @@ class TimedHttp(H11Protocol):
         self.transport.close()
 
 
-def http_within(head_s: float) -> type[TimedHttp]:
-    """Return `TimedHttp` with that bound, for `http=` of uvicorn's configuration."""
-    return type("Http", (TimedHttp,), {"head_s": head_s})
+def http_within(head_s: float) -> type[TimedHttpProtocol]:
+    """Return `TimedHttpProtocol` with that bound, for `http=` of uvicorn's configuration."""
+    return type("Http", (TimedHttpProtocol,), {"head_s": head_s})
 
 
 class HttpServer(uvicorn.Server):

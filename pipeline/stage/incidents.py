@@ -7,7 +7,7 @@ that failed leaves no stamp. What is lost on the way costs a trace and nothing e
 from contextlib import suppress
 
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.telemetry.tracing import Incident
+from lachesis.pipeline.telemetry.tracing import TraceIncident
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StageIncident
@@ -16,7 +16,7 @@ from lachesis.schemas.errors import InfrastructureError, SchemaError
 __all__ = ["announce_incident", "follow_incidents"]
 
 
-async def announce_incident(service: Service, group: str, incident: Incident) -> None:
+async def announce_incident(service: Service, group: str, incident: TraceIncident) -> None:
     """Say what happened to a group. A sampled one needs no such word: the stage exports its spans itself."""
     if not service.tracing.on or service.tracing.sampled(group):
         return
@@ -35,4 +35,4 @@ async def follow_incidents(service: Service) -> None:
         async for message in messages:
             with suppress(SchemaError):  # of another build: it costs a trace
                 event = decode(StageIncident, message.data)
-                service.tracing.record_incident(event.group, Incident(event.stamp, event.error_type, event.error))
+                service.tracing.record_incident(event.group, TraceIncident(event.stamp, event.error_type, event.error))

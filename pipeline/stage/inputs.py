@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.publisher import Window
+from lachesis.pipeline.bus.publisher import PublishWindow
 from lachesis.pipeline.stage.service import Service
 
-__all__ = ["Source", "open_bursts"]
+__all__ = ["InputSource", "open_bursts"]
 
-_OVERHEAD = 256  # approximate bytes of a message besides its data: headers alone have none
+_OVERHEAD_BYTES = 256  # approximate bytes of a message besides its data: headers alone have none
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputSource:
     """What to read: `start` is the first sequence wanted."""
 
     stream: str
@@ -33,8 +33,8 @@ class Source:
 
 @asynccontextmanager
 async def open_bursts(
-    service: Service, sources: Sequence[Source], *, most: int = 256, max_bytes: int = 16 << 20
-) -> AsyncIterator[AsyncIterator[list[Stored]]]:
+    service: Service, sources: Sequence[InputSource], *, most: int = 256, max_bytes: int = 16 << 20
+) -> AsyncIterator[AsyncIterator[list[StoredMessage]]]:
     """Yield an iterator of bursts: whatever the sources have ready, at least one message, and at most `most` messages
     and `max_bytes` bytes; a message larger than that comes alone.
 
@@ -42,11 +42,11 @@ async def open_bursts(
     Each source keeps its stream's order; between sources there is none. The iterator ends when the service drains: the
     burst in hand is finished, what was read ahead (as much again, and one message a source) is dropped.
     """
-    send, receive = anyio.create_memory_object_stream[Stored](most)
-    ahead = Window(max_bytes, most)
+    send, receive = anyio.create_memory_object_stream[StoredMessage](most)
+    ahead = PublishWindow(max_bytes, most)
     service.vitals.slots = (service.vitals.slots or 0) + 1
 
-    async def feed(source: Source, out: MemoryObjectSendStream[Stored]) -> None:
+    async def feed(source: InputSource, out: MemoryObjectSendStream[StoredMessage]) -> None:
         async with (
             out,
             service.bus.read(
@@ -69,8 +69,8 @@ async def open_bursts(
 
 
 async def _bursts(
-    service: Service, receive: MemoryObjectReceiveStream[Stored], ahead: Window
-) -> AsyncIterator[list[Stored]]:
+    service: Service, receive: MemoryObjectReceiveStream[StoredMessage], ahead: PublishWindow
+) -> AsyncIterator[list[StoredMessage]]:
     async for first in receive:
         burst = [first]
         while True:  # what was read ahead fits into one burst, and nothing joins it meanwhile
@@ -79,12 +79,12 @@ async def _bursts(
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         for message in burst:
-            ahead.leave(_weight(message))
+            ahead.release(_weight(message))
         if service.draining.is_set():
             return
         with service.vitals.working(len(burst)):
             yield burst
 
 
-def _weight(message: Stored) -> int:
-    return len(message.data) + _OVERHEAD
+def _weight(message: StoredMessage) -> int:
+    return len(message.data) + _OVERHEAD_BYTES

@@ -12,15 +12,15 @@ from lachesis.schemas.errors import InfrastructureError
 
 __all__ = ["retry_outages"]
 
-_FIRST_S = 0.1
-_LONGEST_S = 5.0
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 5.0
 
 
 def retry_outages(
     stop: Callable[[tenacity.RetryCallState], bool] = tenacity.stop_never,
     *,
     never: type[InfrastructureError] | tuple[type[InfrastructureError], ...] = (),
-    longest_s: float = _LONGEST_S,
+    longest_s: float = _MAX_PAUSE_S,
     sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     before_sleep: Callable[[tenacity.RetryCallState], None] | None = None,
 ) -> tenacity.AsyncRetrying:
@@ -30,7 +30,7 @@ def retry_outages(
     """
     return tenacity.AsyncRetrying(
         retry=tenacity.retry_if_exception_type(InfrastructureError) & tenacity.retry_if_not_exception_type(never),
-        wait=tenacity.wait_random_exponential(multiplier=_FIRST_S, max=longest_s),
+        wait=tenacity.wait_random_exponential(multiplier=_FIRST_PAUSE_S, max=longest_s),
         stop=stop,
         sleep=sleep,
         before_sleep=before_sleep,

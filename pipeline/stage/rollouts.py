@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.routing import BROKEN_HEADER
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -10,13 +10,13 @@ from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["Rollout", "read_rollout"]
+__all__ = ["StoredRollout", "read_rollout"]
 
-_LONGEST_TEXT = 500
+_MAX_TEXT_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class StoredRollout:
     """A rollout group as stored: `seq` is its sequence in ROLLOUTS, `stored_ns` the server's time of storing it."""
 
     group: RolloutGroup
@@ -24,7 +24,7 @@ class Rollout:
     stored_ns: int
 
 
-def read_rollout(message: Stored) -> Rollout:
+def read_rollout(message: StoredMessage) -> StoredRollout:
     """Return the group that `message` holds.
 
     Raises `SchemaError` when it cannot be read, or when subject, planning header and body do not tell of the same
@@ -32,11 +32,11 @@ def read_rollout(message: Stored) -> Rollout:
     """
     broken = message.headers.get(BROKEN_HEADER)
     if broken is not None:  # the data is the head of a large message that could not be put together
-        raise SchemaError(broken[:_LONGEST_TEXT])
+        raise SchemaError(broken[:_MAX_TEXT_CHARS])
     group = decode(RolloutGroup, message.data)
     if message.subject != subjects.rollout(group.run, group.env):
         raise SchemaError(f"run, env: {group.run[:40]!r} and {group.env[:40]!r} are not those of {message.subject}")
     text, plan = message.headers.get(PLAN_HEADER), Plan.of(group)
     if text != plan.pack() and (told := Plan.unpack(text)) != plan:
         raise SchemaError(f"header {PLAN_HEADER}: it tells of {told}, the message holds {plan}")
-    return Rollout(group, message.seq, message.time_ns)
+    return StoredRollout(group, message.seq, message.time_ns)

@@ -21,9 +21,9 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.disk import SHORTAGES
 from lachesis.pipeline.stage.retries import retry_outages
-from lachesis.pipeline.stage.vitals import Vitals
-from lachesis.pipeline.telemetry.figures import Figures
-from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.stage.vitals import ServiceMetrics
+from lachesis.pipeline.telemetry.figures import ServiceFigures
+from lachesis.pipeline.telemetry.performance import CallRecord
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
@@ -62,7 +62,7 @@ class Service:
         self.revision = subjects.check_name("revision", revision)
         self.replica = replica
         self.instance = f"{os.getpid()}-{os.urandom(4).hex()}"
-        self.vitals = Vitals()
+        self.vitals = ServiceMetrics()
         self.tracing = tracing or Tracing()
         self.began_ns = time.time_ns()
         self.started = anyio.Event()
@@ -74,18 +74,20 @@ class Service:
         """Return the time for stamps, Unix ns by the server's clock."""
         return self.tracing.clock.now_ns()
 
-    def called(
+    def record_call(
         self, start_ns: int, items: int, *, failed: bool = False, payload: int | None = None, plain: int | None = None
     ) -> None:
         """Count one call for `api_perf/*`, begun at `start_ns` (as `now_ns`) and done now; see `Call`."""
         seconds = (self.now_ns() - start_ns) / 1e9
-        self.tracing.performance["api_perf"].record(Call(time.monotonic(), seconds, items, failed, payload, plain))
+        self.tracing.performance["api_perf"].record(
+            CallRecord(time.monotonic(), seconds, items, failed, payload, plain)
+        )
 
-    def requested(self, call: Call) -> None:
+    def requested(self, call: CallRecord) -> None:
         """Count one request to an inference server, for `api_perf/inference/*`."""
         self.tracing.performance["api_perf/inference"].record(call)
 
-    def answered(self, call: Call) -> None:
+    def answered(self, call: CallRecord) -> None:
         """Count one HTTP request that the service answered, for `api_perf/http/*`."""
         self.tracing.performance["api_perf/http"].record(call)
 
@@ -93,12 +95,14 @@ class Service:
         """Broadcast the service's figures now, and export them where telemetry goes."""
         vitals, sink = self.vitals, self.tracing.sink
         unanswered = self.bus.unanswered
-        self.note("unanswered requests", unanswered.note(time.monotonic()))
+        self.set_note("unanswered requests", unanswered.summary(time.monotonic()))
         metrics = {**vitals.metrics, "bus/unanswered_requests": float(unanswered.count), **self.tracing.figures()}
         stage = self._with_stall(vitals.report())
-        if SHORTAGES.note is not None:  # it says more than that the server is slow, whose disk that may be as well
+        if (
+            SHORTAGES.longest_wait_text is not None
+        ):  # it says more than that the server is slow, whose disk that may be as well
             state = "draining" if stage.state == "draining" else "waiting"
-            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.note)
+            stage = msgspec.structs.replace(stage, state=state, note=SHORTAGES.longest_wait_text)
         beat = Heartbeat(
             run=self.run,
             service=self.name,
@@ -112,7 +116,7 @@ class Service:
         )
         if sink is not None:
             waits, processes = vitals.wait_exemplars.newest(), vitals.process_exemplars.newest()
-            sink.observe(Figures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
+            sink.observe(ServiceFigures(beat.stage, beat.metrics, self.began_ns, beat.time_ns, waits, processes))
         await self.bus.broadcast(subjects.heartbeat(self.run, self.name, self.instance), encode(beat))
 
     def _with_stall(self, stage: StageVitals) -> StageVitals:
@@ -147,7 +151,7 @@ class Service:
         def before_sleep(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
             full = isinstance(error, StreamFullError)
-            self.waits("backpressure" if full else "waiting", f"{what}: {error}")
+            self.mark_waiting("backpressure" if full else "waiting", f"{what}: {error}")
             self.vitals.retried += 1
 
         return retry_outages(
@@ -180,9 +184,9 @@ class Service:
             if not self.draining.is_set():
                 raise
 
-    def waits(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
+    def mark_waiting(self, state: Literal["waiting", "backpressure"], note: str | None) -> None:
         """Mark the service as waiting for something. A draining service stays marked as draining."""
-        self.note(_START, None)
+        self.set_note(_START, None)
         if not self.draining.is_set():
             self.vitals.state = state
             self.started.set()
@@ -190,18 +194,18 @@ class Service:
 
     async def starts_with(self, what: str) -> None:
         """Say what the start is busy with, until `waits` or `recovered`; at once, since it may block the event loop."""
-        self.note(_START, what)
+        self.set_note(_START, what)
         await self.heartbeat()
 
-    def recovered(self) -> None:
+    def mark_ok(self) -> None:
         """Mark the service as ok again after retries."""
-        self.note(_START, None)
+        self.set_note(_START, None)
         if self.vitals.state in {"waiting", "starting", "backpressure"}:
             self.vitals.state = "ok"
             self.started.set()
         self.vitals.waits_for = None
 
-    def note(self, topic: str, text: str | None) -> None:
+    def set_note(self, topic: str, text: str | None) -> None:
         """Say something in the heartbeat that keeps nothing from going on; None: it no longer holds."""
         if text is None:
             self.vitals.notes.pop(topic, None)

@@ -10,7 +10,7 @@ import hashlib
 from typing import Self
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StatePart, StateSnapshot
 from lachesis.schemas.errors import DataError, LedgerError, NotFoundError
@@ -22,7 +22,7 @@ PART_BYTES = 4 << 20
 """Largest state that is stored as one message, and size of the parts of larger ones."""
 MAX_STATE_BYTES = 256 << 20
 """Largest state at all; a stage holds it in memory as a whole."""
-_MEND = "restore its store, or start another revision"
+_RESTORE_HINT = "restore its store, or start another revision"
 
 
 class StateStore:
@@ -52,7 +52,9 @@ class StateStore:
             async for message in messages:
                 if message.subject.startswith(f"{subject}="):
                     store._ends[message.subject] = message.seq
-        snapshot, _, store._last = await newest(bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage)
+        snapshot, _, store._last = await read_last_event(
+            bus, LEDGER, subject, StateSnapshot, lambda event: event.stage == stage
+        )
         if snapshot is not None and snapshot.parts:
             store._slot = snapshot.slot
             snapshot = snapshot.replace(state=await store._join(snapshot))
@@ -64,10 +66,12 @@ class StateStore:
             stored = self._bus.fetch(LEDGER, snapshot.parts)
             data = [decode(StatePart, message.data).data async for message in stored]
         except (NotFoundError, DataError) as error:
-            raise LedgerError(f"{self._subject}: a part of the state is gone: {error}; {_MEND}") from error
+            raise LedgerError(f"{self._subject}: a part of the state is gone: {error}; {_RESTORE_HINT}") from error
         state = b"".join(data)
         if hashlib.sha256(state).digest() != snapshot.sha256:
-            raise LedgerError(f"{self._subject}: {len(state)} bytes that are not the state that was stored; {_MEND}")
+            raise LedgerError(
+                f"{self._subject}: {len(state)} bytes that are not the state that was stored; {_RESTORE_HINT}"
+            )
         return state
 
     async def write(self, event: StateSnapshot) -> None:

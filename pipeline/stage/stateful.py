@@ -26,11 +26,11 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import anyio
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.stage.commitlog import CommitLog, Restored
+from lachesis.pipeline.stage.commitlog import CommitLog, RestoredState
 from lachesis.pipeline.stage.deadletter import dead_letter, store_dead_letter
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.stage.inputs import InputSource, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.spans import Times
 from lachesis.schemas import subjects
@@ -76,15 +76,15 @@ class StatefulStage(ABC, Generic[E]):
     # what a stage is made of
 
     @abstractmethod
-    async def restore(self, restored: Restored) -> None:
+    async def restore(self, restored: RestoredState) -> None:
         """Take over the state that earlier writers committed; `cursors` are theirs already."""
 
     @abstractmethod
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Sequence[InputSource]:
         """Return what to read, from `cursors` on."""
 
     @abstractmethod
-    async def feed(self, message: Stored) -> None:
+    async def feed(self, message: StoredMessage) -> None:
         """Take in one message. Raises `DataError` where it is bad, with the state as it was."""
 
     async def advance(self) -> None:
@@ -105,7 +105,7 @@ class StatefulStage(ABC, Generic[E]):
     def report(self, event: E, receipt: CommitReceipt) -> None:
         """Put a commit that is stored into metrics, traces and logs."""
 
-    async def reject(self, message: Stored, error: DataError) -> None:
+    async def reject(self, message: StoredMessage, error: DataError) -> None:
         """Handle a message that `feed` refused. By default it becomes a dead letter."""
         await store_dead_letter(self.service, dead_letter(self.service, message, "data", error))
 
@@ -137,16 +137,16 @@ class StatefulStage(ABC, Generic[E]):
         async with open_bursts(service, self.sources()) as bursts, background() as tasks:
             for task in self.tasks():
                 tasks.start_soon(task)
-            service.recovered()
+            service.mark_ok()
             async for burst in bursts:
                 try:
-                    await self.take(burst)
+                    await self.process_burst(burst)
                 except InfrastructureError:
                     if service.draining.is_set():
                         return  # the next start reads it again
                     raise
 
-    async def take(self, burst: Sequence[Stored]) -> None:
+    async def process_burst(self, burst: Sequence[StoredMessage]) -> None:
         """Take in a burst and commit what follows from it."""
         async with self.turn:
             for message in burst:
@@ -171,7 +171,7 @@ class StatefulStage(ABC, Generic[E]):
         service, log = self.service, self._log
         began_ns = service.now_ns()
         seq: int = await service.retrying(f"commit to {self.subject}")(log.append, event)
-        service.recovered()
+        service.mark_ok()
         self.report(event, CommitReceipt(seq, log.appended_bytes, (began_ns, service.now_ns())))
         if log.snapshot_due:
             await service.retrying("write a snapshot")(log.snapshot, self.cursors, self.state())

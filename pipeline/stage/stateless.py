@@ -26,27 +26,27 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from lachesis.pipeline.bus.api import Delivery, PubAck
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.stage.attempts import Attempts
+from lachesis.pipeline.stage.attempts import DeliveryAttempts
 from lachesis.pipeline.stage.deadletter import dead_letter, publish_dead_letter
 from lachesis.pipeline.stage.incidents import announce_incident
-from lachesis.pipeline.stage.rollouts import Rollout, read_rollout
+from lachesis.pipeline.stage.rollouts import StoredRollout, read_rollout
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.traces import StageTraces
 from lachesis.pipeline.telemetry.spans import Span
-from lachesis.pipeline.telemetry.tracing import Incident
+from lachesis.pipeline.telemetry.tracing import TraceIncident
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadKind, Stamp
 from lachesis.schemas.codec import Event, encode
 from lachesis.schemas.errors import DataError, InfrastructureError, NotFoundError
 
-__all__ = ["Rollout", "StatelessStage", "run_stateless"]
+__all__ = ["StatelessStage", "StoredRollout", "run_stateless"]
 
-_MOST_IN_ONE_MESSAGE = 256
+_MAX_ANNOTATIONS_PER_MESSAGE = 256
 _LAG_S = 1.0
 _FIRST_DELAY_S = 1.0
-_LONGEST_DELAY_S = 5.0
+_MAX_DELAY_S = 5.0
 """As long as one that is held waits between two attempts: when the dependency is back, nobody waits longer."""
-_DOUBLINGS = 16
+_MAX_DOUBLINGS = 16
 
 Item = TypeVar("Item")
 
@@ -62,7 +62,7 @@ class StatelessStage(Generic[Item]):
     """
 
     kind: subjects.Kind
-    handle: Callable[[Rollout], Awaitable[Item]]
+    handle: Callable[[StoredRollout], Awaitable[Item]]
     event: Callable[[str, list[Item]], Event]
     stamp: Callable[[Item, Stamp], Item]
     kind_of: Callable[[Item], int | None] = lambda _: None
@@ -73,16 +73,16 @@ class StatelessStage(Generic[Item]):
 
     def patience(self, attempt: int) -> float | None:
         """Return for how long a group delivered for the `attempt`th time is retried, seconds; None: without bound."""
-        return None if self.patience_s is None else self.patience_s / 2.0 ** min(attempt - 1, _DOUBLINGS)
+        return None if self.patience_s is None else self.patience_s / 2.0 ** min(attempt - 1, _MAX_DOUBLINGS)
 
 
 def _delay_s(attempt: int) -> float:
     """Return after how long a group comes again that was given back in its `attempt`th delivery."""
-    return min(_FIRST_DELAY_S * 2.0 ** min(attempt - 1, _DOUBLINGS), _LONGEST_DELAY_S)
+    return min(_FIRST_DELAY_S * 2.0 ** min(attempt - 1, _MAX_DOUBLINGS), _MAX_DELAY_S)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready(Generic[Item]):
+class _HandledItem(Generic[Item]):
     env: str
     item: Item
     delivery: Delivery
@@ -113,7 +113,7 @@ class _Replica(Generic[Item]):
         self.durable = durable
         self.held: dict[int, Delivery] = {}
         self.offered: list[Delivery] = []  # held, but not begun by any worker
-        self.attempts = Attempts(service.bus, durable)
+        self.attempts = DeliveryAttempts(service.bus, durable)
         self.deaths: dict[int, int] = {}  # before this life, of what was begun and is noted
         self.one_suspect = anyio.Lock()
         self.traces = StageTraces(service, durable)
@@ -121,7 +121,7 @@ class _Replica(Generic[Item]):
     async def work_until_drained(self) -> None:
         """Deliveries -> workers -> emitter; a drain ends the first, and each ends the next once it has finished."""
         feed_out, feed_in = anyio.create_memory_object_stream[Delivery](0)
-        ready_out, ready_in = anyio.create_memory_object_stream[_Ready[Item]](_MOST_IN_ONE_MESSAGE)
+        ready_out, ready_in = anyio.create_memory_object_stream[_HandledItem[Item]](_MAX_ANNOTATIONS_PER_MESSAGE)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._feed, feed_out)
             for _ in range(self.stage.concurrency):
@@ -143,7 +143,7 @@ class _Replica(Generic[Item]):
                     ack_wait_s=stage.ack_wait_s,
                 ) as deliveries,
             ):
-                self.service.recovered()
+                self.service.mark_ok()
                 async for delivery in deliveries:
                     self._hold(delivery)
                     self.offered.append(delivery)
@@ -152,7 +152,7 @@ class _Replica(Generic[Item]):
                 await self._give_back(self.offered.pop())
 
     async def _work(
-        self, deliveries: MemoryObjectReceiveStream[Delivery], out: MemoryObjectSendStream[_Ready[Item]]
+        self, deliveries: MemoryObjectReceiveStream[Delivery], out: MemoryObjectSendStream[_HandledItem[Item]]
     ) -> None:
         async with deliveries, out:
             async for delivery in deliveries:
@@ -164,7 +164,7 @@ class _Replica(Generic[Item]):
                     with self.service.vitals.working():
                         ready = await self._handle(delivery, start_ns)
                 except DataError as error:
-                    self.service.called(start_ns, 0, failed=True)
+                    self.service.record_call(start_ns, 0, failed=True)
                     await self._bury(delivery, "data", error, start_ns)
                 except InfrastructureError as error:  # only once the service drains, or its patience is at an end
                     await self._put_off(delivery, error)
@@ -175,7 +175,7 @@ class _Replica(Generic[Item]):
                     if ready is not None:
                         await out.send(ready)
 
-    async def _handle(self, delivery: Delivery, start_ns: int) -> _Ready[Item] | None:
+    async def _handle(self, delivery: Delivery, start_ns: int) -> _HandledItem[Item] | None:
         stage, message = self.stage, delivery.message
         async with AsyncExitStack() as turn:
             if delivery.attempt > 1:
@@ -191,7 +191,7 @@ class _Replica(Generic[Item]):
                     if self.service.draining.is_set():
                         await self._give_back(delivery)
                         return None
-                await self.service.retrying("note an attempt")(self.attempts.note, message.seq, deaths + 1)
+                await self.service.retrying("note an attempt")(self.attempts.record, message.seq, deaths + 1)
                 self.deaths[message.seq] = deaths
             rollout = read_rollout(message)
             group = rollout.group.id
@@ -204,29 +204,29 @@ class _Replica(Generic[Item]):
                     except InfrastructureError:
                         await self._absolve(delivery)
                         raise
-        self.service.recovered()
+        self.service.mark_ok()
         stamp = Stamp(self.service.name, message.time_ns, start_ns, self.service.now_ns(), delivery.attempt)
         self.service.vitals.done(stamp, traced=group if self.service.tracing.sampled(group) else None)
-        self.service.called(start_ns, len(rollout.group.sequences), payload=len(message.data))
+        self.service.record_call(start_ns, len(rollout.group.sequences), payload=len(message.data))
         spans = self.traces.work_spans(delivery, group, stamp, children)
-        return _Ready(rollout.group.env, stage.stamp(item, stamp), delivery, group, stamp, spans)
+        return _HandledItem(rollout.group.env, stage.stamp(item, stamp), delivery, group, stamp, spans)
 
-    async def _emit(self, items: MemoryObjectReceiveStream[_Ready[Item]]) -> None:
+    async def _emit(self, items: MemoryObjectReceiveStream[_HandledItem[Item]]) -> None:
         async with items:
             async for first in items:
                 batch = [first]
-                while len(batch) < _MOST_IN_ONE_MESSAGE:
+                while len(batch) < _MAX_ANNOTATIONS_PER_MESSAGE:
                     try:
                         batch.append(items.receive_nowait())
                     except (anyio.WouldBlock, anyio.EndOfStream):
                         break
-                alike: defaultdict[tuple[str, int | None], list[_Ready[Item]]] = defaultdict(list)
+                alike: defaultdict[tuple[str, int | None], list[_HandledItem[Item]]] = defaultdict(list)
                 for ready in batch:
                     alike[ready.env, self.stage.kind_of(ready.item)].append(ready)
                 for (env, _), group in alike.items():
                     await self._publish(env, group)
 
-    async def _publish(self, env: str, batch: list[_Ready[Item]]) -> None:
+    async def _publish(self, env: str, batch: list[_HandledItem[Item]]) -> None:
         service, stage = self.service, self.stage
         event = stage.event(env, [ready.item for ready in batch])
         # by sequence, not by group: a copy of a group has an annotation of its own, which somebody may wait for
@@ -252,7 +252,7 @@ class _Replica(Generic[Item]):
             await self._publish(env, batch[:half])
             await self._publish(env, batch[half:])
         else:
-            service.recovered()
+            service.mark_ok()
             service.vitals.emitted += len(batch)
             times = start_ns, service.now_ns()
             for ready in batch:
@@ -261,8 +261,8 @@ class _Replica(Generic[Item]):
                         ready.group, ready.stamp.attempt, ready.spans, ack, subject=subject, times=times, size=len(data)
                     )
                 elif ready.stamp.attempt > 1:
-                    await announce_incident(service, ready.group, Incident(ready.stamp))
-                await self._settle(ready.delivery)
+                    await announce_incident(service, ready.group, TraceIncident(ready.stamp))
+                await self._finish(ready.delivery)
 
     async def _bury(
         self,
@@ -282,9 +282,9 @@ class _Replica(Generic[Item]):
             return
         await self.traces.report_dead_letter(delivery, letter, error, start_ns, worked=worked)
         self.service.vitals.dead += 1
-        await self._settle(delivery)
+        await self._finish(delivery)
 
-    async def _settle(self, delivery: Delivery) -> None:
+    async def _finish(self, delivery: Delivery) -> None:
         await self._clear(delivery, 0)
         await delivery.ack()
         self._let_go(delivery)
@@ -300,7 +300,7 @@ class _Replica(Generic[Item]):
             await self._give_back(delivery)
             return
         delay_s = _delay_s(delivery.attempt)
-        self.service.waits("waiting", f"sequence {delivery.message.seq} comes again in {delay_s:g} s: {error}")
+        self.service.mark_waiting("waiting", f"sequence {delivery.message.seq} comes again in {delay_s:g} s: {error}")
         self.service.vitals.given_back += 1
         await self._give_back(delivery, delay_s)
 
@@ -317,7 +317,7 @@ class _Replica(Generic[Item]):
         """Remove the note of an attempt before the next handler reads it. Without a record, a note counts once."""
         if self.deaths.pop(delivery.message.seq, None) is not None:
             with suppress(InfrastructureError):
-                await self.service.retrying("clear an attempt")(self.attempts.note, delivery.message.seq, deaths)
+                await self.service.retrying("clear an attempt")(self.attempts.record, delivery.message.seq, deaths)
 
     async def _blame(self, delivery: Delivery) -> None:
         """Give back the group whose handling ends this service, and leave that on record."""
@@ -326,7 +326,7 @@ class _Replica(Generic[Item]):
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
             if self.deaths.pop(seq, None) is None and delivery.attempt == 1:
                 with suppress(InfrastructureError):
-                    await self.attempts.note(seq, 1)
+                    await self.attempts.record(seq, 1)
             await delivery.nak()
 
     def _hold(self, delivery: Delivery) -> None:

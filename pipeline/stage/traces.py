@@ -9,7 +9,7 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import delivered, process_id, publish_span, stage_spans
 from lachesis.pipeline.telemetry.recorder import not_recording, recording
 from lachesis.pipeline.telemetry.spans import Span, Times, root_id
-from lachesis.pipeline.telemetry.tracing import Incident
+from lachesis.pipeline.telemetry.tracing import TraceIncident
 from lachesis.schemas.annotations import DeadLetter, Stamp
 
 __all__ = ["StageTraces"]
@@ -82,7 +82,7 @@ class StageTraces:
             self._export_failure(delivery, group, start_ns, error, children=children)
         elif letter.ends_rollout:
             stamp = self._stamp(delivery, start_ns)
-            await announce_incident(self._service, group, Incident.of(stamp, error))
+            await announce_incident(self._service, group, TraceIncident.of(stamp, error))
 
     def forget(self, seq: int) -> None:
         """Forget a group that is not held any more."""

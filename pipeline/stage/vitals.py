@@ -9,10 +9,10 @@ from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.control import StageState, StageVitals, StopKind
 
-__all__ = ["Vitals"]
+__all__ = ["ServiceMetrics"]
 
 
-class Vitals:
+class ServiceMetrics:
     """Mutable figures of one service; `report` gives them as they travel. All counts are since the service started."""
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class Vitals:
         self.wait.record(wait_s)
         self.process.record(process_s)
         if traced is not None:
-            self.wait_exemplars.note(Exemplar(wait_s, traced, stamp.end_ns))
-            self.process_exemplars.note(Exemplar(process_s, traced, stamp.end_ns))
+            self.wait_exemplars.record(Exemplar(wait_s, traced, stamp.end_ns))
+            self.process_exemplars.record(Exemplar(process_s, traced, stamp.end_ns))
 
     @property
-    def note(self) -> str | None:
+    def status_text(self) -> str | None:
         """Text of what the service waits for, and of its notes; None if there is nothing to say."""
         parts = [self.waits_for, *self.notes.values()] if self.waits_for else list(self.notes.values())
         return "; ".join(filter(None, parts)) or None
@@ -92,5 +92,5 @@ class Vitals:
             busy_s=None if self.slots is None else self._busy(),
             wait=self.wait.pack(),
             process=self.process.pack(),
-            note=self.note,
+            note=self.status_text,
         )

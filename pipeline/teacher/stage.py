@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.inference.client import Capabilities
-from lachesis.pipeline.inference.directory import Directory, open_role
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_role
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.stage.stateless import Rollout, StatelessStage, run_stateless
+from lachesis.pipeline.stage.stateless import StatelessStage, StoredRollout, run_stateless
 from lachesis.pipeline.teacher.logic import group_logprobs
 from lachesis.pipeline.telemetry.messages import message_name, publish_attributes
 from lachesis.pipeline.telemetry.recorder import traced
@@ -52,7 +52,7 @@ async def run_teacher(service: Service, config: RunConfig) -> None:
 
 
 class _Teacher:
-    def __init__(self, service: Service, directory: Directory, name: str, tokenizer_hash: str | None) -> None:
+    def __init__(self, service: Service, directory: InferenceDirectory, name: str, tokenizer_hash: str | None) -> None:
         self.service = service
         self.directory = directory
         self.name = name
@@ -63,7 +63,7 @@ class _Teacher:
             run=self.service.run, env=env, revision=self.service.revision, teacher=self.name, groups=groups
         )
 
-    async def handle(self, rollout: Rollout) -> TeacherPointer:
+    async def handle(self, rollout: StoredRollout) -> TeacherPointer:
         """Store the group's teacher logprobs and return where they are."""
         group = rollout.group
         if self.tokenizer_hash not in {None, group.tokenizer_hash}:
@@ -71,7 +71,7 @@ class _Teacher:
             return TeacherPointer(group=group.id, seq=rollout.seq, stored=None, reason=refusal)
         about = {"gen_ai.operation.name": "prompt_logprobs", "gen_ai.request.model": self.name}
         with traced(f"prompt_logprobs {self.name}", "client", about) as found:
-            answers, reason = await self._ask(group)
+            answers, reason = await self._request_logprobs(group)
             found["gen_ai.usage.input_tokens"] = group.sequences.n_tokens
         logprobs, missing = group_logprobs(group, answers)
         arrays = TeacherLogprobs(
@@ -96,7 +96,7 @@ class _Teacher:
             found["messaging.message.id"] = f"{ack.stream}:{ack.seq}"
         return TeacherPointer(group=group.id, seq=rollout.seq, stored=ack.seq, missing=missing, reason=reason)
 
-    async def _ask(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:
+    async def _request_logprobs(self, group: RolloutGroup) -> tuple[list[NDArray[np.float32] | None], str | None]:
         """Return each sequence's logprobs, None where the server refused it, and the last refusal.
 
         Equal sequences, of which a group of short answers has many, are asked about once.

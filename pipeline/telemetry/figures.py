@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from lachesis.schemas.control import StageVitals
 
-__all__ = ["Exemplar", "Exemplars", "Figures"]
+__all__ = ["Exemplar", "Exemplars", "ServiceFigures"]
 
 
 class Exemplar(NamedTuple):
@@ -24,7 +24,7 @@ class Exemplars:
     def __init__(self) -> None:
         self._newest: dict[int, Exemplar] = {}
 
-    def note(self, exemplar: Exemplar) -> None:
+    def record(self, exemplar: Exemplar) -> None:
         self._newest[frexp(max(exemplar.value, 0.0))[1]] = exemplar
 
     def newest(self) -> list[Exemplar]:
@@ -32,7 +32,7 @@ class Exemplars:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ServiceFigures:
     """One look at a service: what its heartbeat says, since `started_ns`, as of `now_ns`, both Unix ns."""
 
     stage: StageVitals

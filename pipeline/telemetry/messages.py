@@ -13,10 +13,10 @@ import msgspec
 from lachesis.pipeline.telemetry.spans import (
     GAP_NS,
     Attributes,
-    Link,
     RolloutEnd,
     Server,
     Span,
+    SpanLink,
     Times,
     generate_span,
     root_id,
@@ -199,7 +199,7 @@ def consume_spans(
             "rl.batch.id": step - 1,
             "rl.train.trace_id": trace,
         },
-        links=[Link(trace, span_id(trace, "train.step"))],
+        links=[SpanLink(trace, span_id(trace, "train.step"))],
     )
     return [*waited, consumed]
 

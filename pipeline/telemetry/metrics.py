@@ -23,7 +23,7 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-from lachesis.pipeline.telemetry.figures import Exemplar, Figures
+from lachesis.pipeline.telemetry.figures import Exemplar, ServiceFigures
 from lachesis.pipeline.telemetry.histogram import SCALE
 from lachesis.pipeline.telemetry.metric_names import metric_name
 from lachesis.pipeline.telemetry.spans import root_id
@@ -42,7 +42,7 @@ _COUNTERS = {
 _GAUGES = {"in_flight": "Groups held.", "lag": "Messages that wait for the service."}
 
 
-def metrics_data(figures: Figures, resource: Resource, scope: InstrumentationScope) -> MetricsData:
+def metrics_data(figures: ServiceFigures, resource: Resource, scope: InstrumentationScope) -> MetricsData:
     """Return everything known of one service as `lachesis.*` metrics."""
     stage = figures.stage
     metrics = [
@@ -70,7 +70,7 @@ def metrics_data(figures: Figures, resource: Resource, scope: InstrumentationSco
     return MetricsData([ResourceMetrics(resource, [scoped], "")])
 
 
-def _gauges(figures: Figures) -> list[Metric]:
+def _gauges(figures: ServiceFigures) -> list[Metric]:
     """Return the figures of the heartbeat: one metric a name, a point for each environment, rater or stream."""
     units: dict[str, str] = {}
     points: dict[str, list[NumberDataPoint]] = {}
@@ -81,12 +81,12 @@ def _gauges(figures: Figures) -> list[Metric]:
     return [Metric(name, "", units[name], Gauge(found)) for name, found in points.items()]
 
 
-def _number(value: float, figures: Figures, *, since: int = 0) -> NumberDataPoint:
+def _number(value: float, figures: ServiceFigures, *, since: int = 0) -> NumberDataPoint:
     return NumberDataPoint({}, since, figures.now_ns, value)
 
 
 def _histogram(
-    name: str, about: str, packed: PackedHistogram | None, exemplars: Sequence[Exemplar], figures: Figures
+    name: str, about: str, packed: PackedHistogram | None, exemplars: Sequence[Exemplar], figures: ServiceFigures
 ) -> Metric | None:
     if packed is None or not packed.count:
         return None

@@ -21,13 +21,13 @@ from opentelemetry.trace import Link as OTelLink
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import service_name
 
-__all__ = ["Otlp", "open_otlp"]
+__all__ = ["OtlpExporter", "open_otlp"]
 
 log = logging.getLogger("lachesis")
 
@@ -43,7 +43,7 @@ _OF_THE_PROCESS = {"service.instance.id", "host.name", "host.id", "rl.env.name"}
 """What does not hold of another service whose spans are rebuilt here."""
 
 
-class Otlp:
+class OtlpExporter:
     """The queue and its thread. `resource` has what all of this process's telemetry says of where it comes from."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Otlp:
         self._resources: dict[str, Resource] = {}
         self._spans = spans
         self._metrics = metrics
-        self._figures: Figures | None = None
+        self._figures: ServiceFigures | None = None
         self._queue: deque[Span] = deque()
         self._room = _number("OTEL_BSP_MAX_QUEUE_SIZE", 16384)
         self._batch = _number("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", 512)
@@ -91,7 +91,7 @@ class Otlp:
         if len(self._queue) >= self._batch:
             self._due.set()
 
-    def observe(self, figures: Figures) -> None:
+    def observe(self, figures: ServiceFigures) -> None:
         """Replace the figures that are exported from now on."""
         self._figures = figures
 
@@ -165,7 +165,7 @@ def _context(trace: str, span: str) -> SpanContext:
     return SpanContext(int(trace, 16), int(span, 16), is_remote=False, trace_flags=_SAMPLED)
 
 
-def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> Otlp | None:
+def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> OtlpExporter | None:
     """Return the exporter that settings and `OTEL_*` variables ask for, None if they ask for none.
 
     Raises `ConfigError` on a protocol or an exporter that is not known.
@@ -177,7 +177,7 @@ def open_otlp(config: TelemetryConfig, resource: Mapping[str, str]) -> Otlp | No
         spans = _span_exporter(_protocol("TRACES", config), config)
     if _wanted("METRICS", config):
         metrics = _metric_exporter(_protocol("METRICS", config), config)
-    return Otlp(resource, spans, metrics, config.close_s) if spans or metrics else None
+    return OtlpExporter(resource, spans, metrics, config.close_s) if spans or metrics else None
 
 
 def _wanted(signal: str, config: TelemetryConfig) -> bool:

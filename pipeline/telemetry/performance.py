@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Call", "Performance"]
+__all__ = ["CallRecord", "Performance"]
 
 
-class Call(NamedTuple):
+class CallRecord(NamedTuple):
     """One call: when it ended (seconds, monotonic), how long it took, how many items it carried, whether it failed.
 
     `payload` is its size in bytes, None where it has none; `plain` the size before packing, where that is known.
@@ -30,11 +30,11 @@ class Performance:
     """Figures over the last `window` calls; a call above `slow_ms` milliseconds counts as slow. Totals are of all."""
 
     def __init__(self, window: int = 200, slow_ms: float = 5000.0) -> None:
-        self._calls: deque[Call] = deque(maxlen=window)
+        self._calls: deque[CallRecord] = deque(maxlen=window)
         self._slow_ms = slow_ms
         self._items = self._failed = self._requests = self._slow = 0
 
-    def record(self, call: Call) -> None:
+    def record(self, call: CallRecord) -> None:
         self._calls.append(call)
         self._requests += 1
         self._items += call.items

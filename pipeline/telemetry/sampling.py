@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
 
-__all__ = ["REASONS", "SLOW_WINDOW", "Keeper", "RecentHistogram", "SamplingReason", "is_late", "is_sampled"]
+__all__ = ["REASONS", "SLOW_WINDOW", "RecentHistogram", "SamplingReason", "TraceSampler", "is_late", "is_sampled"]
 
 _RANDOM_BITS = 56
 SLOW_WINDOW = 500
@@ -24,8 +24,8 @@ SamplingReason = Literal["failed", "stale", "late", "redelivered", "slow", "rati
 """Why a trace is kept; of several reasons the first counts.
 
 failed: it ended for a fault (dead, unscorable, oversized, its lease expired, a void batch). stale: it became too old.
-late: a deadline passed before its teacher came. redelivered: a stage got it more than once. slow: see `Keeper`. ratio:
-it is of the share drawn by id.
+late: a deadline passed before its teacher came. redelivered: a stage got it more than once. slow: see `TraceSampler`.
+ratio: it is of the share drawn by id.
 """
 REASONS: tuple[SamplingReason, ...] = get_args(SamplingReason)
 _FAILED = frozenset({"dead", "unscorable", "oversized", "lease_expired", "void"})
@@ -75,7 +75,7 @@ class RecentHistogram:
         return both.quantile(q)
 
 
-class Keeper:
+class TraceSampler:
     """Decides at a rollout's end whether to keep its trace.
 
     Slow is what took longer than `slow_s` seconds; None: longer than 99 of 100 of the last 500 to 1,000 rollouts, once
@@ -120,6 +120,6 @@ class Keeper:
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
-    def kept_ratio(self) -> float | None:
+    def sampled_ratio(self) -> float | None:
         """Traces kept per rollout that ended, None before one did."""
         return self.kept / self._ended if self._ended else None

@@ -19,11 +19,11 @@ from lachesis.schemas import subjects
 __all__ = [
     "GAP_NS",
     "Attributes",
-    "Link",
     "RolloutEnd",
     "Server",
     "Span",
     "SpanKind",
+    "SpanLink",
     "Times",
     "batch_span",
     "batch_trace",
@@ -51,7 +51,7 @@ GAP_NS = 1_000
 """Between the end of a wait and the start of the work: with equal times a viewer may draw them in either order."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class SpanLink(msgspec.Struct, frozen=True):
     """A reference to a span of another trace."""
 
     trace: str
@@ -74,7 +74,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     attributes: Attributes = {}
-    links: Sequence[Link] = ()
+    links: Sequence[SpanLink] = ()
     error: str | None = None
 
 
@@ -106,15 +106,15 @@ class RolloutEnd(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: str | None = None
 
 
-def parent_span(traceparent: str) -> Link | None:
+def parent_span(traceparent: str) -> SpanLink | None:
     """Return the span that a W3C `traceparent` header of another system names, None where it names none."""
     found = _TRACEPARENT.fullmatch(traceparent.strip())
     if found is None or not (int(found[1], 16) and int(found[2], 16)):
         return None
-    return Link(found[1], found[2])
+    return SpanLink(found[1], found[2])
 
 
-def sampled_parent(traceparent: str) -> Link | None:
+def sampled_parent(traceparent: str) -> SpanLink | None:
     """Return the exported span that a W3C `traceparent` header names; None for any other header."""
     parent = parent_span(traceparent)
     flags = traceparent.strip().split("-")[3] if parent is not None else "00"
@@ -154,9 +154,9 @@ def batch_span(
     )
 
 
-def group_links(groups: Iterable[str]) -> list[Link]:
+def group_links(groups: Iterable[str]) -> list[SpanLink]:
     """Return links to the roots of groups whose traces are kept."""
-    return [Link(group, root_id(group)) for group in groups]
+    return [SpanLink(group, root_id(group)) for group in groups]
 
 
 def step_span(
@@ -167,7 +167,7 @@ def step_span(
     attributes: Attributes,
     *,
     parent: str | None = None,
-    links: Sequence[Link] = (),
+    links: Sequence[SpanLink] = (),
     error: str | None = None,
 ) -> Span:
     """Return a span of the trainer's work on a batch: a child of its root, or of the step `parent` names."""

@@ -12,14 +12,14 @@ import msgspec
 
 from lachesis.pipeline.telemetry.clock import Clock
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.messages import rebuilt, stamp_spans
 from lachesis.pipeline.telemetry.performance import Performance
-from lachesis.pipeline.telemetry.sampling import Keeper, SamplingReason, is_sampled
+from lachesis.pipeline.telemetry.sampling import SamplingReason, TraceSampler, is_sampled
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, root_span
 from lachesis.schemas.annotations import Stamp
 
-__all__ = ["Incident", "Sink", "Tracing"]
+__all__ = ["TelemetrySink", "TraceIncident", "Tracing"]
 
 _MAX_REMEMBERED = 4096
 """Rollouts that ended here, and rollouts with incidents, that are remembered: a few KiB each."""
@@ -35,7 +35,7 @@ def _nothing() -> Sequence[Span]:
     return ()
 
 
-class Incident(NamedTuple):
+class TraceIncident(NamedTuple):
     """That a stage has handled a rollout again, or has given it up because of an error."""
 
     stamp: Stamp
@@ -54,16 +54,16 @@ class Incident(NamedTuple):
 
 
 @dataclass(slots=True)
-class _EndedRollout:
+class _RolloutEndRecord:
     """A rollout that ended here and is not sampled: what its trace can be rebuilt from, and whether it was."""
 
     end: RolloutEnd
     stamps: Sequence[Stamp]
-    incidents: list[Incident]
+    incidents: list[TraceIncident]
     more: Callable[[], Sequence[Span]]
     kept: bool
 
-    def lacks(self, incident: Incident) -> bool:
+    def is_missing(self, incident: TraceIncident) -> bool:
         """Return whether the trace does not hold the incident yet."""
         return incident not in self.incidents and incident.stamp not in self.stamps
 
@@ -76,21 +76,21 @@ class _EndedRollout:
         return [*rebuilt(end, [*self.stamps, *again]), *failed, *self.more()]
 
 
-class Sink(Protocol):
-    """Where telemetry goes; see `Otlp`. Neither call waits."""
+class TelemetrySink(Protocol):
+    """Where telemetry goes; see `OtlpExporter`. Neither call waits."""
 
     dropped: int
 
     @property
     def traces(self) -> bool: ...
     def emit(self, spans: Sequence[Span]) -> None: ...
-    def observe(self, figures: Figures) -> None: ...
+    def observe(self, figures: ServiceFigures) -> None: ...
 
 
 class Tracing:
     """Without a sink nothing is sampled, so a stage that asks first does no work for traces."""
 
-    def __init__(self, config: TelemetryConfig | None = None, sink: Sink | None = None) -> None:
+    def __init__(self, config: TelemetryConfig | None = None, sink: TelemetrySink | None = None) -> None:
         config = config or TelemetryConfig()
         self.clock = Clock()
         self.performance: dict[str, Performance] = defaultdict(
@@ -100,9 +100,9 @@ class Tracing:
         self.sink = sink
         self.on = sink is not None and sink.traces
         self._ratio = config.ratio if self.on else 0.0
-        self.keeper = Keeper(self._ratio, config.slow_s)
-        self._ended: OrderedDict[str, _EndedRollout] = OrderedDict()
-        self._incidents: OrderedDict[str, list[Incident]] = OrderedDict()
+        self.keeper = TraceSampler(self._ratio, config.slow_s)
+        self._ended: OrderedDict[str, _RolloutEndRecord] = OrderedDict()
+        self._incidents: OrderedDict[str, list[TraceIncident]] = OrderedDict()
 
     def sampled(self, group: str) -> bool:
         """Return whether the stages export spans of this group on the way."""
@@ -120,8 +120,8 @@ class Tracing:
             found |= performance.figures(prefix)
         if self.sink is not None and self.on:
             found["trace/dropped_spans"] = float(self.sink.dropped)
-            if self.keeper.kept_ratio is not None:
-                found["trace/kept_ratio"] = self.keeper.kept_ratio
+            if self.keeper.sampled_ratio is not None:
+                found["trace/kept_ratio"] = self.keeper.sampled_ratio
         return found
 
     def end(
@@ -136,7 +136,7 @@ class Tracing:
         """
         if not self.on:
             return None
-        ended = _EndedRollout(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
+        ended = _RolloutEndRecord(end, stamps, self._incidents.pop(end.group, []), more, kept=False)
         failed = any(one.failure is not None for one in ended.incidents)
         reason = self.keeper.reason(
             end.group,
@@ -154,14 +154,14 @@ class Tracing:
         self._remember(self._ended, end.group, ended)
         return reason
 
-    def record_incident(self, group: str, incident: Incident) -> None:
+    def record_incident(self, group: str, incident: TraceIncident) -> None:
         """Take in what a stage says of a rollout. Its trace is kept: when it ends here, or now if it has."""
         if not self.on or self.sampled(group):
             return  # the stage exports its spans itself
         ended = self._ended.get(group)
         if ended is None:
             self._remember(self._incidents, group, [*self._incidents.get(group, []), incident][-_MAX_INCIDENTS:])
-        elif ended.lacks(incident):
+        elif ended.is_missing(incident):
             ended.incidents = [*ended.incidents, incident][-_MAX_INCIDENTS:]
             if ended.kept:
                 self.emit(stamp_spans(ended.end, incident.stamp, incident.failure))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.config import LoraConfig
-from lachesis.pipeline.training.model import ModelSetup, Policy, load_model
+from lachesis.pipeline.training.model import ModelSetup, PolicyModel, load_model
 from lachesis.pipeline.weights.tensors import has_adapters
 from lachesis.schemas.errors import CheckpointError, ConfigError, SchemaError
 from lachesis.schemas.values import from_json
@@ -38,7 +38,7 @@ class _Shape(msgspec.Struct, frozen=True):
     lora_alpha: float
 
 
-def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy:
+def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> PolicyModel:
     """Load a model as the trainer is to train it: with fresh adapters where the configuration asks for them.
 
     Fresh adapters change nothing that the model says. Raises `ConfigError` as `load_model` does, and where the model
@@ -57,7 +57,7 @@ def load_trainable_model(path_or_hf_id: str | Path, setup: ModelSetup) -> Policy
     return policy._replace(model=model.eval().to(setup.device))
 
 
-def load_checkpointed_model(folder: Path, setup: ModelSetup) -> Policy:
+def load_checkpointed_model(folder: Path, setup: ModelSetup) -> PolicyModel:
     """Load the model of a checkpoint folder, with the adapters that lie there.
 
     Raises `CheckpointError` when the checkpoint is of a trainer with other adapters, or with none.

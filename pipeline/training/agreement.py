@@ -6,12 +6,12 @@ from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.pipeline.training.loss import loss_denominator, policy_loss
-from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.model import PolicyModel
 
 __all__ = ["losses"]
 
 
-def losses(policy: Policy, batch: PackedBatch, config: LearnerConfig) -> tuple[dict[str, float], dict[str, float]]:
+def losses(policy: PolicyModel, batch: PackedBatch, config: LearnerConfig) -> tuple[dict[str, float], dict[str, float]]:
     """Return loss and gradient norm of `batch` by dtype. The model is left in float32, without gradients."""
     found: dict[str, float] = {}
     norms: dict[str, float] = {}

@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 from anyio.streams.memory import MemoryObjectSendStream
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -36,7 +36,7 @@ from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.disk import write_when_room
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch, pack
-from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.tokenizer import tokenizer_hash
 from lachesis.pipeline.weights.files import weights_path, write_weights
@@ -45,7 +45,7 @@ from lachesis.schemas.errors import CheckpointError, LachesisError, leaves
 from lachesis.schemas.ids import PolicyVersion
 from lachesis.schemas.ledger import GroupDrops, TrainReport, Void
 
-__all__ = ["Batch", "Batches", "Position", "batches"]
+__all__ = ["BatchReader", "FetchedBatch", "LedgerPosition", "batches"]
 
 log = logging.getLogger("lachesis")
 
@@ -56,19 +56,19 @@ def batches(
     nats: str | ConnectionConfig | Bus | None = None,
     folder: str | Path | None = None,
     trainer: str = "main",
-    position: Position | None = None,
+    position: LedgerPosition | None = None,
     pad_id: int = 0,
-) -> Batches:
+) -> BatchReader:
     """Return the batches of `run`: iterate them as they are, or open them first (`async with`) to publish weights.
 
     `nats` is a server's URL, a connection's settings or an open bus; left out, the run's embedded server is found by
     its folder (default `runs/<run>`). `trainer` names the ledger. `position` goes before what was committed.
     `pad_id` fills up the rows of the tensors.
     """
-    return Batches(run, nats, Path(folder or f"runs/{run}"), trainer=trainer, position=position, pad_id=pad_id)
+    return BatchReader(run, nats, Path(folder or f"runs/{run}"), trainer=trainer, position=position, pad_id=pad_id)
 
 
-class Batches:
+class BatchReader:
     """See `batches`. Iterating ends only with an error or with the loop around it."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Batches:
         folder: Path,
         *,
         trainer: str,
-        position: Position | None,
+        position: LedgerPosition | None,
         pad_id: int,
     ) -> None:
         self.run = run
@@ -152,12 +152,12 @@ class Batches:
         await self.feed.publish_weights(version, path, tokenizer_hash(tokenizer), vocabulary_of(model))
         return str(version)
 
-    async def commit(self, batch: FedBatch, *, step: int, policy_version: str, checkpoint: str) -> None:
+    async def commit(self, batch: LedgerBatch, *, step: int, policy_version: str, checkpoint: str) -> None:
         """See `Batch.commit`."""
         committed = self.committed
         if committed is not None and committed.ledger_index >= batch.entry.index:
             raise CheckpointError(f"batch {batch.batch.number} was committed already, with step {committed.step}")
-        self.feed.advance(batch)
+        self.feed.mark_trained(batch)
         await self.feed.report_trained(
             policy_version=policy_version,
             step=step,
@@ -170,30 +170,30 @@ class Batches:
         self._voids = [void for void in self._voids if void.batch > batch.batch.number]
         self._drops = [drops for drops in self._drops if drops.batch > batch.batch.number]
 
-    def void(self, batch: FedBatch, reason: str) -> None:
+    def void(self, batch: LedgerBatch, reason: str) -> None:
         """See `Batch.void`."""
         self._voids.append(Void(batch.batch.number, reason))
         self._drops = [drops for drops in self._drops if drops.batch != batch.batch.number]
 
-    def limits(self, batch: FedBatch) -> TrainerLimits:
+    def limits(self, batch: LedgerBatch) -> TrainerLimits:
         """Return what the packed tensors can hold: by the run's policy, else what most of the batch's groups hold."""
         if self.feed.policy is not None:
             return TrainerLimits.of(self.feed.policy, text_only=True)
         hashes = Counter(group.tokenizer_hash for _, group, _ in batch.groups)
         return TrainerLimits(hashes.most_common(1)[0][0] if hashes else None)
 
-    def drop(self, batch: FedBatch, selected: TrainableBatch) -> None:
+    def drop(self, batch: LedgerBatch, selected: TrainableBatch) -> None:
         """Record what `Batch.packed` leaves out, for the commit that covers the batch."""
         drops = selected.drops(batch.batch.number)
         for drop in drops:
             log.warning("batch %d lacks %d of its groups: %s", drop.batch, len(drop.seqs), drop.reason)
         self._drops += drops
 
-    def __aiter__(self) -> AsyncIterator[Batch]:
+    def __aiter__(self) -> AsyncIterator[FetchedBatch]:
         return self._iterate()
 
-    async def _iterate(self) -> AsyncIterator[Batch]:
-        send, receive = anyio.create_memory_object_stream[Batch](0)
+    async def _iterate(self) -> AsyncIterator[FetchedBatch]:
+        send, receive = anyio.create_memory_object_stream[FetchedBatch](0)
         # A task of its own holds what is open, so that the loop may be left in any way and from anywhere.
         reading = asyncio.create_task(self._read(send))
         try:
@@ -208,7 +208,7 @@ class Batches:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait([reading])
 
-    async def _read(self, send: MemoryObjectSendStream[Batch]) -> LachesisError | BaseExceptionGroup | None:
+    async def _read(self, send: MemoryObjectSendStream[FetchedBatch]) -> LachesisError | BaseExceptionGroup | None:
         """Send batches until an error, which is returned: a loop that was left never asks for it, so it is no news."""
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -216,7 +216,7 @@ class Batches:
                 if self._feed is None:
                     await stack.enter_async_context(self)
                 async for fed in await stack.enter_async_context(contextlib.aclosing(self.feed.batches())):
-                    await send.send(Batch(self, fed))
+                    await send.send(FetchedBatch(self, fed))
         except (LachesisError, BaseExceptionGroup) as error:
             if all(isinstance(leaf, LachesisError) for leaf in leaves(error)):
                 return error
@@ -224,10 +224,10 @@ class Batches:
         return None
 
 
-class Batch:
+class FetchedBatch:
     """One batch. `number` counts from 0 without gaps, so `number + 1` batches are trained once this one is."""
 
-    def __init__(self, owner: Batches, fed: FedBatch) -> None:
+    def __init__(self, owner: BatchReader, fed: LedgerBatch) -> None:
         self._owner = owner
         self.fed = fed
         """Ledger entry, manifest, groups and teacher arrays."""
@@ -237,9 +237,9 @@ class Batch:
         return self.fed.batch.number
 
     @property
-    def position(self) -> Position:
+    def position(self) -> LedgerPosition:
         """The position after this batch: keep it with your own checkpoint, and resume at it."""
-        return Position(self.fed.entry.index + 1, self.fed.entry.digest())
+        return LedgerPosition(self.fed.entry.index + 1, self.fed.entry.digest())
 
     @cached_property
     def packed(self) -> PackedBatch:

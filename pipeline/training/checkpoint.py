@@ -34,7 +34,7 @@ from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.training.adapters import load_checkpointed_model, save_adapters
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import ModelSetup, Policy, save_policy
+from lachesis.pipeline.training.model import ModelSetup, PolicyModel, save_policy
 from lachesis.pipeline.training.state import PARTIAL, POINTER, STATE, TrainerState, best_checkpoint, write_pointer
 from lachesis.pipeline.training.sums import verify_sums, write_sums
 from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
@@ -57,7 +57,7 @@ RANDOM_STATE = "random_state"
 class Checkpoint(NamedTuple):
     """A loaded checkpoint, ready for the next step."""
 
-    policy: Policy
+    policy: PolicyModel
     learner: Learner
     state: TrainerState
     path: Path
@@ -88,7 +88,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         yield
 
 
-def checkpoint_bytes(policy: Policy, learner: Learner) -> int:
+def checkpoint_bytes(policy: PolicyModel, learner: Learner) -> int:
     """Return what the tensors of a checkpoint take, bytes: nearly all of it."""
     tensors = [*policy_tensors(policy.model).values(), *_optimizer_tensors(learner).values()]
     return sum(tensor.nbytes for tensor in tensors)
@@ -96,7 +96,7 @@ def checkpoint_bytes(policy: Policy, learner: Learner) -> int:
 
 def save_checkpoint(
     folder: str | Path,
-    policy: Policy,
+    policy: PolicyModel,
     learner: Learner,
     *,
     lineage: str,

@@ -20,7 +20,7 @@ _RATE_TIMES_ROOT = 0.2
 135 million of SmolLM2, while 3e-4 destroys it; at 1.6 to 40 billion it gives the 1e-6 to 5e-6 that the field uses."""
 _CLIPS = {"ppo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "dppo": (0.0, 0.0)}
 """Clip distances below and above by objective."""
-_BEFORE: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
+_DEFAULTS_BEFORE_VERSIONING: dict[str, Any] = {"warmup_steps": 0, "max_step_kl": None, "precision": "float32"}
 """Values of settings that early trainers had not."""
 
 
@@ -184,7 +184,7 @@ def learner_on_record(recorded: bytes) -> LearnerConfig:
     `SchemaError`.
     """
     known = from_json("numerics.learner", dict[str, Any], recorded)
-    return shaped("numerics.learner", LearnerConfig, _BEFORE | known)
+    return shaped("numerics.learner", LearnerConfig, _DEFAULTS_BEFORE_VERSIONING | known)
 
 
 class LoraConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

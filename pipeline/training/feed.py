@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.evidence import way_back
+from lachesis.pipeline.batching.chain import LedgerPosition
+from lachesis.pipeline.batching.evidence import describe_known_checkpoint
 from lachesis.pipeline.batching.read import Payload, fetch_groups, find_position, follow_ledger
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.stage.retries import retry_outages
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.sequences import TrainableBatch, select_trainable
@@ -46,13 +46,13 @@ from lachesis.schemas.ledger import (
     Void,
 )
 
-__all__ = ["BatchFeed", "FedBatch"]
+__all__ = ["BatchFeed", "LedgerBatch"]
 
 log = logging.getLogger("lachesis")
 
 
 @dataclass(frozen=True, slots=True)
-class FedBatch:
+class LedgerBatch:
     """One batch with its payloads. `unfetched`: by sequence in ROLLOUTS, why a group's payload could not be had."""
 
     entry: LedgerEntry
@@ -98,17 +98,17 @@ class BatchFeed:
         self.report: TrainReport | None = None
         self.policy: PolicyRecord | None = None
         """The newest policy that is known to be the run's."""
-        self.position = Position()
+        self.position = LedgerPosition()
 
     @classmethod
     async def open(cls, bus: Bus, run: str, trainer: str, *, term: str) -> Self:
         """Return the feed, positioned after the last reported batch."""
         feed = cls(bus, run, trainer, term)
-        feed.report, _, feed._report_seq = await newest(
+        feed.report, _, feed._report_seq = await read_last_event(
             bus, subjects.LEDGER, feed._report_subject, TrainReport, lambda report: report.run == run
         )
         if feed.report is not None:
-            feed.position = Position(feed.report.ledger_index + 1, feed.report.chain)
+            feed.position = LedgerPosition(feed.report.ledger_index + 1, feed.report.chain)
         try:
             policy = await bus.value(keys.POLICY)
         except DamagedError as error:  # the checkpoint is the truth; what is published next replaces the record
@@ -118,19 +118,19 @@ class BatchFeed:
         feed.policy = _policy(policy.value) if policy else None
         return feed
 
-    async def knows(self, position: Position) -> None:
+    async def verify_position(self, position: LedgerPosition) -> None:
         """Make sure that the ledger goes as far as `position` and is the one it is of. Raises `LedgerError`."""
         await find_position(self._bus, self._run, self._trainer, position)
 
-    async def way_back(self, folder: Path) -> str:
+    async def describe_known_checkpoint(self, folder: Path) -> str:
         """Say which checkpoint in `folder` the ledger still knows."""
-        return await way_back(self._bus, self._run, self._trainer, folder, self.report)
+        return await describe_known_checkpoint(self._bus, self._run, self._trainer, folder, self.report)
 
-    def advance(self, fed: FedBatch) -> None:
+    def mark_trained(self, fed: LedgerBatch) -> None:
         """Say that the batch is in the weights (or void)."""
-        self.position = Position(fed.entry.index + 1, fed.entry.digest())
+        self.position = LedgerPosition(fed.entry.index + 1, fed.entry.digest())
 
-    async def batches(self) -> AsyncGenerator[FedBatch]:
+    async def batches(self) -> AsyncGenerator[LedgerBatch]:
         """Yield the batches from the position on, for ever; an outage of the broker is waited out.
 
         Raises `LedgerError` where the chain does not hold. It holds a reader open: a caller that may stop early closes
@@ -144,7 +144,7 @@ class BatchFeed:
                 unfetched: dict[int, DataError]
                 # A `VersionError` ends this: the group is good, this build too old, and nothing must be dropped for it.
                 groups, unfetched = await retry_outages(never=BusClosedError)(fetch_groups, self._bus, entry.batch)
-                yield FedBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
+                yield LedgerBatch(entry, entry.batch, groups, time.time_ns(), unfetched)
 
     async def publish_policy(self, record: PolicyRecord) -> None:
         """Make `record` the run's policy. Raises `FencedError` when another trainer has published one."""

@@ -9,7 +9,7 @@ from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.evaluation.logic.figures import evaluation_figures
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.stage.service import Service
-from lachesis.pipeline.training.overheard import Overheard
+from lachesis.pipeline.training.overheard import PeerMetrics
 from lachesis.schemas.errors import HistoryLostError, InfrastructureError, NotFoundError
 
 __all__ = ["last_evaluation"]
@@ -19,14 +19,14 @@ SILENCE_S = 5.0
 
 
 async def last_evaluation(
-    service: Service, overheard: Overheard, reader: EvaluationReader, envs: Collection[str], step: int
+    service: Service, peer_metrics: PeerMetrics, reader: EvaluationReader, envs: Collection[str], step: int
 ) -> dict[str, float]:
     """Return the figures of the newest evaluations, once each of `envs` is evaluated after `step`.
 
     Waits for them while an evaluator is heard and the service does not drain; what there is by then is returned.
     """
     async with background() as tasks:
-        tasks.start_soon(_cancel_without_evaluator, service, overheard, tasks.cancel_scope)
+        tasks.start_soon(_cancel_without_evaluator, service, peer_metrics, tasks.cancel_scope)
         try:
             await reader.catch_up()
             async with aclosing(reader.follow()) as events:
@@ -46,10 +46,10 @@ def _are_evaluated(reader: EvaluationReader, envs: Collection[str], step: int) -
     return all(env in found and found[env].newest.policy_step >= step for env in envs)
 
 
-async def _cancel_without_evaluator(service: Service, overheard: Overheard, scope: anyio.CancelScope) -> None:
+async def _cancel_without_evaluator(service: Service, peer_metrics: PeerMetrics, scope: anyio.CancelScope) -> None:
     begun_s = anyio.current_time()
     while not service.draining.is_set():
-        heard_s = max(begun_s, overheard.heard_s("evaluator"))
+        heard_s = max(begun_s, peer_metrics.last_heard_s("evaluator"))
         left_s = heard_s + SILENCE_S - anyio.current_time()
         if left_s <= 0:
             break

@@ -23,7 +23,13 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.logprobs import SampledLogprobs
 from lachesis.pipeline.training.loss import LossMetrics, LossSums, loss_denominator, policy_loss
 from lachesis.pipeline.training.sequences import TrainableBatch
-from lachesis.pipeline.training.step_size import BeforeStep, StepProbe, StepSize, describe_large_step, shorten_step
+from lachesis.pipeline.training.step_size import (
+    StepProbe,
+    StepSize,
+    WeightsBeforeStep,
+    describe_large_step,
+    shorten_step,
+)
 from lachesis.pipeline.weights.tensors import has_adapters, vocabulary_of
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -31,7 +37,7 @@ __all__ = ["Learner", "NonFiniteError", "StepMetrics", "train_soundly"]
 
 
 class NonFiniteError(DataError):
-    """Raised when a batch's loss or gradient is not finite; `Learner.unsound_groups` says whose fault it is."""
+    """Raised when a batch's loss or gradient is not finite; `Learner.non_finite_groups` says whose fault it is."""
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +164,7 @@ class Learner:
             return None
         before = None
         if config.on_large_step != "warn":
-            before = BeforeStep(self.optimizer, moments=config.on_large_step == "refuse")
+            before = WeightsBeforeStep(self.optimizer, moments=config.on_large_step == "refuse")
         self.optimizer.step()
         kl = probe.kl(self._logprobs)
         size = StepSize(kl, kl)
@@ -182,7 +188,7 @@ class Learner:
             sampled = SampledLogprobs(self.reference, self._sampled.precision)
             return sampled(micro.tokens_BT, self.config.temperature, micro.mask_BT)[0]
 
-    def unsound_groups(self, batch: PackedBatch) -> list[str]:
+    def non_finite_groups(self, batch: PackedBatch) -> list[str]:
         """Return the groups of `batch` whose loss or gradient is not finite by itself, in its order.
 
         One forward and backward pass for each; weights, optimizer and torch's random state stay as they are.
@@ -271,7 +277,7 @@ def train_soundly(
     try:
         return selected, learner.step(packed), packed
     except NonFiniteError:
-        unsound = learner.unsound_groups(packed)
+        unsound = learner.non_finite_groups(packed)
         if not unsound or len(unsound) == len(set(packed.group_ids)):
             raise
     selected = selected.without(dict.fromkeys(unsound, "its loss or gradient by itself is not finite"))

@@ -29,7 +29,7 @@ LOGIT_BYTES = 1 << 28
 """Float32 logits of one slice, bytes. The backward pass of a slice holds about four times as much."""
 
 _PROBE = (0, 1, 2, 3)
-_ROUNDING = 1e-4
+_ROUNDING_TOLERANCE = 1e-4
 """Largest difference of logits, relative to their largest, that counts as rounding."""
 
 Slice = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -112,7 +112,7 @@ class SampledLogprobs:
         with torch.no_grad():
             whole = self._model(input_ids=tokens_1T, use_cache=False).logits.float()
             ours = self._head(self._body(input_ids=tokens_1T, use_cache=False).last_hidden_state).float()
-        return bool((whole - ours).abs().max() <= _ROUNDING * whole.abs().max().clamp(min=1e-6))
+        return bool((whole - ours).abs().max() <= _ROUNDING_TOLERANCE * whole.abs().max().clamp(min=1e-6))
 
     def _autocast(self, device: str) -> AbstractContextManager[None]:
         return torch.autocast(device, dtype=torch.bfloat16, enabled=self.precision is torch.bfloat16)

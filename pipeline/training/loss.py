@@ -37,7 +37,7 @@ __all__ = ["LossMetrics", "LossOutput", "LossSums", "loss_denominator", "policy_
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to +-20 nats before exponentiation, so that no ratio overflows float32."""
-_SURE = 1e-6
+_SURE_EPSILON = 1e-6
 """Distance that probabilities keep from 0 and 1 in a binary KL."""
 
 
@@ -222,7 +222,7 @@ def _binary_divergence(logprobs_BT: torch.Tensor, rollout_BT: torch.Tensor, conf
     pi_BT, mu_BT = logprobs_BT.exp(), rollout_BT.exp()
     if config.divergence == "tv":
         return (pi_BT - mu_BT).abs()
-    pi_BT, mu_BT = pi_BT.clamp(_SURE, 1 - _SURE), mu_BT.clamp(_SURE, 1 - _SURE)
+    pi_BT, mu_BT = pi_BT.clamp(_SURE_EPSILON, 1 - _SURE_EPSILON), mu_BT.clamp(_SURE_EPSILON, 1 - _SURE_EPSILON)
     return mu_BT * (mu_BT / pi_BT).log() + (1 - mu_BT) * ((1 - mu_BT) / (1 - pi_BT)).log()
 
 

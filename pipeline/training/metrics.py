@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.learner import StepMetrics
-from lachesis.pipeline.training.rolling import Trained, durations
+from lachesis.pipeline.training.rolling import BatchTimings, durations
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.rollout import RolloutGroup
@@ -22,7 +22,7 @@ _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 
 def step_figures(
-    step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int, past: Past | None = None
+    step: StepMetrics, batch: PackedBatch, groups: Sequence[GroupRef], number: int, past: OfflineStart | None = None
 ) -> dict[str, float]:
     """Return the figures of one optimizer step.
 
@@ -91,7 +91,7 @@ def mismatch_of(step: StepMetrics) -> Mismatch:
     return Mismatch(*(value if value is not None and math.isfinite(value) else None for value in values))
 
 
-def latencies(batch: Trained) -> dict[str, float]:
+def latencies(batch: BatchTimings) -> dict[str, float]:
     """Return exact p50, p95, p99 in seconds over a batch's groups: wait and process time by stage, and end to end."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for name, seconds in durations(batch):

@@ -1,6 +1,6 @@
 """The policy model: made locally, or loaded from a folder or a Hugging Face id.
 
-In: a seed, or a path or id. Out: `Policy` (model in float32 in evaluation mode, tokenizer, tokenizer hash). Saved
+In: a seed, or a path or id. Out: `PolicyModel` (model in float32 in evaluation mode, tokenizer, tokenizer hash). Saved
 folders are ordinary Hugging Face folders: `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained`
 load them, and no custom code travels with them.
 """
@@ -25,7 +25,15 @@ from lachesis.schemas.errors import ConfigError
 
 disable_progress_bar()  # the output of a service is its log
 
-__all__ = ["ModelSetup", "Policy", "build_tiny_policy", "load_model", "load_tokenizer", "model_setup", "save_policy"]
+__all__ = [
+    "ModelSetup",
+    "PolicyModel",
+    "build_tiny_policy",
+    "load_model",
+    "load_tokenizer",
+    "model_setup",
+    "save_policy",
+]
 
 
 _CPU = torch.device("cpu")
@@ -53,7 +61,7 @@ def model_setup(config: RunConfig, device: torch.device) -> ModelSetup:
     return ModelSetup(device, training.attention, training.lora, config.model, config.seed)
 
 
-class Policy(NamedTuple):
+class PolicyModel(NamedTuple):
     """A causal language model with the tokenizer that belongs to it."""
 
     model: Any
@@ -73,7 +81,7 @@ def build_tiny_policy(
     layers: int = 3,
     heads: int = 4,
     max_length: int = 128,
-) -> Policy:
+) -> PolicyModel:
     """Return a randomly initialised character-level Llama.
 
     It has about 0.4 million parameters at the default sizes.
@@ -101,10 +109,10 @@ def build_tiny_policy(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
-    return Policy(model.eval(), tokenizer, tokenizer_hash(tokenizer))
+    return PolicyModel(model.eval(), tokenizer, tokenizer_hash(tokenizer))
 
 
-def save_policy(policy: Policy, folder: str | Path) -> None:
+def save_policy(policy: PolicyModel, folder: str | Path) -> None:
     """Write model (safetensors), configuration and tokenizer with its chat template into `folder`.
 
     Of a model with adapters the whole weights are written, the adapters merged in.
@@ -116,7 +124,7 @@ def save_policy(policy: Policy, folder: str | Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Policy:
+def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> PolicyModel:
     """Load a causal model and its tokenizer in float32 from a local folder or by Hugging Face id.
 
     `setup`: device and attention; its adapters are not added here. None: the CPU.
@@ -138,7 +146,7 @@ def load_model(path_or_hf_id: str | Path, setup: ModelSetup | None = None) -> Po
         )
     except Exception as error:  # transformers raises whatever its parsing of a damaged folder runs into
         raise _cannot_load(source.name, error) from error
-    return Policy(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
+    return PolicyModel(model.eval().to(setup.device), tokenizer, tokenizer_hash(tokenizer))
 
 
 def load_tokenizer(path_or_hf_id: str | Path) -> Any:

@@ -26,7 +26,7 @@ _MAX_DEPTH = 4
 """Levels of folders that are searched for models."""
 _MAX_FOLDERS = 2000
 _MAX_NAMED = 3
-_ALIKE = 0.6
+_MIN_SIMILARITY = 0.6
 """Similarity (0 to 1) from which on a folder is offered as the one that was meant."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -92,7 +92,7 @@ def _find_on_hub(name: str) -> ModelSource:
         return ModelSource(name)  # whatever loads it says which package is missing
     cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
     offline = constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").upper() in {"1", "TRUE", "YES"}
-    answer: HubAnswer = "unreachable" if offline else ask_hub(constants.ENDPOINT, name, get_token())
+    answer: HubAnswer = "unreachable" if offline else check_hub(constants.ENDPOINT, name, get_token())
     if answer in {"there", "unclear"}:
         return ModelSource(name)
     if cached:
@@ -105,7 +105,7 @@ def _find_on_hub(name: str) -> ModelSource:
     raise ConfigError(f"there is no folder {name!r}, and {reasons[answer]}{_nearest(Path(name))}")
 
 
-def ask_hub(endpoint: str, name: str, token: str | None) -> HubAnswer:
+def check_hub(endpoint: str, name: str, token: str | None) -> HubAnswer:
     """Ask once whether the hub has a model's configuration."""
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:
@@ -133,7 +133,7 @@ def _nearest(wanted: Path) -> str:
     roots = dict.fromkeys([Path.cwd()] if root == Path(root.anchor) else [root, Path.cwd()])
     found = {_shown(folder): folder for one in roots for folder in _models_below(one)}
     ranked = sorted(found, key=lambda shown: (-_alike(found[shown], target), shown))
-    if ranked and _alike(found[ranked[0]], target) >= _ALIKE:
+    if ranked and _alike(found[ranked[0]], target) >= _MIN_SIMILARITY:
         return f"; did you mean {ranked[0]!r}?"
     if ranked:
         more = f" and {len(ranked) - _MAX_NAMED} more" if len(ranked) > _MAX_NAMED else ""

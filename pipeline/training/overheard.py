@@ -13,9 +13,9 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas.control import Heartbeat
 
-__all__ = ["Overheard"]
+__all__ = ["PeerMetrics"]
 
-_WANTED = (
+_PEER_PREFIXES = (
     "batching/tokens_per_sequence/",
     "curriculum/",
     "eval/",
@@ -27,7 +27,7 @@ _WANTED = (
 )
 
 
-class Overheard:
+class PeerMetrics:
     """Keeps the newest heartbeat of each instance of the other services."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class Overheard:
         async with aclosing(listen_to_heartbeats(service.bus, service.run)) as beats:
             async for beat in beats:
                 if beat.service != service.name:
-                    self.add(beat, anyio.current_time())
+                    self.record_heartbeat(beat, anyio.current_time())
 
-    def heard_s(self, service: str) -> float:
+    def last_heard_s(self, service: str) -> float:
         """Return when a service was heard last, by the event loop's clock; minus infinity: never."""
         return self._log.heard_s(service)
 
-    def add(self, beat: Heartbeat, now_s: float) -> None:
+    def record_heartbeat(self, beat: Heartbeat, now_s: float) -> None:
         """Take in a heartbeat that came at `now_s`."""
         self._now_s = now_s
         self._log.add(beat, now_s)
@@ -59,7 +59,7 @@ class Overheard:
         for service in self._log.services():
             beats = [one.newest for one in self._log.processes(service, speaking_at_s=self._now_s)]
             for beat in beats:
-                found |= {name: value for name, value in beat.metrics.items() if name.startswith(_WANTED)}
+                found |= {name: value for name, value in beat.metrics.items() if name.startswith(_PEER_PREFIXES)}
             lags = [beat.stage.lag for beat in beats if beat.stage.lag is not None]
             if lags:
                 found[f"queue/{service}/lag"] = float(max(lags))

@@ -17,7 +17,7 @@ from lachesis.pipeline.training.adapters import load_trainable_model
 from lachesis.pipeline.training.checkpoint import Checkpoint, load_checkpoint
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import ModelSetup, Policy, load_model, model_setup
+from lachesis.pipeline.training.model import ModelSetup, PolicyModel, load_model, model_setup
 from lachesis.pipeline.training.state import CHECKPOINTS, latest_checkpoint
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError
 
@@ -26,7 +26,9 @@ __all__ = ["load_reference", "resume"]
 log = logging.getLogger("lachesis")
 
 
-async def resume(config: RunConfig, feed: BatchFeed, device: torch.device) -> tuple[Policy, Learner, Checkpoint | None]:
+async def resume(
+    config: RunConfig, feed: BatchFeed, device: torch.device
+) -> tuple[PolicyModel, Learner, Checkpoint | None]:
     """Return what to train, on `device`, and the checkpoint it is from (None: none yet); place the feed after it.
 
     Raises `CheckpointError` when the ledger holds a report of a newer step than the newest checkpoint, or of other
@@ -85,9 +87,9 @@ async def _check(checkpoint: Checkpoint, feed: BatchFeed, folder: Path) -> None:
             f"{report.policy_version}; restore the folder, or start a new run"
         )
     try:
-        await feed.knows(state.position)
+        await feed.verify_position(state.position)
     except LedgerError as error:
         raise LedgerError(
             f"{checkpoint.path} was trained on a ledger that is not there: {error}; "
-            f"{await feed.way_back(folder)}; its weights can be kept as `model` of a new run"
+            f"{await feed.describe_known_checkpoint(folder)}; its weights can be kept as `model` of a new run"
         ) from error

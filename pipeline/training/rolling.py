@@ -9,10 +9,10 @@ from typing import NamedTuple
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.annotations import Stamp
 
-__all__ = ["Rolling", "Trained", "durations"]
+__all__ = ["BatchTimings", "RollingTrainingStats", "durations"]
 
 
-class Trained(NamedTuple):
+class BatchTimings(NamedTuple):
     """One batch once it is trained. Stamps and start times are by group; times Unix ns."""
 
     stamps: Mapping[str, Sequence[Stamp]]
@@ -22,7 +22,7 @@ class Trained(NamedTuple):
     tokens: int
 
 
-def durations(batch: Trained) -> Iterator[tuple[str, float]]:
+def durations(batch: BatchTimings) -> Iterator[tuple[str, float]]:
     """Yield name and seconds of each latency of every group of a batch.
 
     The names are `latency/{stage}/wait`, `latency/{stage}/proc` and `latency/e2e`.
@@ -35,13 +35,13 @@ def durations(batch: Trained) -> Iterator[tuple[str, float]]:
         yield "latency/e2e", (batch.trained_ns - started) / 1e9
 
 
-class Rolling:
+class RollingTrainingStats:
     """The newest `window` batches; a batch that leaves takes its counts along."""
 
     def __init__(self, window: int = 50) -> None:
-        self._batches: deque[tuple[Trained, dict[str, Histogram]]] = deque(maxlen=window)
+        self._batches: deque[tuple[BatchTimings, dict[str, Histogram]]] = deque(maxlen=window)
 
-    def add(self, batch: Trained) -> None:
+    def record_batch(self, batch: BatchTimings) -> None:
         histograms: defaultdict[str, Histogram] = defaultdict(Histogram)
         for name, seconds in durations(batch):
             histograms[name].record(seconds)

@@ -17,7 +17,7 @@ from lachesis.pipeline.trainability import TrainerLimits, why_untrainable
 from lachesis.pipeline.training.batch import TrainingSequence, sequence_fault
 from lachesis.schemas.annotations import TeacherLogprobs
 from lachesis.schemas.errors import DataError, UnsupportedError
-from lachesis.schemas.ledger import LONGEST_DROP_REASON, GroupDrops, GroupRef
+from lachesis.schemas.ledger import MAX_DROP_REASON_CHARS, GroupDrops, GroupRef
 from lachesis.schemas.rollout import RolloutGroup
 
 __all__ = ["TrainableBatch", "select_trainable", "shuffled", "training_sequences"]
@@ -42,7 +42,7 @@ class TrainableBatch(NamedTuple):
         """Return the record of what was dropped of batch number `batch`, groups with the same reason together."""
         by_reason: dict[str, list[int]] = {}
         for seq, reason in sorted(self.dropped.items()):
-            by_reason.setdefault(reason[:LONGEST_DROP_REASON], []).append(seq)
+            by_reason.setdefault(reason[:MAX_DROP_REASON_CHARS], []).append(seq)
         return [GroupDrops(batch, seqs, reason) for reason, seqs in by_reason.items()]
 
 

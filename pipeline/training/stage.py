@@ -23,7 +23,7 @@ import anyio.to_thread
 import torch
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
@@ -37,15 +37,15 @@ from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, only_writer, save_checkpoint
 from lachesis.pipeline.training.device import prepare_device
-from lachesis.pipeline.training.feed import BatchFeed, FedBatch
+from lachesis.pipeline.training.feed import BatchFeed, LedgerBatch
 from lachesis.pipeline.training.last_evaluation import last_evaluation
 from lachesis.pipeline.training.learner import Learner, StepMetrics, train_soundly
 from lachesis.pipeline.training.metrics import latencies, mismatch_of, sample_rows, step_figures
-from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.model import PolicyModel
 from lachesis.pipeline.training.numerics import numerics_of
-from lachesis.pipeline.training.overheard import Overheard
+from lachesis.pipeline.training.overheard import PeerMetrics
 from lachesis.pipeline.training.resume import resume
-from lachesis.pipeline.training.rolling import Rolling, Trained
+from lachesis.pipeline.training.rolling import BatchTimings, RollingTrainingStats
 from lachesis.pipeline.training.sequences import TrainableBatch
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, latest_checkpoint, point_to_best
 from lachesis.pipeline.training.traces import step_trace, trace_step
@@ -57,7 +57,7 @@ from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import CheckpointError, DataError, HistoryLostError, InfrastructureError
 from lachesis.schemas.ledger import GroupDrops, LedgerEntry, Mismatch, StepTimes, Void
 
-__all__ = ["OnPast", "run_trainer"]
+__all__ = ["OfflineRun", "run_trainer"]
 
 log = logging.getLogger("lachesis")
 
@@ -65,26 +65,26 @@ _IDLE_S = 10.0
 _EVALUATIONS_S = 5.0
 """Seconds that a checkpoint may wait for what evaluations there are."""
 _SLOW_STEPS = 20
-_SLOW_SHOWN = 5
+_MAX_SLOW_REPORTED = 5
 """Rollouts that the heartbeat names: the slowest over that many steps."""
 _MAX_DROPS_PER_REPORT = 4096
 """Dropped groups from which on a checkpoint is due at once, so that a report, which lists them, stays below 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
-class OnPast:
+class OfflineRun:
     """An offline trainer: its ledger is complete, and its weights are not published.
 
     `past` says what staleness is counted from; `trained` is told each step once it is done, `durable` the entry of the
     last batch in a checkpoint.
     """
 
-    past: Past
+    past: OfflineStart
     trained: Callable[[int], None]
     durable: Callable[[LedgerEntry], None]
 
 
-async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | None = None) -> None:
+async def run_trainer(service: Service, config: RunConfig, on_past: OfflineRun | None = None) -> None:
     """Train until the service drains or `training.steps` steps are done."""
     service.vitals.slots = 1
     device = prepare_device(config.training.device, config.training.threads)
@@ -99,9 +99,9 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
                     if policy_url is not None:
                         tasks.start_soon(_push_weights, service, config, policy_url)
                     await trainer.publish_policy()
-                    tasks.start_soon(trainer.overheard.listen, service)
+                    tasks.start_soon(trainer.peer_metrics.listen, service)
                     tasks.start_soon(follow_incidents, service)
-                service.recovered()
+                service.mark_ok()
                 await trainer.train()
                 if on_past is None:
                     await trainer.log_last_evaluation()
@@ -114,8 +114,8 @@ async def run_trainer(service: Service, config: RunConfig, on_past: OnPast | Non
 async def _tell_drain(service: Service, config: RunConfig) -> None:
     """Say what a drain waits for: a step runs in a thread, which cannot be cut short."""
     await service.draining.wait()
-    service.note("drain", f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most")
-    log.info("draining: %s", service.vitals.note)
+    service.set_note("drain", f"finishing its step and writing a checkpoint, for {config.training.drain_s:g} s at most")
+    log.info("draining: %s", service.vitals.status_text)
 
 
 async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
@@ -124,7 +124,7 @@ async def _push_weights(service: Service, config: RunConfig, url: str) -> None:
         await follow_policy(service, directory, anyio.Event(), config.training.name)
 
 
-class _Learned(NamedTuple):
+class _StepRecord(NamedTuple):
     """The figures of a batch's step; by sequence in ROLLOUTS, why groups were dropped; why the batch is void."""
 
     figures: dict[str, float]
@@ -138,11 +138,11 @@ class _Trainer:
         service: Service,
         config: RunConfig,
         *,
-        policy: Policy,
+        policy: PolicyModel,
         learner: Learner,
         feed: BatchFeed,
         tracking: Tracking,
-        on_past: OnPast | None,
+        on_past: OfflineRun | None,
     ) -> None:
         self.service = service
         self.config = config
@@ -161,15 +161,15 @@ class _Trainer:
         self.tracking = tracking
         self.on_past = on_past
         self.numerics = numerics_of(config, learner.device)
-        self.overheard = Overheard()
+        self.peer_metrics = PeerMetrics()
         self.evaluations = EvaluationReader(service.bus, config)
         self.checkpointed = learner.steps
-        self.rolling = Rolling()
-        self.newest: FedBatch | None = None
+        self.rolling = RollingTrainingStats()
+        self.newest: LedgerBatch | None = None
 
     @classmethod
     async def restored(
-        cls, service: Service, config: RunConfig, device: torch.device, tracking: Tracking, on_past: OnPast | None
+        cls, service: Service, config: RunConfig, device: torch.device, tracking: Tracking, on_past: OfflineRun | None
     ) -> "_Trainer":
         """Return a trainer at the newest checkpoint, or at the beginning; see `resume` for what it refuses.
 
@@ -187,7 +187,7 @@ class _Trainer:
 
     async def train(self) -> None:
         """Take batches, one ahead, until there is nothing more to do."""
-        send, receive = anyio.create_memory_object_stream[FedBatch](1)
+        send, receive = anyio.create_memory_object_stream[LedgerBatch](1)
         with receive:
             async with background() as tasks:
                 tasks.start_soon(self._prefetch, send)
@@ -203,18 +203,18 @@ class _Trainer:
     def _finished(self) -> bool:
         return self.config.training.steps is not None and self.learner.steps >= self.config.training.steps
 
-    async def _prefetch(self, send: MemoryObjectSendStream[FedBatch]) -> None:
+    async def _prefetch(self, send: MemoryObjectSendStream[LedgerBatch]) -> None:
         async with send, aclosing(self.feed.batches()) as batches:
             async for batch in batches:
                 await send.send(batch)
 
-    async def _next(self, receive: MemoryObjectReceiveStream[FedBatch]) -> FedBatch | None:
+    async def _next(self, receive: MemoryObjectReceiveStream[LedgerBatch]) -> LedgerBatch | None:
         """Wait for a batch or for the drain.
 
         Who is kept waiting makes a checkpoint: history is held for the batches behind the last one, and where that
         fills a stream no further batch would ever come.
         """
-        found: FedBatch | None = None
+        found: LedgerBatch | None = None
         done, saving = anyio.Event(), anyio.Lock()
 
         async def receive_one() -> None:
@@ -242,15 +242,15 @@ class _Trainer:
             await saving.acquire()  # what is being saved is finished first: a report cut off would fence its own writer
         return found
 
-    async def _step(self, batch: FedBatch) -> None:
+    async def _step(self, batch: LedgerBatch) -> None:
         number = batch.batch.number
         if number != self.learner.steps:
             raise CheckpointError(f"batch {number} follows step {self.learner.steps}: checkpoint and ledger disagree")
         start_ns = self.service.now_ns()
         trace, span = step_trace(batch)
         with recording(self.service.tracing.clock, self.service.name, trace, span) as children:
-            learned = await self._learn(batch)
-            self.feed.advance(batch)
+            learned = await self._train_batch(batch)
+            self.feed.mark_trained(batch)
             self.newest = batch
             if self.on_past is None:
                 with traced("publish_weights"):
@@ -263,12 +263,12 @@ class _Trainer:
         )
         self.times.append(StepTimes(number, start_ns, ended_ns))
         self._show_slowest(batch, ended_ns, kept)
-        self.service.called(start_ns, batch.batch.sequences, failed=void is not None)
+        self.service.record_call(start_ns, batch.batch.sequences, failed=void is not None)
         weight = batch.batch.sequences, batch.batch.tokens
         figures["train/time"] = ended_ns / 1e9
         if self.on_past is None:
-            trained = Trained(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
-            self.rolling.add(trained)
+            trained = BatchTimings(batch.stamps(start_ns, ended_ns), batch.started_ns, ended_ns, *weight)
+            self.rolling.record_batch(trained)
             figures |= latencies(trained) | self.rolling.figures()
         else:
             self.on_past.trained(self.learner.steps)
@@ -280,7 +280,7 @@ class _Trainer:
         if due or many or self._finished():
             await self._checkpoint()
 
-    async def _learn(self, batch: FedBatch) -> _Learned:
+    async def _train_batch(self, batch: LedgerBatch) -> _StepRecord:
         """Take the optimizer step on what can be used of the batch; or count it, and say why the batch is void."""
         number = batch.batch.number
         if self.on_past is not None and batch.unfetched:
@@ -291,15 +291,15 @@ class _Trainer:
             log.warning("batch %d is void: %s", number, error)
             self.voids.append(Void(number, str(error)))
             self.learner.steps = number + 1
-            return _Learned({}, {}, str(error))
+            return _StepRecord({}, {}, str(error))
         self._record_drops(number, selected)
         self.mismatches.append(mismatch_of(metrics))
         self._tell_large_step(metrics)
         past = self.on_past.past if self.on_past is not None else None
         figures = step_figures(metrics, packed, selected.refs, number, past)
-        return _Learned(figures | {"train/dropped_groups": float(self.dropped)}, selected.dropped, None)
+        return _StepRecord(figures | {"train/dropped_groups": float(self.dropped)}, selected.dropped, None)
 
-    def _train(self, batch: FedBatch) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
+    def _train(self, batch: LedgerBatch) -> tuple[TrainableBatch, StepMetrics, PackedBatch]:
         settings = self.config.training
         selected = batch.select(self.limits, shuffle_seed=self.config.seed if settings.shuffle_advantages else None)
         return train_soundly(self.learner, selected, self.policy.tokenizer.pad_token_id or 0)
@@ -309,7 +309,7 @@ class _Trainer:
         for drop in drops:
             log.warning(
                 "batch %d is trained without %d of its groups, at %s of ROLLOUTS: %s",
-                number, len(drop.seqs), ", ".join(map(str, drop.seqs[:_SLOW_SHOWN])), drop.reason,
+                number, len(drop.seqs), ", ".join(map(str, drop.seqs[:_MAX_SLOW_REPORTED])), drop.reason,
             )  # fmt: skip
         self.drops += drops
         self.dropped += len(selected.dropped)
@@ -319,30 +319,30 @@ class _Trainer:
         note = metrics.large_step
         if note is not None and self.large_step is None:
             log.warning("step %d: %s", metrics.step, note)
-        self.service.note("step", note)
+        self.service.set_note("step", note)
         self.large_step = note
 
     async def _show(self, figures: dict[str, float]) -> None:
         self.service.vitals.metrics = figures
-        await self.tracking.log(self.overheard.figures() | figures)
+        await self.tracking.log(self.peer_metrics.figures() | figures)
 
     async def log_last_evaluation(self) -> None:
         """End the log of a run that took its last step with the evaluation of its last policy."""
         envs = evaluated_environments(self.config)
         if envs and self._finished():
-            self.service.note("evaluation", "all steps are taken; the evaluation of the last policy is awaited")
+            self.service.set_note("evaluation", "all steps are taken; the evaluation of the last policy is awaited")
             step = self.learner.steps
-            figures = await last_evaluation(self.service, self.overheard, self.evaluations, envs, step)
+            figures = await last_evaluation(self.service, self.peer_metrics, self.evaluations, envs, step)
             if figures:
-                await self.tracking.amend(figures)
-            self.service.note("evaluation", None)
+                await self.tracking.add_figures(figures)
+            self.service.set_note("evaluation", None)
 
-    def _show_slowest(self, batch: FedBatch, ended_ns: int, kept: Collection[str]) -> None:
+    def _show_slowest(self, batch: LedgerBatch, ended_ns: int, kept: Collection[str]) -> None:
         """Name the slowest rollouts of the last steps; where traces are exported, of those whose trace was kept."""
         named = kept if self.service.tracing.on else batch.started_ns
         took = [((ended_ns - batch.started_ns[group]) / 1e9, group) for group in named]
         self.slowest.extend([max(took)] if took else [])
-        self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_SLOW_SHOWN:]}
+        self.service.vitals.slow = {group: seconds for seconds, group in sorted(self.slowest)[-_MAX_SLOW_REPORTED:]}
 
     async def publish_policy(self) -> None:
         """Write the weights and tell the run about them; inference servers follow."""
@@ -354,11 +354,11 @@ class _Trainer:
             partial(write_weights, tensors, folder, version),
             needed_bytes=sum(tensor.nbytes for tensor in tensors.values()),
         )
-        await self._tell(
+        await self._publish_with_retries(
             "publish the policy",
             partial(self.feed.publish_weights, version, path, self.policy.tokenizer_hash, self.limits.vocabulary),
         )
-        self.service.recovered()
+        self.service.mark_ok()
         prune_weights(folder, keep=self.config.training.weights_kept)
 
     async def _checkpoint(self) -> None:
@@ -406,18 +406,18 @@ class _Trainer:
             folder = self.config.path / CHECKPOINTS
             await write_when_room(folder, partial(point_to_best, folder, best))
 
-    async def _tell(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
+    async def _publish_with_retries(self, what: str, tell: Callable[[], Awaitable[None]]) -> None:
         """Tell the bus something, however long that takes; once the service drains, for `services.drain_s` more.
 
         Raises `InfrastructureError` then: with the server gone as well, a drain would wait for it in vain and hold the
         checkpoints against the trainer's own next life, which tells what is on disk.
         """
-        told = False
+        published = False
         async with background() as tasks:
             tasks.start_soon(self._give_up, tasks.cancel_scope)
             await self.service.retrying(what)(tell)
-            told = True
-        if not told:
+            published = True
+        if not published:
             raise InfrastructureError(f"{what}: the server was away while the trainer drained")
 
     async def _give_up(self, scope: anyio.CancelScope) -> None:
@@ -439,5 +439,5 @@ class _Trainer:
             mismatches=self.mismatches,
             numerics=state.numerics,  # of who took the steps, not of who reports them
         )
-        await self._tell("report what was trained", report)
+        await self._publish_with_retries("report what was trained", report)
         self.voids, self.drops, self.times, self.mismatches = [], [], [], []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.small_files import read_small_file, read_small_text
 from lachesis.schemas.errors import CheckpointError, SchemaError
@@ -63,9 +63,9 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How the steps were computed that the trainer has taken since its start; None: not recorded."""
 
     @property
-    def position(self) -> Position:
+    def position(self) -> LedgerPosition:
         """Where in the ledger training goes on."""
-        return Position(self.ledger_position, self.chain_hash)
+        return LedgerPosition(self.ledger_position, self.chain_hash)
 
 
 def state_of(path: Path) -> TrainerState | None:

@@ -18,7 +18,7 @@ from lachesis.pipeline.training.batch import PackedBatch
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.loss import LOG_RATIO_LIMIT
 
-__all__ = ["PROBE_TOKENS", "BeforeStep", "StepProbe", "StepSize", "describe_large_step", "shorten_step"]
+__all__ = ["PROBE_TOKENS", "StepProbe", "StepSize", "WeightsBeforeStep", "describe_large_step", "shorten_step"]
 
 PROBE_TOKENS = 4096
 """Padded tokens (rows * longest row) that a step is measured on; a single longer row is taken whole."""
@@ -60,7 +60,7 @@ class StepProbe:
         return float((moved.exp() - 1 - moved).mean()) if moved.numel() else 0.0
 
 
-class BeforeStep:
+class WeightsBeforeStep:
     """The weights before a step, and with `moments` the optimizer's state too."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, moments: bool) -> None:
@@ -83,7 +83,9 @@ class BeforeStep:
         self._optimizer.state.update(self._state)
 
 
-def shorten_step(before: BeforeStep, probe: StepProbe, logprobs: Logprobs, full_kl: float, max_kl: float) -> StepSize:
+def shorten_step(
+    before: WeightsBeforeStep, probe: StepProbe, logprobs: Logprobs, full_kl: float, max_kl: float
+) -> StepSize:
     """Move the weights back until the step, which was of `full_kl`, is within `max_kl`; return what was left of it."""
     after = [parameter.detach().clone() for parameter in before.parameters]
     kl, share = full_kl, 1.0

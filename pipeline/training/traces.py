@@ -9,13 +9,13 @@ from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.messages import consume_spans
 from lachesis.pipeline.telemetry.sampling import is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span, Times, batch_trace, group_links, span_id, step_span
-from lachesis.pipeline.training.feed import FedBatch
+from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.schemas import subjects
 
 __all__ = ["step_trace", "trace_step"]
 
 
-def step_trace(batch: FedBatch) -> tuple[str, str]:
+def step_trace(batch: LedgerBatch) -> tuple[str, str]:
     """Return the trace of a batch and the id of its step's span."""
     trace = batch_trace(batch.entry.run, batch.entry.trainer, batch.batch.number)
     return trace, span_id(trace, "train.step")
@@ -23,7 +23,7 @@ def step_trace(batch: FedBatch) -> tuple[str, str]:
 
 def trace_step(
     service: Service,
-    batch: FedBatch,
+    batch: LedgerBatch,
     times: Times,
     children: list[Span],
     *,

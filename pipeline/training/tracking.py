@@ -27,7 +27,7 @@ __all__ = ["METRICS_FILE", "Tracking", "append_row"]
 METRICS_FILE = "metrics.jsonl"
 
 
-class _Row(msgspec.Struct):
+class _FiguresRow(msgspec.Struct):
     step: float = msgspec.field(name="train/step", default=0.0)
 
 
@@ -59,7 +59,7 @@ class Tracking:
         if self._wandb is not None:
             self._wandb.log(figures, step=self._step)
 
-    async def amend(self, figures: dict[str, float]) -> None:
+    async def add_figures(self, figures: dict[str, float]) -> None:
         """Add figures, which are known only now, to those of the last step."""
         rows = self._read_rows()
         if not rows or _step_of(rows[-1]) != self._step:
@@ -125,7 +125,7 @@ def _replace(path: Path, rows: list[bytes]) -> None:
 def _step_of(row: bytes) -> float:
     """Return the step of a line of figures; one that was cut off belongs to none that is kept."""
     try:
-        return from_json(METRICS_FILE, _Row, row).step if row.endswith(b"\n") else float("inf")
+        return from_json(METRICS_FILE, _FiguresRow, row).step if row.endswith(b"\n") else float("inf")
     except SchemaError:
         return float("inf")
 

@@ -15,13 +15,13 @@ import torch
 from torch.nn import functional
 
 from lachesis.pipeline.training.config import WarmStartConfig
-from lachesis.pipeline.training.model import Policy
+from lachesis.pipeline.training.model import PolicyModel
 from lachesis.schemas.errors import DataError
 
 __all__ = ["warm_start"]
 
 
-def warm_start(policy: Policy, pairs: Iterable[tuple[str, str]], config: WarmStartConfig) -> list[float]:
+def warm_start(policy: PolicyModel, pairs: Iterable[tuple[str, str]], config: WarmStartConfig) -> list[float]:
     """Train `policy.model` in place on next-token cross-entropy of the answers; return the loss (nats) of each step.
 
     The learning rate rises linearly over a tenth of the steps and falls along a cosine to a tenth of its value.
@@ -63,7 +63,7 @@ def _schedule(step: int, steps: int) -> float:
     return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
-def _encode(policy: Policy, prompt: str, answer: str) -> tuple[list[int], int]:
+def _encode(policy: PolicyModel, prompt: str, answer: str) -> tuple[list[int], int]:
     """Token ids of prompt and answer, and the length of the prompt."""
     tokenizer = policy.tokenizer
     question = [{"role": "user", "content": prompt}]

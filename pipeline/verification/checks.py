@@ -12,21 +12,29 @@ from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.logic.accuracy import rater_accuracies
 from lachesis.schemas.errors import DataError
 
-__all__ = ["Finding", "Verdict", "accuracy", "advantage_stability", "determinism", "distribution", "loss_agreement"]
+__all__ = [
+    "NumericFinding",
+    "Verdict",
+    "accuracy",
+    "advantage_stability",
+    "determinism",
+    "distribution",
+    "loss_agreement",
+]
 
 Ratings = Mapping[str, Sequence[float | None]]
 """Rater -> one rating a sample."""
 
 Verdict = Literal["ok", "warn", "fail"]
 
-_COLLAPSED = 1e-9
+_MIN_SPREAD = 1e-9
 _NEAR_AN_END = 0.01
-_BIASED = 0.95
+_BIAS_CONFIDENCE = 0.95
 _MISSING = 0.1
 _NOISE = 1e-9
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class NumericFinding(msgspec.Struct, frozen=True, kw_only=True):
     """`warn` is worth a look, `fail` makes a run worthless; the text says what was measured."""
 
     check: str
@@ -35,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-def determinism(runs: Sequence[Ratings], *, atol: float = 1e-6) -> list[Finding]:
+def determinism(runs: Sequence[Ratings], *, atol: float = 1e-6) -> list[NumericFinding]:
     """Compare repeated ratings of the same samples, rater by rater. A rating that comes and goes differs, too."""
     found = []
     for rater in runs[0]:
@@ -48,18 +56,20 @@ def determinism(runs: Sequence[Ratings], *, atol: float = 1e-6) -> list[Finding]
             unsteady += spread > atol or 0 < len(known) < len(values)
         n = len(columns[0])
         text = f"{unsteady} of {n} samples differ over {len(runs)} runs, by {widest:.3g} at most"
-        found.append(Finding(check="determinism", subject=rater, verdict="fail" if unsteady else "ok", text=text))
+        found.append(
+            NumericFinding(check="determinism", subject=rater, verdict="fail" if unsteady else "ok", text=text)
+        )
     return found
 
 
-def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) -> list[Finding]:
+def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) -> list[NumericFinding]:
     """Look for raters that say nothing: all alike, nearly all at one end of their bounds, or often missing."""
     found = []
     for rater, column in ratings.items():
         values = np.array([value for value in column if value is not None])
         missing = 1 - len(values) / len(column) if column else 1.0
         if not len(values):
-            found.append(Finding(check="distribution", subject=rater, verdict="fail", text="no rating at all"))
+            found.append(NumericFinding(check="distribution", subject=rater, verdict="fail", text="no rating at all"))
             continue
         low, high = bounds[rater]
         near = _NEAR_AN_END * (high - low)
@@ -69,18 +79,18 @@ def distribution(ratings: Ratings, bounds: Mapping[str, tuple[float, float]]) ->
             f"of [{low:g}, {high:g}], {missing:.0%} missing"
         )
         verdict: Literal["ok", "warn"] = "ok"
-        if values.std() < _COLLAPSED:
+        if values.std() < _MIN_SPREAD:
             verdict, text = "warn", f"every rating is {values[0]:.6g}: it does not distinguish answers; {text}"
-        elif max(at_low, at_high) > _BIASED:
+        elif max(at_low, at_high) > _BIAS_CONFIDENCE:
             end = "lowest" if at_low > at_high else "highest"
             verdict, text = "warn", f"{max(at_low, at_high):.0%} lie at the {end} rating; {text}"
         elif missing > _MISSING:
             verdict = "warn"
-        found.append(Finding(check="distribution", subject=rater, verdict=verdict, text=text))
+        found.append(NumericFinding(check="distribution", subject=rater, verdict=verdict, text=text))
     return found
 
 
-def accuracy(ratings: Ratings, threshold: float) -> list[Finding]:
+def accuracy(ratings: Ratings, threshold: float) -> list[NumericFinding]:
     """Estimate how often each rater's verdict (a calibrated rating above `threshold`) is right; [] for too few raters.
 
     No label is needed, but raters must err apart from each other: those that share an error confirm each other.
@@ -93,7 +103,7 @@ def accuracy(ratings: Ratings, threshold: float) -> list[Finding]:
     except ValueError:
         return []
     return [
-        Finding(
+        NumericFinding(
             check="accuracy",
             subject=rater,
             verdict="ok" if found.weight > 0 else "warn",
@@ -111,7 +121,7 @@ def advantage_stability(
     *,
     tolerance: float = 1e-3,
     seed: int = 0,
-) -> Finding:
+) -> NumericFinding:
     """Disturb rewards by a billionth of their size and see whether advantages stay: rounding must not decide them.
 
     Estimator gdpo is judged as grpo, which is what it applies to each component. One that needs what only a run has, or
@@ -127,7 +137,7 @@ def advantage_stability(
             before, after = (group_advantage(column, judged, length) for column in (rewards, disturbed))
         except DataError as error:
             text = f"not checked: {error}"
-            return Finding(check="advantage stability", subject=config.estimator, verdict="warn", text=text)
+            return NumericFinding(check="advantage stability", subject=config.estimator, verdict="warn", text=text)
         flipped += before.verdict != after.verdict
         n += 1
         for one, other in zip(before.advantages, after.advantages, strict=True):
@@ -135,10 +145,12 @@ def advantage_stability(
                 worst = max(worst, abs(one - other))
     steady = worst <= tolerance and not flipped and math.isfinite(worst)
     text = f"{n} groups, rewards disturbed by 1e-9: advantages move by {worst:.2g} at most, {flipped} verdicts change"
-    return Finding(check="advantage stability", subject=config.estimator, verdict="ok" if steady else "fail", text=text)
+    return NumericFinding(
+        check="advantage stability", subject=config.estimator, verdict="ok" if steady else "fail", text=text
+    )
 
 
-def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, rtol: float = 0.05) -> Finding:
+def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, rtol: float = 0.05) -> NumericFinding:
     """Compare the loss and gradient norm of one batch in several dtypes.
 
     The first dtype is the reference.
@@ -149,7 +161,7 @@ def loss_agreement(losses: Mapping[str, float], norms: Mapping[str, float], *, r
         worst = max(worst, abs(value - loss) / max(abs(loss), 1e-6), abs(norms[other] - norms[name]) / norms[name])
     text = ", ".join(f"{kind}: loss {losses[kind]:.6g}, gradient norm {norms[kind]:.6g}" for kind in losses)
     steady = worst <= rtol and all(map(math.isfinite, (*losses.values(), *norms.values())))
-    return Finding(
+    return NumericFinding(
         check="loss",
         subject=" and ".join(losses),
         verdict="ok" if steady else "warn",

@@ -20,7 +20,7 @@ from lachesis.pipeline.weights.tensors import check_coverage, weights_digest
 from lachesis.schemas.errors import DataError, NotFoundError
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["inside", "prune_weights", "read_weights", "weights_path", "write_weights"]
+__all__ = ["path_inside", "prune_weights", "read_weights", "weights_path", "write_weights"]
 
 
 def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
@@ -28,7 +28,7 @@ def weights_path(folder: str | Path, version: PolicyVersion) -> Path:
     return Path(folder) / f"{version}.safetensors"
 
 
-def inside(folder: Path, path: str) -> Path:
+def path_inside(folder: Path, path: str) -> Path:
     """Return the path without links or dots. Raises DataError unless it lies in `folder`, which is resolved already.
 
     Whoever reaches an inference server may name a file to it.

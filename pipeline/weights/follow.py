@@ -7,7 +7,7 @@ import logging
 
 import anyio
 
-from lachesis.pipeline.inference.directory import Directory
+from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.weights.traces import traced_update
 from lachesis.schemas import keys
@@ -20,7 +20,7 @@ __all__ = ["follow_policy"]
 log = logging.getLogger("lachesis")
 
 
-async def follow_policy(service: Service, directory: Directory, loaded: anyio.Event, trainer: str) -> None:
+async def follow_policy(service: Service, directory: InferenceDirectory, loaded: anyio.Event, trainer: str) -> None:
     """Load each new policy record into the directory's server until cancelled; set `loaded` after the first.
 
     `trainer` is who makes them: each update is a span of the step that made the weights.
@@ -46,9 +46,9 @@ async def follow_policy(service: Service, directory: Directory, loaded: anyio.Ev
                 # Refused: pruned while we were away, or torn. The server goes on with the weights it has, under their
                 # own version, and a newer record follows.
                 log.warning("policy %s was refused: %s", record.version, error)
-                service.note("policy", f"policy {record.version} was refused: {error}")
+                service.set_note("policy", f"policy {record.version} was refused: {error}")
                 continue
-            service.recovered()
-            service.note("policy", None)
+            service.mark_ok()
+            service.set_note("policy", None)
             loaded.set()
             service.vitals.metrics["policy/step"] = record.policy_version.step

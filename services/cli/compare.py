@@ -56,7 +56,7 @@ def compare(
         print_json(found)
     else:
         _print(shown)
-    _judge(conditions, found)
+    _check_condition(conditions, found)
 
 
 async def _read(
@@ -89,7 +89,7 @@ def _print(shown: Report) -> None:
                 print(f"  {printable(role)}: {printable(line)}" if role else f"  {line}")
 
 
-def _judge(conditions: Sequence[Condition], found: Comparison) -> None:
+def _check_condition(conditions: Sequence[Condition], found: Comparison) -> None:
     failures = [failure for condition in conditions if (failure := condition.failure(found.metrics)) is not None]
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)

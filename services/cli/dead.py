@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import anyio
 import typer
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -20,13 +20,13 @@ from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import channel_of
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, DataError, InfrastructureError, NotFoundError, SchemaError
-from lachesis.services.cli.events import plain, to_plain
+from lachesis.services.cli.events import plain_values, to_plain
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
-from lachesis.services.requeue import Case, Requeuer, examine
-from lachesis.services.run.connect import LOOK_S, connect_run, open_history
+from lachesis.services.requeue import RequeueCase, Requeuer, examine
+from lachesis.services.run.connect import CONNECT_S, connect_run, open_history
 
-__all__ = ["Selection", "dead_app", "dead_list", "dead_requeue", "dead_show"]
+__all__ = ["LetterSelection", "dead_app", "dead_list", "dead_requeue", "dead_show"]
 
 dead_app = typer.Typer(help="Messages that could not be handled.", no_args_is_help=True)
 
@@ -37,7 +37,7 @@ def dead_list(options: Options, as_json: Json = False) -> None:
     """List the run's dead letters."""
     letters = anyio.run(_list, options.config())
     if as_json:
-        print_json([{"letter": seq, **plain(letter, full=False)} for seq, letter in letters])
+        print_json([{"letter": seq, **plain_values(letter, full=False)} for seq, letter in letters])
         return
     rows = (
         (seq, _when(letter), letter.env, letter.stage, letter.kind, f"{letter.stream} {letter.seq}", letter.reason)
@@ -76,15 +76,15 @@ def dead_requeue(
     as_json: Json = False,
 ) -> None:
     """Requeue dead letters after a fix: rollouts as new ones, annotations unchanged. Safe to repeat."""
-    chosen = Selection(frozenset(letters or ()), env, stage, kind, reason, everything)
+    chosen = LetterSelection(frozenset(letters or ()), env, stage, kind, reason, everything)
     if as_json and not (dry_run or yes):
         raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
     config = options.config()
-    anyio.run(_requeue, config, chosen, _Manner(dry_run, yes, wait, as_json))
+    anyio.run(_requeue, config, chosen, _RequeueMode(dry_run, yes, wait, as_json))
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class LetterSelection:
     """Which letters: those with these numbers, or all that every filter given here fits. None: any."""
 
     letters: frozenset[int]
@@ -111,14 +111,14 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class _Manner:
+class _RequeueMode:
     dry_run: bool
     yes: bool
     wait_s: float
     as_json: bool
 
 
-async def _requeue(config: RunConfig, selection: Selection, manner: _Manner) -> None:
+async def _requeue(config: RunConfig, selection: LetterSelection, manner: _RequeueMode) -> None:
     async with await connect_run(config, f"{config.run}.requeue", OPERATOR) as bus:
         letters = [(seq, letter) for seq, letter in await _letters(bus, config.run) if selection.fits(seq, letter)]
         unknown = selection.letters - {seq for seq, _ in letters}
@@ -141,23 +141,23 @@ async def _requeue(config: RunConfig, selection: Selection, manner: _Manner) -> 
         raise typer.Exit(1)
 
 
-async def _put_back(bus: Bus, config: RunConfig, cases: Sequence[Case], wait_s: float) -> dict[int, int]:
+async def _put_back(bus: Bus, config: RunConfig, cases: Sequence[RequeueCase], wait_s: float) -> dict[int, int]:
     """Store the cases one after the other; what the governor does not admit within `wait_s` seconds is left."""
     service = Service(bus, "requeue", config.run, config.revision)
     requeuer = Requeuer(service)
     stored: dict[int, int] = {}
     for case in cases:
         with anyio.move_on_after(wait_s) as waiting:
-            stored[case.seq] = await requeuer.put_back(case)
+            stored[case.seq] = await requeuer.requeue_case(case)
         if waiting.cancelled_caught:
             raise InfrastructureError(
                 f"{len(stored)} of {len(cases)} put back, then none admitted for {wait_s:g} s "
-                f"({service.vitals.note or 'no answer'}); repeat the command for the others once the run goes on"
+                f"({service.vitals.status_text or 'no answer'}); repeat the command for the others once the run goes on"
             )
     return stored
 
 
-def _row(case: Case, stored: Mapping[int, int]) -> dict[str, Any]:
+def _row(case: RequeueCase, stored: Mapping[int, int]) -> dict[str, Any]:
     letter = case.letter
     return {
         "letter": case.seq,
@@ -170,8 +170,8 @@ def _row(case: Case, stored: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def _print_cases(cases: Sequence[Case], stored: Mapping[int, int], *, dry_run: bool) -> None:
-    def what(case: Case) -> str:
+def _print_cases(cases: Sequence[RequeueCase], stored: Mapping[int, int], *, dry_run: bool) -> None:
+    def what(case: RequeueCase) -> str:
         if case.refusal is not None:
             return f"left alone: {case.refusal}"
         if case.done is not None:
@@ -187,7 +187,7 @@ def _print_cases(cases: Sequence[Case], stored: Mapping[int, int], *, dry_run: b
 
 
 async def _list(config: RunConfig) -> list[tuple[int, DeadLetter]]:
-    async with open_history(config, f"{config.run}.dead", patience_s=LOOK_S) as bus:
+    async with open_history(config, f"{config.run}.dead", patience_s=CONNECT_S) as bus:
         return await _letters(bus, config.run)
 
 
@@ -203,7 +203,7 @@ async def _letters(bus: Bus, run: str) -> list[tuple[int, DeadLetter]]:
 
 
 async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
-    async with open_history(config, f"{config.run}.dead", patience_s=LOOK_S) as bus:
+    async with open_history(config, f"{config.run}.dead", patience_s=CONNECT_S) as bus:
         stored = await bus.get(subjects.EVENTS, seq)
         channel = channel_of(stored.subject)
         if channel is None or channel.name != "dead":
@@ -216,10 +216,10 @@ async def _show(config: RunConfig, seq: int) -> dict[str, Any]:
             message = {"error": "no longer stored"}
         except DataError as error:  # a large message that cannot be put together
             message = {"error": str(error)}
-    return {"letter": plain(letter, full=False), "message": message}
+    return {"letter": plain_values(letter, full=False), "message": message}
 
 
-def _described(message: Stored) -> dict[str, Any]:
+def _described(message: StoredMessage) -> dict[str, Any]:
     channel = channel_of(message.subject)
     content = to_plain(message, channel) if channel else {"bytes": len(message.data)}
     return {"subject": message.subject, "headers": dict(message.headers), "content": content}

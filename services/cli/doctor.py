@@ -9,7 +9,7 @@ from rich.text import Text
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table
-from lachesis.services.preflight.finding import Finding, warn
+from lachesis.services.preflight.finding import DoctorFinding, warn
 from lachesis.services.preflight.machine import check_machine
 from lachesis.services.preflight.server import check_server
 from lachesis.services.preflight.start import check_start
@@ -36,7 +36,7 @@ def doctor(options: Options, as_json: Json = False) -> None:
         sys.exit(1)
 
 
-async def _check_start(options: Options, config: RunConfig) -> list[Finding]:
+async def _check_start(options: Options, config: RunConfig) -> list[DoctorFinding]:
     if not options.has_file and not config.environments:
         return [
             warn(
@@ -46,7 +46,7 @@ async def _check_start(options: Options, config: RunConfig) -> list[Finding]:
     return [finding async for finding in check_start(config, options.arguments(), load_s=_LOAD_S)]
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: Sequence[DoctorFinding]) -> None:
     rows = ((Text(row.level, style=_STYLES[row.level]), row.check, row.text, row.mend or "") for row in findings)
     print_table(("", "check", "finding", "mend"), rows)
     counts = {level: sum(row.level == level for row in findings) for level in _STYLES}

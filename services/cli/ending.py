@@ -9,35 +9,35 @@ import anyio
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.services.run.connect import History, has_ended, open_run, until_ended
+from lachesis.services.run.connect import RunHistory, has_ended, open_run, until_ended
 
-__all__ = ["end_when_told", "follow_run"]
+__all__ = ["end_on_signal", "follow_run"]
 
 _PATIENCE_S = 5.0
 """A unavailable server for less is not told of: a run that ends takes its own along."""
 
 
-async def follow_run(config: RunConfig, name: str, show: Callable[[History], Awaitable[None]]) -> None:
+async def follow_run(config: RunConfig, name: str, show: Callable[[RunHistory], Awaitable[None]]) -> None:
     """Let `show` follow the run until the run ends, or until SIGINT or SIGTERM.
 
     Of a run that has `ended` already it is to show what there is of it. That a run has ended, and that its server is
     away, is said on standard error; after an absence readers go on from where they were. Raises as `open_run`.
     """
     async with background() as watching:
-        watching.start_soon(end_when_told, watching.cancel_scope)
+        watching.start_soon(end_on_signal, watching.cancel_scope)
         async with open_run(config, name) as (bus, ended):
             if ended or await has_ended(bus, config):
-                _tell(f"run {config.run} has ended; this is what there is of it")
-                await show(History(bus, ended=True))
+                _print_note(f"run {config.run} has ended; this is what there is of it")
+                await show(RunHistory(bus, ended=True))
                 return
             async with background() as tasks:
                 tasks.start_soon(_end_with_run, bus, config, tasks.cancel_scope)
                 tasks.start_soon(_tell_absence, bus, config.run)
                 tasks.start_soon(bus.keep_served)
-                await show(History(bus, ended=False))
+                await show(RunHistory(bus, ended=False))
 
 
-async def end_when_told(scope: anyio.CancelScope) -> None:
+async def end_on_signal(scope: anyio.CancelScope) -> None:
     """Cancel on SIGINT or SIGTERM, which is how one stops looking."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
@@ -46,7 +46,7 @@ async def end_when_told(scope: anyio.CancelScope) -> None:
 
 async def _end_with_run(bus: NatsBus, config: RunConfig, scope: anyio.CancelScope) -> None:
     await until_ended(bus, config)
-    _tell(f"run {config.run} has ended")
+    _print_note(f"run {config.run} has ended")
     scope.cancel()
 
 
@@ -57,11 +57,11 @@ async def _tell_absence(bus: NatsBus, run: str) -> None:
         with anyio.move_on_after(_PATIENCE_S) as patience:
             await bus.until_up()
         if patience.cancelled_caught:
-            _tell(f"the server of run {run} is unavailable; waiting for it")
+            _print_note(f"the server of run {run} is unavailable; waiting for it")
             await bus.until_up()
-            _tell(f"the server of run {run} is back")
+            _print_note(f"the server of run {run} is back")
 
 
-def _tell(text: str) -> None:
+def _print_note(text: str) -> None:
     """Say something beside the output."""
     print(f"lachesis: {text}", file=sys.stderr, flush=True)

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.schemas.catalog import BINARY, Channel
 from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.output import json_text, printable
 
-__all__ = ["Where", "json_line", "plain", "text_line", "to_plain"]
+__all__ = ["FieldFilter", "json_line", "plain_values", "text_line", "to_plain"]
 
 _IN_SUBJECT = {"v", "run", "env", "revision"}
-_MACHINERY = {
+_HIDDEN_FIELDS = {
     "stamps", "previous", "resolved", "producers", "term", "chain", "commit", "tokenizer_hash",
     "tasks", "task_successes", "task_judged",
 }  # fmt: skip
@@ -31,12 +31,12 @@ _MACHINERY = {
 _ENVELOPE = ("stream", "subject", "seq", "time_ns")
 
 
-def to_plain(message: Stored, channel: Channel, *, full: bool = False) -> dict[str, Any]:
+def to_plain(message: StoredMessage, channel: Channel, *, full: bool = False) -> dict[str, Any]:
     """Return the event that `message` holds. What no event of the channel fits is `{"error": ..., "bytes": n}`."""
     errors = []
     for kind in channel.events:
         try:
-            found: dict[str, Any] = plain(decode(kind, message.data), full=full)
+            found: dict[str, Any] = plain_values(decode(kind, message.data), full=full)
         except SchemaError as error:
             errors.append(str(error))
         else:
@@ -44,7 +44,7 @@ def to_plain(message: Stored, channel: Channel, *, full: bool = False) -> dict[s
     return {"bytes": len(message.data), **({"error": "; ".join(errors)} if errors else {})}
 
 
-def plain(value: Any, *, full: bool) -> Any:
+def plain_values(value: Any, *, full: bool) -> Any:
     """Return structs as dictionaries (array-like ones too), and bytes by what the catalog says they hold."""
     if isinstance(value, msgspec.Struct):
         binary = BINARY.get(type(value).__name__, {})
@@ -56,12 +56,12 @@ def plain(value: Any, *, full: bool) -> Any:
             if isinstance(item, bytes):
                 dtype = binary.get(name, "bytes")
                 item = _column(item, getattr(value, "dtype", dtype) if dtype == "dtype" else dtype, full=full)
-            found[name] = plain(item, full=full)
+            found[name] = plain_values(item, full=full)
         return found
     if isinstance(value, dict):
-        return {str(key): plain(item, full=full) for key, item in value.items()}
+        return {str(key): plain_values(item, full=full) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, full=full) for item in value]
+        return [plain_values(item, full=full) for item in value]
     return _column(value, "bytes", full=full) if isinstance(value, bytes) else value
 
 
@@ -83,25 +83,27 @@ def _column(data: bytes, dtype: str, *, full: bool) -> Any:
     return np.frombuffer(data, kind).tolist()
 
 
-def json_line(message: Stored, event: dict[str, Any]) -> str:
+def json_line(message: StoredMessage, event: dict[str, Any]) -> str:
     """Return one line of JSON: where and when the message was stored, and the event."""
     return json_text({**{name: getattr(message, name) for name in _ENVELOPE}, "event": event})
 
 
-def text_line(message: Stored, event: dict[str, Any], *, full: bool = False) -> str:
+def text_line(message: StoredMessage, event: dict[str, Any], *, full: bool = False) -> str:
     """Return one line for a person: time (UTC), subject, sequence, and what the event says beyond its subject.
 
     Stamps, digests and positions are shown in full lines alone.
     """
     when = datetime.fromtimestamp(message.time_ns / 1e9, UTC).strftime("%H:%M:%S.%f")[:-3]
-    told = event if full else _without_machinery(event)
-    what = " ".join(f"{key}={_short(value)}" for key, value in told.items() if key not in _IN_SUBJECT and _any(value))
+    reported = event if full else _without_machinery(event)
+    what = " ".join(
+        f"{key}={_short(value)}" for key, value in reported.items() if key not in _IN_SUBJECT and _any(value)
+    )
     return printable(f"{when} {message.subject} {message.seq} {what}")
 
 
 def _without_machinery(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_machinery(item) for key, item in value.items() if key not in _MACHINERY}
+        return {key: _without_machinery(item) for key, item in value.items() if key not in _HIDDEN_FIELDS}
     return [_without_machinery(item) for item in value] if isinstance(value, list) else value
 
 
@@ -122,14 +124,14 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class FieldFilter:
     """A filter `field=value`; the field is a dotted path, and in a list any element may match."""
 
     path: tuple[str, ...]
     value: str
 
     @classmethod
-    def parse(cls, text: str, channels: Sequence[Channel]) -> "Where":
+    def parse(cls, text: str, channels: Sequence[Channel]) -> "FieldFilter":
         """Read a filter. Raises `ConfigError` when it is malformed or no event of the channels has such a field."""
         path, equals, value = text.partition("=")
         if not equals or not path:
@@ -141,7 +143,7 @@ class Where:
             raise ConfigError(f"--where {text!r}: no field {first!r} here; there are {', '.join(sorted(known))}")
         return cls(tuple(path.split(".")), value)
 
-    def matches(self, message: Stored, event: dict[str, Any]) -> bool:
+    def matches(self, message: StoredMessage, event: dict[str, Any]) -> bool:
         """Whether the event, or the message it came in, has this value there."""
         envelope = {name: getattr(message, name) for name in _ENVELOPE}
         return any(_text(leaf) == self.value for leaf in _leaves({**envelope, **event}, self.path))

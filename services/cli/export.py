@@ -8,14 +8,14 @@ from typing import Annotated
 import anyio
 import typer
 
-from lachesis.pipeline.archive.export import Exported, Exporter, Request
+from lachesis.pipeline.archive.export import Exporter, ExportRequest, ExportSummary
 from lachesis.pipeline.archive.files import format_of
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.subjects import EVENTS
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.cli.progress import bar
-from lachesis.services.cli.selection import Wanted, with_selection
+from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_history
 
@@ -33,7 +33,7 @@ class Format(StrEnum):
 @with_selection
 def export(
     options: Options,
-    wanted: Wanted,
+    wanted: SelectionOptions,
     path: Annotated[
         Path, typer.Argument(metavar="FILE", help="File to write, *.parquet or *.jsonl, in an existing folder.")
     ],
@@ -51,7 +51,7 @@ def export(
     """
     config = options.config_with_environments()
     selection, groups = wanted.selection(config)
-    request = Request(
+    request = ExportRequest(
         path=path,
         format=format_of(path, kind),
         revision=revision,
@@ -63,16 +63,16 @@ def export(
     if as_json:
         print_json(done)
     else:
-        _tell(done)
+        _print_summary(done)
 
 
-async def _run(config: RunConfig, request: Request) -> Exported:
+async def _run(config: RunConfig, request: ExportRequest) -> ExportSummary:
     async with open_history(config, f"{config.run}.export", OPERATOR) as bus:
         with bar(f"export {request.revision}") as tell:
             return await Exporter(bus, config, request, tell).run()
 
 
-def _tell(done: Exported) -> None:
+def _print_summary(done: ExportSummary) -> None:
     print(f"{done.file}: {done.groups} groups, {done.rows} rows, {human_bytes(done.bytes)}, {done.seconds:.1f} s")
     if done.unscored:
         why = ""

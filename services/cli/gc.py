@@ -9,14 +9,14 @@ import typer
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.sizes import parse_bytes
-from lachesis.pipeline.flow.collect import Collector, Found, Limits
-from lachesis.pipeline.flow.garbage import Decision
+from lachesis.pipeline.flow.collect import GarbageCollector, GcLimits, GcPlan
+from lachesis.pipeline.flow.garbage import GcDecision
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.subjects import LEDGER, REPLAY
 from lachesis.services.cli.consumers import collect_consumers
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.train import PAST_FOLDER
+from lachesis.services.cli.train import OFFLINE_FOLDER
 from lachesis.services.output import human_bytes, print_json, print_table
 from lachesis.services.run.connect import open_run
 
@@ -24,7 +24,7 @@ __all__ = ["collect_garbage", "gc", "limits"]
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d|w)")
 _AGES = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_MOST_HOLDERS = 3
+_MAX_NAMED_HOLDERS = 3
 
 
 @with_options
@@ -75,7 +75,7 @@ def gc(
 
 def limits(
     older_than: str | None, keep_bytes: str | None, revisions: list[str], trainers: list[str], *, ledger: bool
-) -> Limits:
+) -> GcLimits:
     """Return what the command line asks for. Raises `ConfigError`."""
     age = None if older_than is None else _AGE.fullmatch(older_than.strip())
     if older_than is not None and age is None:
@@ -84,7 +84,7 @@ def limits(
         keep = None if keep_bytes is None else parse_bytes(keep_bytes)
     except ConfigError as error:
         raise ConfigError(f"--keep-bytes: {error}") from error
-    return Limits(
+    return GcLimits(
         older_than_s=None if age is None else float(age[1]) * _AGES[age[2]],
         keep_bytes=keep,
         revisions=tuple(revisions),
@@ -93,7 +93,7 @@ def limits(
     )
 
 
-def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: bool) -> None:
+def collect_garbage(options: Options, wanted: GcLimits, *, yes: bool, as_json: bool) -> None:
     """Show what goes, and delete it if `yes`."""
     named = wanted.revisions or wanted.trainers
     nothing = wanted.older_than_s is None and wanted.keep_bytes is None and not named
@@ -116,22 +116,22 @@ def collect_garbage(options: Options, wanted: Limits, *, yes: bool, as_json: boo
     elif not yes:
         print("\nnothing was deleted: give --yes for that", file=sys.stderr)
     for trainer in found.leaving if yes else []:
-        folder = config.path / PAST_FOLDER / trainer.name
+        folder = config.path / OFFLINE_FOLDER / trainer.name
         print(f"\n{folder} stays: before another trainer is to be named {trainer.name}, delete it", file=sys.stderr)
 
 
-async def _collect(config: RunConfig, wanted: Limits, yes: bool, nothing: bool) -> Found:
+async def _collect(config: RunConfig, wanted: GcLimits, yes: bool, nothing: bool) -> GcPlan:
     if nothing:
-        wanted = Limits(older_than_s=0.0, ledger=wanted.ledger)
+        wanted = GcLimits(older_than_s=0.0, ledger=wanted.ledger)
     async with open_run(config, f"{config.run}.gc", OPERATOR) as history:
-        collector = Collector(history.bus, config)
-        found = await collector.find(wanted)
+        collector = GarbageCollector(history.bus, config)
+        found = await collector.plan(wanted)
         if yes:
             await collector.collect(found)
         return found
 
 
-def _print(found: Found) -> None:
+def _print(found: GcPlan) -> None:
     rows: list[tuple[Any, ...]] = []
     for stream, decision in found.decisions.items():
         messages, size = found.totals[stream]
@@ -155,18 +155,18 @@ def _print(found: Found) -> None:
     print_table(("stream", "messages", "bytes", "go", "bytes", "the rest is kept for"), rows)
 
 
-def _why(decision: Decision) -> str | None:
+def _why(decision: GcDecision) -> str | None:
     """Say who keeps what should go, the greatest first."""
     held = sorted(decision.held.items(), key=lambda item: -item[1].bytes)
-    told = [f"{holder} ({human_bytes(one.bytes)} from {one.first} on)" for holder, one in held[:_MOST_HOLDERS]]
-    return "; ".join([*told, *(["others"] if len(held) > _MOST_HOLDERS else [])]) or None
+    reported = [f"{holder} ({human_bytes(one.bytes)} from {one.first} on)" for holder, one in held[:_MAX_NAMED_HOLDERS]]
+    return "; ".join([*reported, *(["others"] if len(held) > _MAX_NAMED_HOLDERS else [])]) or None
 
 
 def _size(messages: int, size: int) -> dict[str, int]:
     return {"messages": messages, "bytes": size}
 
 
-def _plain(config: RunConfig, found: Found, *, deleted: bool) -> dict[str, Any]:
+def _plain(config: RunConfig, found: GcPlan, *, deleted: bool) -> dict[str, Any]:
     going = {one.name for one in found.going}
     return {
         "run": config.run,

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import reason_no_curriculum
 from lachesis.schemas import keys, subjects
@@ -22,14 +22,14 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.tail import first_of_last
-from lachesis.services.observe.store import StoreWarning
+from lachesis.services.cli.tail import first_seq_of_last
+from lachesis.services.observe.store import DiskWarning
 from lachesis.services.output import json_text, print_json, print_table, printable
-from lachesis.services.run.connect import LOOK_S, History, connect_run, open_history
+from lachesis.services.run.connect import CONNECT_S, RunHistory, connect_run, open_history
 
-__all__ = ["EnvHealth", "ask_to_resume", "follow_health", "health", "read_health", "resume"]
+__all__ = ["EnvHealth", "follow_health", "health", "read_health", "request_resume", "resume"]
 
-_RECENT = 32
+_RECENT_ALERTS = 32
 """Alert events looked at: enough to find the newest result of every check."""
 _STYLES = {"inform": "cyan", "warn": "yellow", "quarantine": "red", "halt": "red", "idle": "dim"}
 
@@ -51,10 +51,10 @@ def health(
         print_json(found)
     else:
         _print(found)
-    disk = StoreWarning(config).finding()
+    disk = DiskWarning(config).finding()
     if disk.text is not None:
         print(f"warning: {disk.text}", file=sys.stderr)
-    if disk.stops or not all(health.well for health in found):
+    if disk.stops or not all(health.is_healthy for health in found):
         raise typer.Exit(1)
 
 
@@ -86,13 +86,13 @@ class EnvHealth(msgspec.Struct, frozen=True, kw_only=True):
         return self.standing.halted or self.standing.quarantined_from is not None
 
     @property
-    def well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it was judged, and goes on."""
         return self.groups > 0 and not self.stopped
 
 
 async def _read(config: RunConfig) -> list[EnvHealth]:
-    async with open_history(config, f"{config.run}.health-cli", patience_s=LOOK_S) as bus:
+    async with open_history(config, f"{config.run}.health-cli", patience_s=CONNECT_S) as bus:
         return [await read_health(bus, config, env) for env in await _environments(bus, config)]
 
 
@@ -101,7 +101,7 @@ async def _environments(bus: Bus, config: RunConfig) -> list[str]:
     found = dict.fromkeys(config.environments)
     if not found:
         subject = subjects.event("alert", config.run, config.revision)
-        start = await first_of_last(bus, subjects.EVENTS, [subject], _RECENT)
+        start = await first_seq_of_last(bus, subjects.EVENTS, [subject], _RECENT_ALERTS)
         async with bus.read(subjects.EVENTS, [subject], start=start, headers_only=True, follow=False) as messages:
             async for message in messages:
                 found[message.subject.rsplit(".", 1)[-1]] = None
@@ -115,7 +115,7 @@ async def read_health(bus: Bus, config: RunConfig, env: str) -> EnvHealth:
     subject = subjects.event("alert", config.run, config.revision, env)
     results: dict[str, Alert] = {}
     standing, groups = Standing(), 0
-    start = await first_of_last(bus, subjects.EVENTS, [subject], _RECENT)
+    start = await first_seq_of_last(bus, subjects.EVENTS, [subject], _RECENT_ALERTS)
     async with bus.read(subjects.EVENTS, [subject], start=start, follow=False) as messages:
         async for message in messages:
             event = _event(message)
@@ -184,7 +184,7 @@ async def follow_health(config: RunConfig, as_json: bool) -> None:
     await follow_run(config, f"{config.run}.health-cli", partial(_show, config, as_json))
 
 
-async def _show(config: RunConfig, as_json: bool, history: History) -> None:
+async def _show(config: RunConfig, as_json: bool, history: RunHistory) -> None:
     bus, ended = history
     before: dict[str, Standing] = {}
     subject = subjects.event("alert", config.run, config.revision)
@@ -203,9 +203,9 @@ async def _show(config: RunConfig, as_json: bool, history: History) -> None:
 
 def _lines(event: AlertEvent, *, changed: bool, as_json: bool) -> list[str]:
     if as_json:
-        told = {"env": event.env, "groups": event.groups, "standing": event.standing}
-        return [json_text({**told, "alert": alert}) for alert in event.alerts] or (
-            [json_text({**told, "alert": None})] if changed else []
+        reported = {"env": event.env, "groups": event.groups, "standing": event.standing}
+        return [json_text({**reported, "alert": alert}) for alert in event.alerts] or (
+            [json_text({**reported, "alert": None})] if changed else []
         )
     lines = [
         f"{alert.severity} {event.env} {alert.check}: {printable(alert.reason)} ({' '.join(alert.examples)})"
@@ -229,7 +229,7 @@ async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
         if not wanted:
             print("nothing is quarantined or halted")
         for name in wanted:
-            if await ask_to_resume(bus, config, name, wait_s=wait_s):
+            if await request_resume(bus, config, name, wait_s=wait_s):
                 print(f"{name}: resumed; its checks start over")
             else:
                 done = False
@@ -237,7 +237,7 @@ async def _resume(config: RunConfig, env: str | None, wait_s: float) -> bool:
     return done
 
 
-async def ask_to_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float) -> bool:
+async def request_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float) -> bool:
     """Store the request, and return whether the health service answered it in time."""
     subject = subjects.event("alert", config.run, config.revision, env)
     start = (await bus.usage(subjects.EVENTS)).last + 1
@@ -253,7 +253,7 @@ async def ask_to_resume(bus: Bus, config: RunConfig, env: str, *, wait_s: float)
     return False
 
 
-def _event(message: Stored) -> AlertEvent | None:
+def _event(message: StoredMessage) -> AlertEvent | None:
     try:
         return decode(AlertEvent, message.data)
     except SchemaError:

@@ -10,8 +10,8 @@ import typer
 from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from lachesis.pipeline.archive.files import format_of
-from lachesis.pipeline.archive.importing import PRODUCER, Imported, Importer, Request
-from lachesis.pipeline.archive.logic.atropos import UNKNOWN_POLICY, Assumed
+from lachesis.pipeline.archive.importing import PRODUCER, Importer, ImportRequest, ImportSummary
+from lachesis.pipeline.archive.logic.atropos import UNKNOWN_POLICY, ImportAssumptions
 from lachesis.pipeline.archive.reading import check_kind
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.stage.service import Service
@@ -23,7 +23,7 @@ from lachesis.services.cli.progress import bar
 from lachesis.services.output import human_bytes, print_json
 from lachesis.services.run.connect import open_run
 
-__all__ = ["Foreign", "import_"]
+__all__ = ["AtroposOptions", "import_"]
 
 
 @with_options
@@ -57,27 +57,27 @@ def import_(
     """
     if not atropos and (env or policy or tokenizer_hash):
         raise typer.BadParameter("--env, --policy and --tokenizer-hash are for files of Atropos: give --atropos")
-    foreign = Foreign(env, policy, tokenizer_hash) if atropos else None
+    foreign = AtroposOptions(env, policy, tokenizer_hash) if atropos else None
     config = options.config_with_environments()
     known = [(path, format_of(path, "jsonl" if foreign else None)) for path in files]
     for path, kind in known:
         check_kind(path, kind, atropos=foreign is not None)
     assumed = foreign.assumed(config) if foreign else None
-    request = Request(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait)
+    request = ImportRequest(files=known, assumed=assumed, skip_bad=skip_bad, leased=not unleased, wait_s=wait)
     done = anyio.run(_run, config, request)
     if as_json:
         print_json(done)
     else:
-        _tell(done)
+        _print_summary(done)
 
 
-class Foreign:
+class AtroposOptions:
     """Options of the command line for Atropos files."""
 
     def __init__(self, env: str | None, policy: str | None, tokenizer_hash: str | None) -> None:
         self.env, self.policy, self.tokenizer_hash = env, policy, tokenizer_hash
 
-    def assumed(self, config: RunConfig) -> Assumed:
+    def assumed(self, config: RunConfig) -> ImportAssumptions:
         """Return what is assumed of their groups. Raises `ConfigError`."""
         env = self.env or (next(iter(config.environments)) if len(config.environments) == 1 else None)
         if env is None or env not in config.environments:
@@ -91,7 +91,7 @@ class Foreign:
         except SchemaError as error:
             raise ConfigError(f"--policy: {error}") from error
         settings = config.environments[env]
-        return Assumed(
+        return ImportAssumptions(
             run=config.run,
             env=env,
             longest=settings.longest_tokens,
@@ -101,7 +101,7 @@ class Foreign:
         )
 
 
-async def _run(config: RunConfig, request: Request) -> Imported:
+async def _run(config: RunConfig, request: ImportRequest) -> ImportSummary:
     async with open_run(config, f"{config.run}.import", OPERATOR, create=True) as (bus, ended):
         if ended:  # nobody else can be there: the server lives for this alone
             request = msgspec.structs.replace(request, leased=False)
@@ -119,7 +119,7 @@ def _complain(place: str, reason: str) -> None:
     print(f"left out: {place}: {reason}", file=sys.stderr)
 
 
-def _tell(done: Imported) -> None:
+def _print_summary(done: ImportSummary) -> None:
     rate = f"{done.stored / done.seconds:.0f} groups/s" if done.stored and done.seconds else f"{done.seconds:.1f} s"
     print(f"{done.stored} groups stored ({done.sequences} sequences, {human_bytes(done.bytes)}), {rate}")
     if done.untrainable:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from lachesis.pipeline.config.load import Loaded
+    from lachesis.pipeline.config.load import LoadedConfig
     from lachesis.pipeline.config.run import RunConfig
 
 __all__ = ["Json", "Options", "with_options"]
@@ -65,11 +65,11 @@ class Options:
     def _name(self) -> str | None:
         return self.run or os.environ.get("LACHESIS_RUN")
 
-    def load(self) -> "Loaded[RunConfig]":
+    def load(self) -> "LoadedConfig[RunConfig]":
         """Return the configuration and the origins of its values. Raises `ConfigError`."""
         import msgspec
 
-        from lachesis.pipeline.config.load import Loaded, load
+        from lachesis.pipeline.config.load import LoadedConfig, load
         from lachesis.pipeline.config.run import RunConfig
         from lachesis.pipeline.config.secrets import without_secrets
         from lachesis.schemas.errors import ConfigError
@@ -89,7 +89,7 @@ class Options:
         if folder is None:
             return loaded
         known = msgspec.structs.replace(loaded.config, folder=str(folder))
-        return Loaded(known, {**loaded.origins, "folder": "where the run was started"})
+        return LoadedConfig(known, {**loaded.origins, "folder": "where the run was started"})
 
     def config(self) -> "RunConfig":
         """Return the configuration. Raises `ConfigError`.

@@ -18,7 +18,7 @@ from rich.progress import (
 
 from lachesis.services.output import SafeConsole
 
-__all__ = ["PAUSED", "bar", "drain_when_told"]
+__all__ = ["PAUSED", "bar", "drain_on_signal"]
 
 PAUSED = 130
 """Exit code of a command that was interrupted: as a shell gives it, and another than that of a failure."""
@@ -41,7 +41,7 @@ def bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | No
         yield tell
 
 
-async def drain_when_told(draining: anyio.Event, drain: Callable[[], None]) -> None:
+async def drain_on_signal(draining: anyio.Event, drain: Callable[[], None]) -> None:
     """Call `drain`, which sets `draining`, on SIGINT or SIGTERM; told again, end at once: nothing but time is lost."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:

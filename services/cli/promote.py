@@ -10,12 +10,12 @@ import anyio
 import typer
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.promotion.logic import ask
-from lachesis.pipeline.promotion.record import promotion, read, write
+from lachesis.pipeline.promotion.logic import request
+from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
 from lachesis.pipeline.replay.logic.selection import differences
-from lachesis.pipeline.replay.revisions import judges_of, own_normalizations
+from lachesis.pipeline.replay.revisions import ensembles_of, overridden_normalizations
 from lachesis.pipeline.rewards.estimators.registry import describe_estimator
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -29,7 +29,7 @@ from lachesis.services.run.connect import connect_run
 
 __all__ = ["promote"]
 
-_LOOK_AGAIN_S = 0.2
+_POLL_S = 0.2
 
 
 @with_options
@@ -75,12 +75,12 @@ async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: floa
         by = f"{getpass.getuser()}@{socket.gethostname()}"
         asked = promotion(config, revision, by=by, asked_ns=time.time_ns(), give_up=give_up)
         while True:
-            known, expected = await read(bus, config.run, config.revision)
-            wanted = ask(config.run, known, asked)
+            known, expected = await read_promotions(bus, config.run, config.revision)
+            wanted = request(config.run, known, asked)
             if wanted is None:
                 break
             try:
-                await write(bus, wanted, config.revision, expected=expected)
+                await write_promotions(bus, wanted, config.revision, expected=expected)
             except FencedError:
                 continue  # somebody else promotes at this moment
             known = wanted.promotions
@@ -88,15 +88,15 @@ async def _promote(config: RunConfig, revision: str, give_up: bool, wait_s: floa
         found = known[-1]
         with anyio.move_on_after(wait_s):
             while found.first is None:
-                await anyio.sleep(_LOOK_AGAIN_S)
-                found = (await read(bus, config.run, config.revision))[0][-1]
+                await anyio.sleep(_POLL_S)
+                found = (await read_promotions(bus, config.run, config.revision))[0][-1]
         return found, defined.selection.follow
 
 
 async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
     """Return what defines `revision`. Raise unless `revision` was tried on this run, under this configuration."""
     run = config.run
-    defined, _, _ = await newest(
+    defined, _, _ = await read_last_event(
         bus, REPLAY, subjects.revision(run, revision), RevisionRecord, lambda one: one.run == run
     )
     if defined is None:
@@ -112,9 +112,9 @@ async def _check(bus: Bus, config: RunConfig, revision: str) -> RevisionRecord:
         )
     tried = {env: judges for env, judges in defined.judges.items() if env in config.environments}
     asked = defined.replace(
-        judges=judges_of(config, list(config.environments)),
+        judges=ensembles_of(config, list(config.environments)),
         normalization=config.normalization.recorded(),
-        normalizations=own_normalizations(config, config.environments),
+        normalizations=overridden_normalizations(config, config.environments),
         advantage={env: describe_estimator(config.advantage_of(env)) for env in config.environments},
     )
     stored = defined.replace(judges=tried, advantage={env: defined.advantage[env] for env in tried})

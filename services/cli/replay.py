@@ -8,21 +8,21 @@ import anyio
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.config import ReplayPace
 from lachesis.pipeline.replay.judging import collect_seldom
-from lachesis.pipeline.replay.logic.fold import Folded
-from lachesis.pipeline.replay.stage import Replayed, Request, run_replay
+from lachesis.pipeline.replay.logic.fold import FoldCommit
+from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest, run_replay
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.replay import Unscored
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
-from lachesis.services.cli.selection import Wanted, with_selection
+from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
+from lachesis.services.cli.selection import SelectionOptions, with_selection
 from lachesis.services.output import print_json, printable
 from lachesis.services.run.connect import open_history
 
 __all__ = ["replay"]
 
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 """Groups of which it is told why they have no score."""
 
 
@@ -30,7 +30,7 @@ _MOST_REASONS = 5
 @with_selection
 def replay(
     options: Options,
-    wanted: Wanted,
+    wanted: SelectionOptions,
     *,
     revision: Annotated[str, typer.Option(metavar="NAME", help="Name of the new revision.")],
     max_rate: Annotated[float | None, typer.Option(min=0.001, help="Groups a second at most.")] = None,
@@ -50,32 +50,32 @@ def replay(
     The live run is not touched. After Ctrl-C or a crash the same command goes on where it was. Compare the result
     with `lachesis compare live NAME`.
     """
-    pace = Pace(max_rate=max_rate, max_inflight=max_inflight, workers=workers)
+    pace = ReplayPace(max_rate=max_rate, max_inflight=max_inflight, workers=workers)
     config = options.config_with_environments()
     selection, groups = wanted.selection(config)
-    request = Request(revision=revision, selection=selection, groups=groups, pace=pace)
+    request = ReplayRequest(revision=revision, selection=selection, groups=groups, pace=pace)
     collect_seldom()
     reasons: list[Unscored] = []
     result = anyio.run(_run, config, request, reasons)
     if as_json:
         print_json(result)
     else:
-        _tell(result, reasons)
+        _print_summary(result, reasons)
     if not result.finished:
         raise typer.Exit(PAUSED)
 
 
-async def _run(config: RunConfig, request: Request, reasons: list[Unscored]) -> Replayed:
+async def _run(config: RunConfig, request: ReplayRequest, reasons: list[Unscored]) -> ReplayProgress:
     draining = anyio.Event()
 
-    def note(_env: str, _reached: int, folded: Folded) -> None:
-        reasons.extend(folded.unscored[: _MOST_REASONS - len(reasons)])
+    def note(_env: str, _reached: int, folded: FoldCommit) -> None:
+        reasons.extend(folded.unscored[: _MAX_REASONS - len(reasons)])
 
     async with (
         open_history(config, f"{config.run}.replay", OPERATOR) as bus,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(drain_when_told, draining, draining.set)
+        tasks.start_soon(drain_on_signal, draining, draining.set)
         with bar(f"replay {request.revision}") as tell:
             result = await run_replay(
                 bus, config, request, draining=draining, progress=tell, observe=note, connection=bus.connection
@@ -84,7 +84,7 @@ async def _run(config: RunConfig, request: Request, reasons: list[Unscored]) -> 
     return result
 
 
-def _tell(result: Replayed, reasons: Sequence[Unscored]) -> None:
+def _print_summary(result: ReplayProgress, reasons: Sequence[Unscored]) -> None:
     rate = f"{result.seconds:.1f} s"
     print(f"revision {result.revision}: {result.groups} of {result.total} groups, {rate}, digest {result.digest}")
     if result.unscored:

@@ -14,9 +14,9 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
 from lachesis.pipeline.replay.past import past_record
-from lachesis.pipeline.reproduction.batches import Facts, Progress, verify_batches
+from lachesis.pipeline.reproduction.batches import LedgerReplayFacts, Progress, verify_batches
 from lachesis.pipeline.training.state import CHECKPOINTS, TrainerState, known_checkpoints
-from lachesis.pipeline.verification.checks import Finding
+from lachesis.pipeline.verification.checks import NumericFinding
 from lachesis.schemas.errors import CheckpointError, ConfigError, LedgerError, NotFoundError
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
@@ -27,7 +27,7 @@ from lachesis.services.cli.train import past_config
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["Reproduction", "Wish", "reproduce"]
+__all__ = ["ReproduceOptions", "Reproduction", "reproduce"]
 
 
 @with_options
@@ -59,7 +59,7 @@ def reproduce(
     Reads only, while the run goes on or after it has ended. Exits with 1 if anything is not what was recorded.
     """
     chosen = options if run is None else replace(options, run=run)
-    wish = Wish(trainer=trainer, begin=begin, end=end, batches_only=batches_only, tolerance=tolerance)
+    wish = ReproduceOptions(trainer=trainer, begin=begin, end=end, batches_only=batches_only, tolerance=tolerance)
     found = anyio.run(_run, chosen.config(), wish)
     if as_json:
         print_json(found)
@@ -71,7 +71,7 @@ def reproduce(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ReproduceOptions:
     """Options of the command line; None is the default of each."""
 
     trainer: str | None
@@ -91,10 +91,10 @@ class Reproduction(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     manifest: str
     chain: str
-    findings: list[Finding]
+    findings: list[NumericFinding]
 
 
-async def _run(config: RunConfig, wish: Wish) -> Reproduction:
+async def _run(config: RunConfig, wish: ReproduceOptions) -> Reproduction:
     trainer = check_name("trainer", wish.trainer or config.training.name)
     async with open_history(config, f"{config.run}.reproduce") as bus:
         past = None if trainer == config.training.name else await past_record(bus, config.run, trainer)
@@ -124,13 +124,13 @@ async def _run(config: RunConfig, wish: Wish) -> Reproduction:
 async def _weights(
     bus: Bus,
     config: RunConfig,
-    wish: Wish,
-    facts: Facts,
+    wish: ReproduceOptions,
+    facts: LedgerReplayFacts,
     *,
     kept: list[tuple[Path, TrainerState]],
     past: PastRecord | None,
     progress: Progress,
-) -> list[Finding]:
+) -> list[NumericFinding]:
     why = None
     if wish.batches_only:
         return []
@@ -140,15 +140,15 @@ async def _weights(
         why = f"needs torch; {install_command('train')}"
     if why is not None:
         text = f"not compared: {why}"
-        return [Finding(check="weights", subject=config.training.name, verdict="warn", text=text)]
-    from lachesis.pipeline.reproduction.weights import Begin, retrain
+        return [NumericFinding(check="weights", subject=config.training.name, verdict="warn", text=text)]
+    from lachesis.pipeline.reproduction.weights import RetrainStart, retrain
 
     path, state = _begin(config, wish.begin, kept)
     try:
         return await retrain(
             bus,
             config,
-            Begin(path, state),
+            RetrainStart(path, state),
             facts,
             end=wish.end,
             tolerance=wish.tolerance,
@@ -156,7 +156,7 @@ async def _weights(
             progress=progress,
         )
     except (NotFoundError, CheckpointError, LedgerError) as error:
-        return [Finding(check="weights", subject=config.training.name, verdict="fail", text=str(error))]
+        return [NumericFinding(check="weights", subject=config.training.name, verdict="fail", text=str(error))]
 
 
 def _begin(

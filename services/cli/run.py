@@ -9,7 +9,7 @@ import typer
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.output import print_table
 from lachesis.services.process.replica import replica_name
-from lachesis.services.process.service_process import Role, run_process
+from lachesis.services.process.service_process import ProcessRole, run_process
 from lachesis.services.registry import SERVICES, find
 from lachesis.services.supervisor.forkserver import end_at_once, serve_forks
 
@@ -47,10 +47,10 @@ def forkserver(
     options: Options, kind: Annotated[str, typer.Argument()], door: Annotated[Path, typer.Argument()]
 ) -> None:
     """Fork services on the supervisor's request."""
-    told = serve_forks(kind, door)
-    if told is not None:
+    reported = serve_forks(kind, door)
+    if reported is not None:
         with end_at_once():
-            run_service(options, told.service, told.part, replica=told.replica, supervised=True)
+            run_service(options, reported.service, reported.part, replica=reported.replica, supervised=True)
 
 
 def list_services() -> None:
@@ -61,5 +61,5 @@ def list_services() -> None:
 
 def run_service(options: Options, service: str, part: str, *, replica: int | None, supervised: bool) -> None:
     """Run until drained; exits with the code of `run_process`."""
-    role = Role(find(service), part, replica_name(replica), supervised)
+    role = ProcessRole(find(service), part, replica_name(replica), supervised)
     sys.exit(run_process(role, options.config()))

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from lachesis.pipeline.config.run import RunConfig
     from lachesis.schemas.replay import Selection
 
-__all__ = ["Wanted", "with_selection"]
+__all__ = ["SelectionOptions", "with_selection"]
 
 _PANEL = "Selection"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SelectionOptions:
     """The selection of the command line; None or nothing selects all."""
 
     envs: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         values = {field: given.pop(name) for name, (field, _) in _OPTIONS.items()}
         for several in ("envs", "subjects"):
             values[several] = tuple(values[several] or ())
-        command(options, Wanted(**values), **given)
+        command(options, SelectionOptions(**values), **given)
 
     first, _, *own = inspect.signature(command).parameters.values()
     added = [

@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from lachesis.pipeline.config import secrets
-from lachesis.pipeline.config.load import Setting, settings
+from lachesis.pipeline.config.load import ConfigSetting, settings
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.output import print_json, print_table, printable
 
@@ -37,14 +37,14 @@ def show_settings(options: Options, *, as_json: bool) -> None:
         _print_lines(rows)
 
 
-def _print_lines(rows: Sequence[Setting]) -> None:
+def _print_lines(rows: Sequence[ConfigSetting]) -> None:
     """Print a line for each setting, to be found by grep, and below it what it means: a table would be too wide."""
     for row in rows:
         print(printable(f"{row.path} = {_plain(row.value) or '-'}   ({row.origin})"))
         print(textwrap.indent(textwrap.fill(row.description, 100), "    "))
 
 
-def masked(row: Setting) -> Setting:
+def masked(row: ConfigSetting) -> ConfigSetting:
     """Return the setting without passwords in URLs and without secret values.
 
     A value is secret if its name says so, or if it is the text of an error.
@@ -53,7 +53,7 @@ def masked(row: Setting) -> Setting:
     """
     value = secrets.masked(row.path.rpartition(".")[2], row.value)
     origin = row.origin.partition("=")[0] if row.origin.startswith("--set ") else row.origin
-    return Setting(row.path, value, origin, row.description)
+    return ConfigSetting(row.path, value, origin, row.description)
 
 
 def _plain(value: Any) -> str | None:

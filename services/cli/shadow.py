@@ -9,10 +9,10 @@ import msgspec
 import typer
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.config import ReplayPace
 from lachesis.pipeline.replay.logic.rolling import RollingFigures
 from lachesis.pipeline.replay.revisions import following
-from lachesis.pipeline.replay.stage import Replayed, Request
+from lachesis.pipeline.replay.stage import ReplayProgress, ReplayRequest
 from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
@@ -20,7 +20,7 @@ from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.replay import Selection
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.progress import drain_when_told
+from lachesis.services.cli.progress import drain_on_signal
 from lachesis.services.output import print_json, print_table
 from lachesis.services.run.connect import connect_run, open_history, recent_heartbeats
 from lachesis.services.shadow import run_shadow, service_name
@@ -55,12 +55,12 @@ def shadow_start(
     It runs until Ctrl-C or `lachesis shadow stop`, and gives way to the run: what it is too slow for, it does not hold
     up. After a crash the same command goes on where it was, with the same bits as `lachesis replay` would give.
     """
-    pace = Pace(max_rate=max_rate, max_inflight=max_inflight)
+    pace = ReplayPace(max_rate=max_rate, max_inflight=max_inflight)
     config = options.config_with_environments()
     selection = Selection(envs=sorted(set(env or [] or config.environments)), first_seq=from_seq, follow=True)
     os.nice(_NICE)
     result = anyio.run(
-        _follow, config, Request(revision=check_name("revision", revision), selection=selection, pace=pace)
+        _follow, config, ReplayRequest(revision=check_name("revision", revision), selection=selection, pace=pace)
     )
     if as_json:
         print_json(result)
@@ -115,14 +115,14 @@ def shadow_stop(
     )
 
 
-async def _follow(config: RunConfig, request: Request) -> Replayed:
+async def _follow(config: RunConfig, request: ReplayRequest) -> ReplayProgress:
     name = service_name(request.revision)
     async with (
         await connect_run(config, f"{config.run}.{name}", OPERATOR) as bus,
         open_service(bus, name, config.run, request.revision) as service,
         anyio.create_task_group() as tasks,
     ):
-        tasks.start_soon(drain_when_told, service.draining, service.drain)
+        tasks.start_soon(drain_on_signal, service.draining, service.drain)
         print(
             f"revision {request.revision} follows run {config.run}; `lachesis shadow list` shows its position",
             file=sys.stderr,
@@ -160,10 +160,12 @@ async def _list(config: RunConfig) -> list[ShadowStatus]:
         found = []
         for defined, stored in shadows:
             beat = beats.get(service_name(defined.revision))
-            told = beat.metrics if beat else {}
-            position = max(stored, int(told.get("shadow/position", 0)))
+            reported = beat.metrics if beat else {}
+            position = max(stored, int(reported.get("shadow/position", 0)))
             compared = {
-                name: told[f"shadow/{name}"] for name in RollingFigures.__struct_fields__ if f"shadow/{name}" in told
+                name: reported[f"shadow/{name}"]
+                for name in RollingFigures.__struct_fields__
+                if f"shadow/{name}" in reported
             }
             found.append(
                 ShadowStatus(
@@ -174,7 +176,7 @@ async def _list(config: RunConfig) -> list[ShadowStatus]:
                     first=defined.first,
                     position=position,
                     lag=max(0, last + 1 - position),
-                    groups_per_s=told.get("shadow/groups_per_s"),
+                    groups_per_s=reported.get("shadow/groups_per_s"),
                     compared=msgspec.convert(compared, RollingFigures, strict=False),
                 )
             )

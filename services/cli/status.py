@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterator, Sequence
 import anyio
 from rich.text import Text
 
-from lachesis.services.cli.columns import FULL, Column, print_columns
+from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, print_columns
 from lachesis.services.cli.options import Json, Options, with_options
 from lachesis.services.observe.evaluations import evaluation_summary
-from lachesis.services.observe.overview import barren
+from lachesis.services.observe.overview import untrained_warning
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.services import Quantiles, ServiceStatus
-from lachesis.services.observe.snapshot import Snapshot, StreamStatus, look_at_run
+from lachesis.services.observe.snapshot import RunSnapshot, StreamStatus, look_at_run
 from lachesis.services.output import human_bytes, human_seconds, print_json, print_table, printable
 
 __all__ = ["status"]
@@ -35,20 +35,20 @@ def status(options: Options, as_json: Json = False) -> None:
     anyio.run(look_at_run, options.config(), print_json if as_json else _print)
 
 
-def _print(snapshot: Snapshot) -> None:
+def _print(snapshot: RunSnapshot) -> None:
     print(_headline(snapshot))
     for problem in snapshot.problems:
         print(f"problem  {printable(problem)}")
     for name, text in _facts(snapshot):
         print(f"{name:8} {printable(text)}")
-    for warning in [*barren(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
+    for warning in [*untrained_warning(snapshot.ledger.outcomes if snapshot.ledger else {}), *snapshot.warnings]:
         print(f"warning  {printable(warning)}")
     _print_services(snapshot.services)
     if snapshot.streams is not None:
         _print_streams(snapshot.streams)
 
 
-def _headline(snapshot: Snapshot) -> str:
+def _headline(snapshot: RunSnapshot) -> str:
     step, steps = snapshot.step, snapshot.steps
     of = "" if steps is None or step is None else f" of {steps}"
     where = f", on nats-server {snapshot.server_version}, {snapshot.server}" if snapshot.server else ""
@@ -61,7 +61,7 @@ def _headline(snapshot: Snapshot) -> str:
     return f"run {snapshot.run} {at}{of}{where}"
 
 
-def _facts(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+def _facts(snapshot: RunSnapshot) -> Iterator[tuple[str, str]]:
     """Yield what is known of the training and how far it is recorded; of what is not, why."""
     if rewards := describe_rewards(snapshot.reward, snapshot.rewards):
         yield "reward", rewards
@@ -110,10 +110,12 @@ def _print_streams(rows: Sequence[StreamStatus]) -> None:
         print("\nnothing is stored yet")
 
 
-def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
-    def figures(name: str, cell: Callable[[ServiceStatus], object], least: int = 0, most: int = FULL) -> Column:
+def _columns(rows: Sequence[ServiceStatus]) -> list[TableColumn]:
+    def figures(
+        name: str, cell: Callable[[ServiceStatus], object], least: int = 0, most: int = FULL_DETAIL
+    ) -> TableColumn:
         cells = [cell(row) for row in rows]
-        return Column(name, [Text("-" if one is None else str(one)) for one in cells], least=least, most=most)
+        return TableColumn(name, [Text("-" if one is None else str(one)) for one in cells], least=least, most=most)
 
     columns = [
         figures("replicas", lambda row: len(row.instances), least=2),
@@ -122,26 +124,26 @@ def _columns(rows: Sequence[ServiceStatus]) -> list[Column]:
         figures("handled", lambda row: row.handled),
         figures("again", lambda row: row.redelivered, least=1),
         figures("dead", lambda row: row.dead, least=1),
-        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL),
-        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL),
-        figures("wait p99", lambda row: human_seconds(row.wait.p99), most=FULL - 1),
-        figures("process p99", lambda row: human_seconds(row.process.p99), most=FULL - 1),
+        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL_DETAIL),
+        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL_DETAIL),
+        figures("wait p99", lambda row: human_seconds(row.wait.p99), most=FULL_DETAIL - 1),
+        figures("process p99", lambda row: human_seconds(row.process.p99), most=FULL_DETAIL - 1),
     ]
     return [
-        Column("service", [Text(printable(row.service)) for row in rows]),
-        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
+        TableColumn("service", [Text(printable(row.service)) for row in rows]),
+        TableColumn("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
         *(column for column in columns if any(cell.plain != "-" for cell in column.cells)),
     ]
 
 
-def _policy(snapshot: Snapshot) -> str:
+def _policy(snapshot: RunSnapshot) -> str:
     policy = snapshot.policy
     if policy is None:
         return "none published yet"
     return f"step {policy.step}, {policy.version}, {policy.age_s:.0f} s ago"
 
 
-def _trainer(snapshot: Snapshot) -> str:
+def _trainer(snapshot: RunSnapshot) -> str:
     trainer = snapshot.trainer
     if trainer is None:
         row = next((row for row in snapshot.services if row.service == "trainer"), None)
@@ -154,7 +156,7 @@ def _trainer(snapshot: Snapshot) -> str:
     return f"step {trainer.step} durable, batches {trainer.batches}{voids}{dropped}, {trainer.age_s:.0f} s ago"
 
 
-def _ledger(snapshot: Snapshot) -> str:
+def _ledger(snapshot: RunSnapshot) -> str:
     ledger = snapshot.ledger
     if ledger is None:
         return "empty"
@@ -165,7 +167,7 @@ def _ledger(snapshot: Snapshot) -> str:
     )
 
 
-def _lengths(snapshot: Snapshot) -> str:
+def _lengths(snapshot: RunSnapshot) -> str:
     """Say how long the groups are that are dropped as stale, beside those that are trained; empty while none is."""
     metrics = next((row.metrics for row in snapshot.services if row.service == "batcher"), {})
     stale, batched = (metrics.get(f"batching/tokens_per_sequence/{kind}") for kind in ("stale", "batched"))

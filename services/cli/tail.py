@@ -15,16 +15,16 @@ from typing import Annotated
 import anyio
 import typer
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.catalog import CHANNELS, Channel, channel_of, narrow
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.cli.ending import follow_run
-from lachesis.services.cli.events import Where, json_line, text_line, to_plain
+from lachesis.services.cli.events import FieldFilter, json_line, text_line, to_plain
 from lachesis.services.cli.options import Options, with_options
-from lachesis.services.run.connect import History, open_run
+from lachesis.services.run.connect import RunHistory, open_run
 
-__all__ = ["Printer", "Span", "Wanted", "first_of_last", "resolve", "tail"]
+__all__ = ["Printer", "StreamSlice", "TailTargets", "first_seq_of_last", "resolve", "tail"]
 
 
 @with_options
@@ -45,10 +45,10 @@ def tail(
     full: Annotated[bool, typer.Option("--full", help="Also show column values, stamps and digests.")] = False,
 ) -> None:
     """Follow events as they are stored, decoded."""
-    span = Span(since_start=since_start, last=last, follow=follow)
+    span = StreamSlice(since_start=since_start, last=last, follow=follow)
     config = options.config()
     wanted = resolve(subject, config.run)
-    printer = Printer([Where.parse(text, wanted.channels) for text in where or []], as_json, full)
+    printer = Printer([FieldFilter.parse(text, wanted.channels) for text in where or []], as_json, full)
     try:
         anyio.run(_tail, config, wanted, span, printer)
     except* BrokenPipeError:
@@ -56,7 +56,7 @@ def tail(
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StreamSlice:
     """What of each stream: from the oldest message on, from `last` messages back, or (neither) from the next one;
 
     with `follow` until the run ends, else up to where the stream ends now. Of a run that has ended: all, or the last.
@@ -72,7 +72,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TailTargets:
     """What to follow: the channels concerned, filters by stream, and subjects of core NATS."""
 
     channels: list[Channel]
@@ -84,11 +84,11 @@ class Wanted:
 class Printer:
     """Writes the events that pass the filters to standard output, each at once."""
 
-    filters: Sequence[Where]
+    filters: Sequence[FieldFilter]
     as_json: bool
     full: bool
 
-    def show(self, message: Stored) -> None:
+    def show(self, message: StoredMessage) -> None:
         channel = channel_of(message.subject)
         if channel is None:
             return
@@ -105,7 +105,7 @@ class Printer:
         sys.stdout.flush()
 
 
-def resolve(subject: str, run: str) -> Wanted:
+def resolve(subject: str, run: str) -> TailTargets:
     """Return what `subject` means: a subject with wildcards, or a kind of this run. Raises `ConfigError`."""
     named = [channel for channel in CHANNELS if channel.name == subject]
     if named:
@@ -123,7 +123,7 @@ def resolve(subject: str, run: str) -> Wanted:
     for channel, found in pairs:
         if channel.stream is not None:
             filters.setdefault(channel.stream, []).append(found)
-    return Wanted(
+    return TailTargets(
         [channel for channel, _ in pairs], filters, [found for channel, found in pairs if channel.stream is None]
     )
 
@@ -132,7 +132,7 @@ def _parts(channel: Channel) -> list[tuple[str, str]]:
     return list(zip(channel.address.split("."), channel.pattern.split("."), strict=True))
 
 
-async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer) -> None:
+async def _tail(config: RunConfig, wanted: TailTargets, span: StreamSlice, printer: Printer) -> None:
     name, show = f"{config.run}.tail", partial(_show, wanted, span, printer)
     if span.follow:
         await follow_run(config, name, show)
@@ -141,10 +141,10 @@ async def _tail(config: RunConfig, wanted: Wanted, span: Span, printer: Printer)
             await show(history)
 
 
-async def _show(wanted: Wanted, span: Span, printer: Printer, history: History) -> None:
+async def _show(wanted: TailTargets, span: StreamSlice, printer: Printer, history: RunHistory) -> None:
     bus, ended = history
     if ended and span.follow:
-        span = Span(since_start=span.last is None, last=span.last, follow=False)
+        span = StreamSlice(since_start=span.last is None, last=span.last, follow=False)
     async with anyio.create_task_group() as tasks:
         async with anyio.create_task_group() as readers:
             if _is_pipe(sys.stdout.fileno()):
@@ -156,13 +156,13 @@ async def _show(wanted: Wanted, span: Span, printer: Printer, history: History) 
         tasks.cancel_scope.cancel()
 
 
-async def _follow_stream(bus: Bus, stream: str, filters: list[str], span: Span, printer: Printer) -> None:
+async def _follow_stream(bus: Bus, stream: str, filters: list[str], span: StreamSlice, printer: Printer) -> None:
     usage = await bus.usage(stream)
     start = usage.last + 1
     if span.since_start:
         start = usage.first
     elif span.last is not None:
-        start = await first_of_last(bus, stream, filters, span.last)
+        start = await first_seq_of_last(bus, stream, filters, span.last)
     async with bus.read(stream, filters, start=start, follow=span.follow) as messages:
         async for message in messages:
             printer.show(message)
@@ -174,7 +174,7 @@ async def _follow_core(bus: Bus, subject: str, printer: Printer) -> None:
             printer.show(message)
 
 
-async def first_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
+async def first_seq_of_last(bus: Bus, stream: str, filters: list[str], count: int) -> int:
     """Return the sequence of the `count`-th last message on `filters`.
 
     The stream's first if there are fewer.

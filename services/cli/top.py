@@ -19,15 +19,15 @@ from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
 from lachesis.schemas.ledger import LedgerEntry
-from lachesis.services.cli.columns import FULL, Column, fitting, table
-from lachesis.services.cli.ending import end_when_told
+from lachesis.services.cli.columns import FULL_DETAIL, TableColumn, fitting, table
+from lachesis.services.cli.ending import end_on_signal
 from lachesis.services.cli.options import Options, with_options
 from lachesis.services.observe.evaluations import (
     EvaluationStatus,
@@ -35,15 +35,15 @@ from lachesis.services.observe.evaluations import (
     evaluation_summary,
     evaluation_warnings,
 )
-from lachesis.services.observe.overview import Overview, Rewards, finished, look, look_back
+from lachesis.services.observe.overview import Overview, RewardCurve, finished, look_back, overview_at
 from lachesis.services.observe.progress import recent_figures
 from lachesis.services.observe.rewards import describe_rewards
 from lachesis.services.observe.services import Quantiles
-from lachesis.services.observe.store import StoreWarning
+from lachesis.services.observe.store import DiskWarning
 from lachesis.services.observe.window import Recent, StageRow
 from lachesis.services.output import SafeConsole, human_number, human_seconds, print_json, printable
 from lachesis.services.plan import planned_services
-from lachesis.services.run.connect import LOOK_S, check_known, has_ended, open_run, other_runs, until_ended
+from lachesis.services.run.connect import CONNECT_S, check_known, has_ended, open_run, other_runs, until_ended
 
 __all__ = ["render", "top"]
 
@@ -51,7 +51,7 @@ _REDRAW_S = 1.0
 _PLAIN_WIDTH = 200
 _STYLES = {"ok": "green", "backpressure": "yellow", "waiting": "red", "stale": "red", "silent": "red"}
 _BARS = "▁▂▃▄▅▆▇█"
-_MEANINGS = {
+_COLUMN_TEXTS = {
     "load": "share of the time at work, near 100 % it cannot go faster",
     "lag": "still to pass the stage (trainer: batches)",
     "trend": "growth of the lag",
@@ -91,15 +91,15 @@ def top(
 
 async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | None:
     """Return what was seen last, None if told to end by a signal."""
-    watch = _Watch(config, window_s)
+    watch = _TopScreen(config, window_s)
     seen: Overview | None = None
     async with background() as watching:
-        watching.start_soon(end_when_told, watching.cancel_scope)
+        watching.start_soon(end_on_signal, watching.cancel_scope)
         name = f"{config.run}.top"
         async with open_run(config, name, needs_jetstream=False) as (bus, ended):
             watch.bus = bus
             others: list[str] = []
-            with anyio.move_on_after(LOOK_S):  # later than that the server stands still, which is shown
+            with anyio.move_on_after(CONNECT_S):  # later than that the server stands still, which is shown
                 if ended or await has_ended(bus, config):
                     return await _last_look(bus, config)
                 others = await other_runs(bus, config)
@@ -113,14 +113,14 @@ async def _top(config: RunConfig, once: bool, window_s: float) -> Overview | Non
                 else:
                     tasks.start_soon(watch.draw)
                     await until_ended(bus, config)
-                seen = watch.look()
+                seen = watch.refresh()
     return seen
 
 
 async def _last_look(bus: Bus, config: RunConfig) -> Overview:
     run, trainer = config.run, config.training.name
     subject = subjects.ledger(run, trainer)
-    last, _, _ = await newest(
+    last, _, _ = await read_last_event(
         bus, subjects.LEDGER, subject, LedgerEntry, lambda one: (one.run, one.trainer) == (run, trainer)
     )
     outcomes = last.totals if last else {}
@@ -133,22 +133,27 @@ async def _last_look(bus: Bus, config: RunConfig) -> Overview:
     )
 
 
-class _Watch:
+class _TopScreen:
     def __init__(self, config: RunConfig, window_s: float) -> None:
         self.config = config
         self.recent = Recent(window_s, planned_services(config))
-        self.rewards = Rewards()
-        self.store = StoreWarning(config)
+        self.rewards = RewardCurve()
+        self.store = DiskWarning(config)
         self.bus: Bus | None = None
         self._evaluations: list[EvaluationStatus] = []
         self._fallen: list[str] = []
         self._step = 0
 
-    def look(self) -> Overview:
+    def refresh(self) -> Overview:
         url = self.config.telemetry.jaeger_url
-        overview = look(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
+        overview = overview_at(self.config.run, self.recent, self.rewards, time.monotonic(), jaeger_url=url)
         stall = self.bus.stall if self.bus is not None else None
-        warnings = [*self.store.look(), *([] if stall is None else [str(stall)]), *overview.warnings, *self._fallen]
+        warnings = [
+            *self.store.check_disk(),
+            *([] if stall is None else [str(stall)]),
+            *overview.warnings,
+            *self._fallen,
+        ]
         self._step = max(self._step, overview.step or 0)
         steps = self.config.training.steps
         if steps is not None and self._step >= steps:
@@ -159,14 +164,14 @@ class _Watch:
         """Redraw for ever, on a screen of its own."""
         with Live(screen=True, auto_refresh=False, console=SafeConsole()) as live:
             while True:
-                live.update(render(self.look(), live.console.width), refresh=True)
+                live.update(render(self.refresh(), live.console.width), refresh=True)
                 await anyio.sleep(_REDRAW_S)
 
     async def follow_heartbeats(self, bus: Bus) -> None:
         async with aclosing(listen_to_heartbeats(bus, self.config.run)) as beats:
             async for beat in beats:
                 self.recent.heartbeat(beat, time.monotonic())
-                self.rewards.add(beat.metrics)
+                self.rewards.record_step(beat.metrics)
 
     async def follow_evaluations(self, bus: Bus) -> None:
         """Keep the newest evaluations. A run without streams has none yet."""
@@ -233,17 +238,17 @@ def _header(overview: Overview) -> Iterator[Text]:
         yield Text(f"warning: {printable(warning)}", style="yellow")
 
 
-def _columns(overview: Overview) -> list[Column]:
+def _columns(overview: Overview) -> list[TableColumn]:
     rows = overview.stages
     slowest = overview.bottleneck.service if overview.bottleneck else None
 
-    def figures(name: str, cell: Callable[[StageRow], str], least: int = 0, most: int = FULL) -> Column:
-        return Column(name, [Text(cell(row)) for row in rows], right=True, least=least, most=most)
+    def figures(name: str, cell: Callable[[StageRow], str], least: int = 0, most: int = FULL_DETAIL) -> TableColumn:
+        return TableColumn(name, [Text(cell(row)) for row in rows], right=True, least=least, most=most)
 
     return [
-        Column("", [Text(">" if row.service == slowest else " ") for row in rows]),
-        Column("stage", [Text(printable(row.service)) for row in rows]),
-        Column("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
+        TableColumn("", [Text(">" if row.service == slowest else " ") for row in rows]),
+        TableColumn("stage", [Text(printable(row.service)) for row in rows]),
+        TableColumn("state", [Text(row.state, style=_STYLES.get(row.state, "")) for row in rows]),
         figures("load", lambda row: "-" if row.load is None else f"{100 * row.load:.0f} %"),
         figures("lag", lambda row: _count(row.lag)),
         figures("trend", lambda row: _trend(row.lag_per_s), least=2),
@@ -251,10 +256,10 @@ def _columns(overview: Overview) -> list[Column]:
         figures("unacked", lambda row: _count(row.unacked), least=2),
         figures("in/s", lambda row: _number(row.in_per_s), least=1),
         figures("out/s", lambda row: _number(row.out_per_s)),
-        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL),
-        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL),
-        figures("wait p99", lambda row: human_seconds(row.wait.p99) or "-", most=FULL - 1),
-        figures("process p99", lambda row: human_seconds(row.process.p99) or "-", most=FULL - 1),
+        figures("wait p50/p95/p99", lambda row: _times(row.wait), least=FULL_DETAIL),
+        figures("process p50/p95/p99", lambda row: _times(row.process), least=FULL_DETAIL),
+        figures("wait p99", lambda row: human_seconds(row.wait.p99) or "-", most=FULL_DETAIL - 1),
+        figures("process p99", lambda row: human_seconds(row.process.p99) or "-", most=FULL_DETAIL - 1),
         figures("again", lambda row: _count(row.redelivered), least=1),
         figures("dead", lambda row: _count(row.dead), least=1),
         figures("n", lambda row: str(row.instances), least=2),
@@ -278,7 +283,7 @@ def _legend(overview: Overview, shown: Collection[str]) -> Text:
     if overview.ended:
         times = f"times and rates: of its last steps, {overview.window_s:.3g} s; `lachesis up` would go on with it"
         return Text(times, style="dim")
-    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in _MEANINGS.items() if name in shown)
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in _COLUMN_TEXTS.items() if name in shown)
     return Text(f"groups of rollouts, over the last {overview.window_s:g} s. {meanings}. {_STATES}", style="dim")
 
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import Span
 from lachesis.schemas import subjects
@@ -28,23 +28,23 @@ from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.cli.ending import follow_run
 from lachesis.services.cli.options import Options, with_options
-from lachesis.services.observe.endings import Ended, Endings
+from lachesis.services.observe.endings import Endings, RolloutEnding
 from lachesis.services.observe.find import find_rollout
 from lachesis.services.observe.jaeger import Jaeger
 from lachesis.services.observe.progress import step_times
 from lachesis.services.observe.rollout import Timeline
 from lachesis.services.output import SafeConsole, human_seconds, json_text, print_json, printable
-from lachesis.services.run.connect import History, open_history
+from lachesis.services.run.connect import RunHistory, open_history
 
 __all__ = ["render", "run_follow", "run_trace", "trace"]
 
 _PLAIN_WIDTH = 120
 _BAR = 44
-_LEAST_BAR = 20
-_TIMES = 24
+_MIN_BAR_CHARS = 20
+_TIME_COLUMNS_CHARS = 24
 """Characters of the columns `at` and `took`, with what lies between all columns."""
 _POLL_S = 5.0
-_BEHIND = timedelta(minutes=30)
+_LOOKBACK = timedelta(minutes=30)
 """How far back Jaeger is asked each time: a trace is stored under its start, long before it ends."""
 
 
@@ -90,7 +90,7 @@ def run_follow(options: Options, *, slow_s: float | None, as_json: bool) -> None
     """
     config = options.config()
 
-    def show(ended: Ended) -> None:
+    def show(ended: RolloutEnding) -> None:
         if as_json:
             sys.stdout.write(json_text(ended) + "\n")
         else:
@@ -110,10 +110,10 @@ async def _find(config: RunConfig, name: str) -> Timeline:
         return rollout.timeline(config.batching, await bus.server_time_ns())
 
 
-async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[RolloutEnding], None]) -> None:
     slow_s = config.telemetry.slow_s if slow_s is None else slow_s
 
-    async def follow(history: History) -> None:
+    async def follow(history: RunHistory) -> None:
         if not history.ended and sys.stderr.isatty():
             slow = "slower than the recent p99" if slow_s is None else f"of {human_seconds(slow_s)} or more"
             print(f"rollouts {slow}, failed, stale, late and redelivered ones are shown as they end", file=sys.stderr)
@@ -127,14 +127,16 @@ async def _follow(config: RunConfig, slow_s: float | None, show: Callable[[Ended
 
 
 async def _follow_streams(
-    bus: Bus, config: RunConfig, ended: bool, endings: Endings, show: Callable[[Ended], None]
+    bus: Bus, config: RunConfig, ended: bool, endings: Endings, show: Callable[[RolloutEnding], None]
 ) -> None:
     """Read the ledger from its end on, all of it if the run has `ended`; of ROLLOUTS the headers entries refer to."""
     ledger = subjects.ledger(config.run, config.training.name)
     reports = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
     next_member, start = 1, 1
     if not ended:
-        last, _, last_seq = await newest(bus, subjects.LEDGER, ledger, LedgerEntry, lambda one: one.run == config.run)
+        last, _, last_seq = await read_last_event(
+            bus, subjects.LEDGER, ledger, LedgerEntry, lambda one: one.run == config.run
+        )
         next_member, start = (last.watermark + 1 if last else 1), last_seq + 1
     async with bus.read(subjects.LEDGER, [ledger, reports], start=start, follow=not ended) as messages:
         async for message in messages:
@@ -166,7 +168,7 @@ async def _members(bus: Bus, run: str, endings: Endings, start: int) -> int:
     return start
 
 
-async def _follow_jaeger(url: str, run: str, slow_s: float | None, show: Callable[[Ended], None]) -> None:
+async def _follow_jaeger(url: str, run: str, slow_s: float | None, show: Callable[[RolloutEnding], None]) -> None:
     """Ask Jaeger every few seconds for the run's rollouts of the last minutes, and show each once."""
     seen: dict[str, float] = {}
     async with httpx.AsyncClient() as client:
@@ -174,7 +176,7 @@ async def _follow_jaeger(url: str, run: str, slow_s: float | None, show: Callabl
         while True:
             now = datetime.now(UTC)
             try:
-                found = await jaeger.find(now - _BEHIND, now, slow_s)
+                found = await jaeger.find(now - _LOOKBACK, now, slow_s)
                 ended = [await jaeger.rollout(group, why) for group, why in found.items() if group not in seen]
             except InfrastructureError as error:
                 print(f"lachesis: {error}; asking again", file=sys.stderr)
@@ -182,12 +184,12 @@ async def _follow_jaeger(url: str, run: str, slow_s: float | None, show: Callabl
                 for one in sorted(filter(None, ended), key=lambda one: one.ended_ns):
                     show(one)
                 seen |= dict.fromkeys(found, time.monotonic())
-            forgotten = time.monotonic() - 2 * _BEHIND.total_seconds()
+            forgotten = time.monotonic() - 2 * _LOOKBACK.total_seconds()
             seen = {group: at for group, at in seen.items() if at > forgotten}
             await anyio.sleep(_POLL_S)
 
 
-def _line(ended: Ended) -> str:
+def _line(ended: RolloutEnding) -> str:
     when = datetime.fromtimestamp(ended.ended_ns / 1e9, UTC).strftime("%H:%M:%S")
     parts = [when, ended.group, f"{ended.why:11}", f"{human_seconds(ended.seconds):>7}", ended.env, ended.outcome]
     if ended.longest is not None:
@@ -233,12 +235,12 @@ def _head(timeline: Timeline) -> Iterator[Text]:
 def _waterfall(timeline: Timeline, width: int) -> Table:
     spans = sorted(timeline.spans, key=lambda span: (span.parent is not None, span.start_ns))
     end_ns = max([timeline.ended_ns or timeline.now_ns, *(span.end_ns for span in spans)])
-    rows = [_Row.of(span) for span in spans]
+    rows = [_WaterfallRow.of(span) for span in spans]
     if timeline.waits_for is not None:
         since_ns = max([timeline.stored_ns, *(span.end_ns for span in spans)])
-        rows.append(_Row("", "waiting", "waiting", since_ns, end_ns, waits=True))
-    room = width - max(len(row.service) for row in rows) - _TIMES
-    short = room - max(len(row.name) for row in rows) < _LEAST_BAR  # figures and bars go before the subjects
+        rows.append(_WaterfallRow("", "waiting", "waiting", since_ns, end_ns, waits=True))
+    room = width - max(len(row.service) for row in rows) - _TIME_COLUMNS_CHARS
+    short = room - max(len(row.name) for row in rows) < _MIN_BAR_CHARS  # figures and bars go before the subjects
     bar = max(1, min(_BAR, room - max(len(row.short if short else row.name) for row in rows)))
     whole_ns = max(1, end_ns - timeline.started_ns)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -255,7 +257,7 @@ def _waterfall(timeline: Timeline, width: int) -> Table:
     return table
 
 
-class _Row(NamedTuple):
+class _WaterfallRow(NamedTuple):
     """A line of the waterfall; `short` is the name without the subject."""
 
     service: str
@@ -291,7 +293,7 @@ def _took_s(span: Span) -> float:
     return (span.end_ns - span.start_ns) / 1e9
 
 
-def _bar(row: _Row, start_ns: int, whole_ns: int, width: int) -> str:
+def _bar(row: _WaterfallRow, start_ns: int, whole_ns: int, width: int) -> str:
     begin = min(width - 1, max(0, (row.start_ns - start_ns) * width // whole_ns))
     end = min(width, -(-(row.end_ns - start_ns) * width // whole_ns))
     return " " * begin + ("░" if row.waits else "█") * max(1, end - begin)

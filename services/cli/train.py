@@ -14,11 +14,11 @@ import msgspec
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.installation import install_command
-from lachesis.pipeline.replay.past import PastRequest, past_trainer
+from lachesis.pipeline.replay.past import OfflineRequest, past_trainer
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.state import CHECKPOINTS, known_checkpoints, latest_checkpoint, state_of
 from lachesis.schemas.access import OPERATOR
@@ -27,13 +27,13 @@ from lachesis.schemas.ledger import LedgerEntry
 from lachesis.schemas.replay import PastRecord
 from lachesis.schemas.subjects import check_name
 from lachesis.services.cli.options import Json, Options, with_options
-from lachesis.services.cli.progress import PAUSED, bar, drain_when_told
+from lachesis.services.cli.progress import PAUSED, bar, drain_on_signal
 from lachesis.services.output import print_json
 from lachesis.services.run.connect import open_history
 
-__all__ = ["PAST_FOLDER", "Training", "past_config", "start_model", "train"]
+__all__ = ["OFFLINE_FOLDER", "TrainingProgress", "past_config", "start_model", "train"]
 
-PAST_FOLDER = "trainers"
+OFFLINE_FOLDER = "trainers"
 """Where in a run's folder the trainers on past rollouts have theirs."""
 
 
@@ -73,7 +73,7 @@ def train(
     goes on where it was.
     """
 
-    request = PastRequest(
+    request = OfflineRequest(
         trainer=name or revision,
         revision=revision,
         max_staleness=max_staleness,
@@ -94,12 +94,12 @@ def train(
     if as_json:
         print_json(result)
     else:
-        _tell(result, stored=request.store)
+        _print_summary(result, stored=request.store)
     if request.store and not result.finished:
         raise typer.Exit(PAUSED)
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Where a offline trainer stands. `manifest` names all its batches in order, `chain` its ledger.
 
     `steps` and `policy_version` are of its newest checkpoint (0 and None: there is none); `finished`: every batch, or
@@ -144,7 +144,7 @@ def past_config(config: RunConfig, record: PastRecord, steps: int | None) -> Run
     training = msgspec.structs.replace(
         config.training, name=record.trainer, steps=min(steps or record.batches, record.batches)
     )
-    folder = config.path / PAST_FOLDER / record.trainer
+    folder = config.path / OFFLINE_FOLDER / record.trainer
     return msgspec.structs.replace(config, folder=str(folder), model=record.model, training=training)
 
 
@@ -155,7 +155,7 @@ def _tokenizer_hash(model: str) -> str:
     return tokenizer_hash(load_tokenizer(model))
 
 
-async def _run(config: RunConfig, request: PastRequest, steps: int | None) -> Training:
+async def _run(config: RunConfig, request: OfflineRequest, steps: int | None) -> TrainingProgress:
     started = time.monotonic()
     async with open_history(config, f"{config.run}.train", OPERATOR) as bus, AsyncExitStack() as stack:
         with bar(f"read {request.revision}") as tell:
@@ -167,28 +167,28 @@ async def _run(config: RunConfig, request: PastRequest, steps: int | None) -> Tr
 
 
 async def _train(bus: Bus, config: RunConfig, record: PastRecord, durable: Callable[[LedgerEntry], None]) -> None:
-    from lachesis.pipeline.training.stage import OnPast, run_trainer
+    from lachesis.pipeline.training.stage import OfflineRun, run_trainer
 
     service = Service(bus, "trainer", config.run)
     total = config.training.steps
     with bar(f"train {record.trainer}", MofNCompleteColumn(), TextColumn("steps")) as tell:
-        on_past = OnPast(
-            past=Past(record.start, record.max_staleness),
+        on_past = OfflineRun(
+            past=OfflineStart(record.start, record.max_staleness),
             trained=lambda step: tell(step, total),
             durable=durable,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(drain_when_told, service.draining, service.drain)
+            tasks.start_soon(drain_on_signal, service.draining, service.drain)
             await run_trainer(service, config, on_past)
             tasks.cancel_scope.cancel()
 
 
-def _standing(config: RunConfig, record: PastRecord, steps: int | None, seconds: float) -> Training:
+def _standing(config: RunConfig, record: PastRecord, steps: int | None, seconds: float) -> TrainingProgress:
     own = past_config(config, record, steps)
     path = latest_checkpoint(own.path / CHECKPOINTS)
     state = state_of(path) if path else None
     step = state.step if state else 0
-    return Training(
+    return TrainingProgress(
         trainer=record.trainer,
         revision=record.revision,
         batches=record.batches,
@@ -203,7 +203,7 @@ def _standing(config: RunConfig, record: PastRecord, steps: int | None, seconds:
     )
 
 
-def _tell(result: Training, *, stored: bool) -> None:
+def _print_summary(result: TrainingProgress, *, stored: bool) -> None:
     print(
         f"trainer {result.trainer} on revision {result.revision}: {result.batches} batches of {result.groups} groups, "
         f"digest {result.manifest}"

@@ -15,7 +15,7 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.plan import describe_curriculum
-from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
+from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluation.logic.rates import compare
 from lachesis.pipeline.evaluation.plan import evaluated_environments, reason_not_evaluated
 from lachesis.pipeline.evaluation.read import EvaluationReader
@@ -33,11 +33,11 @@ from lachesis.services.observe.evaluations import (
     evaluation_warnings,
 )
 from lachesis.services.observe.progress import newest_figures, progress_line
-from lachesis.services.observe.run_record import RunRecord
-from lachesis.services.observe.watch import Watch
+from lachesis.services.observe.run_record import RunSummaryWriter
+from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.preflight.start import check_start, machine_failures, refuse_failures
 from lachesis.services.run.checkpoints import newest_checkpoint
-from lachesis.services.supervisor.supervisor import Supervisor, goes_on
+from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
 __all__ = ["EvaluationWatch", "describe_evaluation", "stop_on_signals", "up"]
 
@@ -60,9 +60,9 @@ def up(options: Options) -> None:
 
 
 async def _up(config: RunConfig, options: Options) -> None:
-    if not goes_on(config.path):
+    if not has_survivors(config.path):
         await _check(config, options.arguments())
-    evaluations, record = EvaluationWatch(config), RunRecord(config)
+    evaluations, record = EvaluationWatch(config), RunSummaryWriter(config)
     supervisor = Supervisor(config, [evaluations, record], file=options.file)
     print(f"run {config.run} in {config.path}; logs in {supervisor.logs}", flush=True)
     if start := record.describe_start():
@@ -95,7 +95,11 @@ async def _check(config: RunConfig, arguments: list[str]) -> None:
 
 
 def _conclude(
-    config: RunConfig, supervisor: Supervisor, evaluations: "EvaluationWatch", record: RunRecord, reason: str | None
+    config: RunConfig,
+    supervisor: Supervisor,
+    evaluations: "EvaluationWatch",
+    record: RunSummaryWriter,
+    reason: str | None,
 ) -> None:
     """Write down what the run came to, and say where."""
     for line in record.conclude(evaluations.rows(), evaluations.events, supervisor.restarts(), reason):
@@ -132,7 +136,7 @@ def describe_gateway(config: RunConfig) -> list[str]:
     return [f'environments reach the gateway by the URL in {url} (--env.rollout_server_url "$(cat {url})"): {names}']
 
 
-class EvaluationWatch(Watch):
+class EvaluationWatch(RunWatcher):
     """Prints the newest evaluations and those that come, and warns once of a rate that falls."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -143,29 +147,29 @@ class EvaluationWatch(Watch):
         """All evaluations of the run, in order, without what each answer was."""
 
     async def follow(self, bus: Bus) -> None:
-        """See `Watch`."""
+        """See `RunWatcher`."""
         reader = EvaluationReader(bus, self._config)
         before = await reader.catch_up()  # those of earlier lives were printed by them
         self._reader = reader
-        self._keep(before)
-        self._tell(before[-len(reader.evaluations.envs) :] if before else [])
+        self._keep_best(before)
+        self._print_evaluation(before[-len(reader.evaluations.envs) :] if before else [])
         async for event in reader.follow():
-            self._keep([event])
-            self._tell([event])
+            self._keep_best([event])
+            self._print_evaluation([event])
 
     async def finish(self, bus: Bus) -> None:
-        """See `Watch`."""
+        """See `RunWatcher`."""
         if self._reader is not None:
             with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, HistoryLostError):
                 events = await self._reader.catch_up()
-                self._keep(events)
-                self._tell(events)
+                self._keep_best(events)
+                self._print_evaluation(events)
 
-    def _keep(self, events: list[EvalEvent]) -> None:
+    def _keep_best(self, events: list[EvalEvent]) -> None:
         bare: dict[str, list[int]] = {"tasks": [], "task_successes": [], "task_judged": []}
         self.events += [msgspec.structs.replace(event, **bare) for event in events]
 
-    def _tell(self, events: list[EvalEvent]) -> None:
+    def _print_evaluation(self, events: list[EvalEvent]) -> None:
         reader = self._reader
         if reader is None:
             return
@@ -188,7 +192,7 @@ class EvaluationWatch(Watch):
 
     def conclude(self) -> Iterator[str]:
         """Let the best checkpoint be the one by all evaluations, and yield what is to be said of it."""
-        evaluations = self._reader.evaluations if self._reader is not None else Evaluations.of()
+        evaluations = self._reader.evaluations if self._reader is not None else EvaluationHistory.of()
         if evaluations.best is None or self._config.mode != "train":
             return
         step = evaluations.best.step
@@ -214,12 +218,12 @@ def _best_rate(env: EnvEvaluations) -> str:
 
 async def _tell_progress(config: RunConfig, evaluations: EvaluationWatch) -> None:
     """Print a line every few seconds while steps are taken."""
-    told = newest_figures(config.path)
+    reported = newest_figures(config.path)
     while True:
         await anyio.sleep(_PROGRESS_S)
         figures = await anyio.to_thread.run_sync(newest_figures, config.path)
-        if figures != told and "train/step" in figures:
-            told = figures
+        if figures != reported and "train/step" in figures:
+            reported = figures
             print(progress_line(figures, config.training.steps, evaluations.summaries()), flush=True)
 
 

@@ -17,7 +17,13 @@ from lachesis.pipeline.scoring.logic.aggregate import Ensemble
 from lachesis.pipeline.scoring.rater import Rating, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.pipeline.stage.rollouts import read_rollout
-from lachesis.pipeline.verification.checks import Finding, accuracy, advantage_stability, determinism, distribution
+from lachesis.pipeline.verification.checks import (
+    NumericFinding,
+    accuracy,
+    advantage_stability,
+    determinism,
+    distribution,
+)
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError, DataError
 from lachesis.schemas.ledger import GroupRef
@@ -47,7 +53,7 @@ def verify(
     recorded = anyio.run(_recorded, config, groups)
     if not recorded:
         raise ConfigError(f"run {config.run} has no rollouts to verify with; start it, or name another with --run")
-    findings: list[Finding] = []
+    findings: list[NumericFinding] = []
     by_env: defaultdict[str, list[RolloutGroup]] = defaultdict(list)
     for group in recorded:
         by_env[group.env].append(group)
@@ -86,14 +92,14 @@ async def _newest(bus: Bus, run: str, count: int) -> list[RolloutGroup]:
 
 async def _raters(
     config: RunConfig, scoring: ScoringConfig, groups: list[RolloutGroup], runs: int, atol: float
-) -> list[Finding]:
+) -> list[NumericFinding]:
     """Rate the groups of one environment several times."""
     members = load_members(scoring.raters)
     runner = EnsembleRunner(members)
     samples = [found for group in groups if (found := _samples(group))]
     if not samples:
         text = f"not checked: none of {len(groups)} groups has texts to rate"
-        return [Finding(check="raters", subject=groups[0].env, verdict="warn", text=text)]
+        return [NumericFinding(check="raters", subject=groups[0].env, verdict="warn", text=text)]
     passes = []
     scores: list[list[float | None]] = []
     calibrated: defaultdict[str, list[float | None]] = defaultdict(list)
@@ -127,10 +133,10 @@ def _samples(group: RolloutGroup) -> list[Sample]:
         return []
 
 
-def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
+def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[NumericFinding]:
     """Compare the loss in float32 and bfloat16, where there are torch and a model."""
     if config.model is None:
-        return [Finding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
+        return [NumericFinding(check="loss", subject="-", verdict="warn", text="not checked: the run names no model")]
     try:
         from lachesis.pipeline.trainability import TrainerLimits
         from lachesis.pipeline.training.agreement import losses
@@ -141,7 +147,7 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
         from lachesis.pipeline.weights.tensors import vocabulary_of
     except ModuleNotFoundError as error:
         text = f"not checked: needs {error.name}; {install_command('train')}"
-        return [Finding(check="loss", subject="-", verdict="warn", text=text)]
+        return [NumericFinding(check="loss", subject="-", verdict="warn", text=text)]
     policy = load_model(config.model)
     payloads = []
     for group in groups[-8:]:
@@ -159,6 +165,10 @@ def _loss(config: RunConfig, groups: list[RolloutGroup]) -> list[Finding]:
     selected = select_trainable(payloads, TrainerLimits(policy.tokenizer_hash, vocabulary_of(policy.model)))
     if not selected.sequences:
         why = next(iter(selected.dropped.values()), "there is none")
-        return [Finding(check="loss", subject="-", verdict="warn", text=f"not checked: no group can be trained: {why}")]
+        return [
+            NumericFinding(
+                check="loss", subject="-", verdict="warn", text=f"not checked: no group can be trained: {why}"
+            )
+        ]
     batch = pack(selected.sequences, pad_id=policy.tokenizer.pad_token_id or 0)
     return [loss_agreement(*losses(policy, batch, config.training.learner))]

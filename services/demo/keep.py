@@ -19,12 +19,12 @@ import anyio.abc
 from lachesis.pipeline.config.load import PREFIX
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.disk import write_when_room
-from lachesis.services.process.service_process import STARTUP
+from lachesis.services.process.service_process import EXIT_STARTUP
 
 __all__ = ["LOG", "keep_supervisor"]
 
 LOG = "supervisor.log"
-MOST_DEATHS = 8
+MAX_DEATHS = 8
 _PAUSE_S = 1.0
 _MARGIN_S = 15.0
 
@@ -37,9 +37,9 @@ async def keep_supervisor(config: RunConfig, file: Path, beside: Beside, came_up
     `beside` runs with each life of the supervisor and gets its pid. A start that fails before `came_up` is not
     repeated: the same would fail again.
     """
-    for _ in range(MOST_DEATHS):
+    for _ in range(MAX_DEATHS):
         code = await _one_life(config, file, beside)
-        if code == 0 or (code == STARTUP and not came_up()):
+        if code == 0 or (code == EXIT_STARTUP and not came_up()):
             return code
         await anyio.sleep(_PAUSE_S)
     return code

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.heartbeat_log import HeartbeatLog
 from lachesis.schemas import subjects
@@ -23,7 +23,7 @@ from lachesis.schemas.plan import PLAN_HEADER, Plan
 from lachesis.services.observe.services import Quantiles, merged, place
 from lachesis.services.plan import plan
 
-__all__ = ["BatchSeen", "Drawn", "Observed", "StageFigures"]
+__all__ = ["DrawnGroup", "ObservedBatch", "RunObservation", "StageFigures"]
 
 _RATE_WINDOW_NS = 10_000_000_000
 
@@ -47,7 +47,7 @@ class StageFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnGroup:
     """A judged group: the step of the policy that made it, its task's index in the pool, its mean success."""
 
     policy_step: int
@@ -56,7 +56,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSeen:
+class ObservedBatch:
     """A batch of the ledger: its groups' ids, its weight, and when it was written (Unix ns)."""
 
     groups: list[str]
@@ -66,14 +66,14 @@ class BatchSeen:
 
 
 @dataclass(slots=True)
-class Observed:
+class RunObservation:
     """`next_seq` says from where each stream is to be read on."""
 
     config: RunConfig
     heartbeats: HeartbeatLog = field(default_factory=lambda: HeartbeatLog(keeps_ended=True))
     evals: dict[int, EvalEvent] = field(default_factory=dict)
-    drawn: dict[str, Drawn] = field(default_factory=dict)
-    batches: dict[int, BatchSeen] = field(default_factory=dict)
+    drawn: dict[str, DrawnGroup] = field(default_factory=dict)
+    batches: dict[int, ObservedBatch] = field(default_factory=dict)
     outcomes: Counter[str] = field(default_factory=Counter)
     started_ns: dict[str, int] = field(default_factory=dict)
     generated_tokens: int = 0
@@ -88,7 +88,7 @@ class Observed:
         """Keep the newest heartbeat of each process of a service, also once it has ended."""
         self.heartbeats.add(beat, beat.time_ns / 1e9)
 
-    def stored(self, message: Stored) -> None:
+    def stored(self, message: StoredMessage) -> None:
         """Take in one message; those before `next_seq` are known already. What is no event of ours is passed over."""
         if message.seq < self.next_seq.get(message.stream, 1):
             return
@@ -113,7 +113,7 @@ class Observed:
         if entry.batch is not None:
             batch, groups = entry.batch, [ref.group for ref in entry.batch.groups]
             self.outcomes["batched"] += len(groups)
-            self.batches[batch.number] = BatchSeen(groups, batch.sequences, batch.tokens, entry.written_ns)
+            self.batches[batch.number] = ObservedBatch(groups, batch.sequences, batch.tokens, entry.written_ns)
 
     def _event(self, kind: str, data: bytes) -> None:
         if kind == "eval":
@@ -124,7 +124,7 @@ class Observed:
             self.dead_letters += 1
         elif kind == "reward":
             for group in decode(RewardEvent, data).groups:
-                self.drawn.setdefault(group.group, Drawn(group.policy_step, group.index, group.success))
+                self.drawn.setdefault(group.group, DrawnGroup(group.policy_step, group.index, group.success))
 
     # figures
 

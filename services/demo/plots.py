@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.services.demo.observed import Observed
-from lachesis.services.demo.summary import Summary
+from lachesis.services.demo.observed import RunObservation
+from lachesis.services.demo.summary import DemoSummary
 
 __all__ = ["draw_plots", "smoothed"]
 
@@ -15,8 +15,8 @@ _Point = tuple[float | None, float | None]
 
 def draw_plots(
     folder: Path,
-    summary: Summary,
-    observed: Observed,
+    summary: DemoSummary,
+    observed: RunObservation,
     figures: Sequence[Mapping[str, float]],
     difficulties: Sequence[float | None],
 ) -> list[Path]:
@@ -46,7 +46,7 @@ def _reward(axes: Any, figures: Sequence[Mapping[str, float]]) -> None:
     axes.set(title="Reward of the trained groups", xlabel="optimizer step", ylabel="mean score")
 
 
-def _held_out(axes: Any, summary: Summary) -> None:
+def _held_out(axes: Any, summary: DemoSummary) -> None:
     rows = summary.evaluations
     axes.plot([row["step"] for row in rows], [row["avg"] for row in rows], marker="o", label="sampled, temperature 1")
     greedy = [(row["step"], row["greedy"]) for row in rows if row["greedy"] is not None]
@@ -55,7 +55,7 @@ def _held_out(axes: Any, summary: Summary) -> None:
     axes.legend(loc="lower right")
 
 
-def _difficulty(axes: Any, observed: Observed, difficulties: Sequence[float | None]) -> None:
+def _difficulty(axes: Any, observed: RunObservation, difficulties: Sequence[float | None]) -> None:
     declared, success = defaultdict(list), defaultdict(list)
     for drawn in observed.drawn.values():
         known = drawn.index is not None and drawn.index < len(difficulties)
@@ -90,7 +90,7 @@ def smoothed(values: Mapping[int, Sequence[float]]) -> list[_Point]:
     return points
 
 
-def _latency(axes: Any, summary: Summary) -> None:
+def _latency(axes: Any, summary: DemoSummary) -> None:
     """Draw a point at the median and a line to the 99th percentile: a length from 0 has no place on a log axis."""
     names = [name for name, stage in summary.stages.items() if (stage.wait.p99 or stage.process.p99)]
     for offset, what, color in ((-0.15, "wait", "tab:blue"), (0.15, "process", "tab:orange")):

@@ -1,8 +1,8 @@
 """The demo's model: a character tokenizer, random weights, and a short supervised warm start.
 
-In: the run's configuration. Out: `Prepared`, with a folder that the run loads its model from. Guarantees that no prompt
-of the held-out set is among those of the warm start or of training, whatever was cached; that a cached model is one
-that the very same inputs made (data, settings, seed, code, library versions); and that `cached` says which it was.
+In: the run's configuration. Out: `PreparedModel`, with a folder that the run loads its model from. Guarantees that no
+prompt of the held-out set is among those of the warm start or of training, whatever was cached; that a cached model is
+one that the very same inputs made (data, settings, seed, code, library versions); and that `cached` says which it was.
 """
 
 import hashlib
@@ -25,17 +25,17 @@ from lachesis.pipeline.training.config import WarmStartConfig
 from lachesis.schemas.errors import ConfigError
 from lachesis.services.run.deletion import MODEL_MARK
 
-__all__ = ["Prepared", "cache_folder", "cache_key", "check_disjoint", "prepare"]
+__all__ = ["PreparedModel", "cache_folder", "cache_key", "check_disjoint", "prepare"]
 
 WARM_START_PAIRS = 3000
-SLIPS = 0.6
+ERROR_RATE = 0.6
 """Share of the demonstrations with a slip: more than the default, so that there is more for the reward to mend."""
 _CODE = ("config.py", "model.py", "tokenizer.py", "warmstart.py")
 """Modules of lachesis.pipeline.training that decide what the warm start makes."""
 _LIBRARIES = ("tokenizers", "torch", "transformers")
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model ready to be trained. `difficulties` has the declared difficulty of each task of the environment."""
 
     folder: str
@@ -45,7 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     difficulties: list[float | None]
 
 
-def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
+def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> PreparedModel:
     """Make the model, or find it in `cache`, and put a copy into the run's folder. Imports torch only to make one.
 
     Raises ConfigError when the environments are others than the demo's.
@@ -58,7 +58,7 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
     key, cached = None, False
     if config.model is None:
         pairs = list(warm.pairs())
-        settings = WarmStartConfig(seed=config.seed, slips=SLIPS)
+        settings = WarmStartConfig(seed=config.seed, slips=ERROR_RATE)
         threads = config.training.threads
         key = cache_key(pairs, settings, threads=threads, code=_code(), versions=_versions())
         made = cache / key
@@ -67,7 +67,7 @@ def prepare(config: RunConfig, cache: Path, *, fresh: bool = False) -> Prepared:
             _make(made, pairs, settings, threads)
         write_when_room_sync(folder, lambda: shutil.copytree(made, folder, dirs_exist_ok=True))
         write_when_room_sync(folder, (folder / MODEL_MARK).touch)
-    return Prepared(
+    return PreparedModel(
         folder=config.model or str(folder),
         cached=cached,
         key=key,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lachesis.services.demo.summary import Gate, Summary
+from lachesis.services.demo.summary import DemoGate, DemoSummary
 from lachesis.services.observe.services import Quantiles
 from lachesis.services.output import human_bytes, human_number, human_seconds
 
@@ -11,12 +11,12 @@ __all__ = ["render"]
 _NAMES = {"made": "made now", "cached": "from the cache", "given": "given with model="}
 
 
-def render(summary: Summary) -> str:
+def render(summary: DemoSummary) -> str:
     """Return the text, one fact a line, the verdict last."""
     return "\n".join([*_facts(summary), "", *_stages(summary), "", *_places(summary), "", _verdict(summary)])
 
 
-def _facts(summary: Summary) -> Iterator[str]:
+def _facts(summary: DemoSummary) -> Iterator[str]:
     gate, walls = summary.gate, summary.walls
     yield f"run {summary.run}, seed {summary.seed}: {summary.state}" + (f", {summary.reason}" if summary.reason else "")
     yield (
@@ -40,7 +40,7 @@ def _facts(summary: Summary) -> Iterator[str]:
     yield f"memory       {human_bytes(summary.peak_rss_bytes)} at most (resident; shared pages count for each process)"
 
 
-def _stages(summary: Summary) -> Iterator[str]:
+def _stages(summary: DemoSummary) -> Iterator[str]:
     titles = f"{'wait p50 / p95 / p99':30}process p50 / p95 / p99"
     yield f"{'stage':20}{'handled':>8}{'again':>7}{'dead':>6}{'cpu s':>7}  {titles}"
     for name, stage in summary.stages.items():
@@ -50,7 +50,7 @@ def _stages(summary: Summary) -> Iterator[str]:
         )
 
 
-def _places(summary: Summary) -> Iterator[str]:
+def _places(summary: DemoSummary) -> Iterator[str]:
     for name, place in summary.places.items():
         yield f"{name:12} {place}"
     yield "try next"
@@ -58,7 +58,7 @@ def _places(summary: Summary) -> Iterator[str]:
         yield f"  {command}"
 
 
-def _verdict(summary: Summary) -> str:
+def _verdict(summary: DemoSummary) -> str:
     gate = summary.gate
     if gate.passed is None:
         return "no gate was asked for" if summary.ok else f"FAILED: {summary.reason or summary.state}"
@@ -71,7 +71,7 @@ def _verdict(summary: Summary) -> str:
     return f"PASSED: {rise}; {needed}"
 
 
-def _why(summary: Summary, gate: Gate) -> str:
+def _why(summary: DemoSummary, gate: DemoGate) -> str:
     return summary.reason or ("no evaluation of the first policy" if gate.before is None else "none of the last one")
 
 

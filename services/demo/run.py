@@ -26,11 +26,11 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.demo.keep import LOG, keep_supervisor
-from lachesis.services.demo.observed import Observed
-from lachesis.services.demo.prepare import Prepared, cache_folder, prepare
+from lachesis.services.demo.observed import RunObservation
+from lachesis.services.demo.prepare import PreparedModel, cache_folder, prepare
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
-from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
+from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import showing
 from lachesis.services.demo.watch import measure_processes, watch_run
 from lachesis.services.run.checkpoints import newest_checkpoint
@@ -40,7 +40,7 @@ __all__ = ["run_demo"]
 
 SUMMARY_FILE, PLOTS = "summary.json", "plots"
 _TAIL_LINES = 12
-_TAKES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
+_REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "starlette", "uvicorn", "matplotlib", "psutil")
 """Modules of the extra `demo`."""
 
 
@@ -72,7 +72,7 @@ def run_demo(options: DemoOptions) -> int:
 
 def check_installed(options: DemoOptions) -> None:
     """Raise `StartupError` naming what the demo takes and is not installed, before anything is done."""
-    missing = [name for name in _TAKES if find_spec(name) is None]
+    missing = [name for name in _REQUIRED_PACKAGES if find_spec(name) is None]
     if options.nats is None:
         try:
             find_binary()
@@ -82,7 +82,7 @@ def check_installed(options: DemoOptions) -> None:
         raise StartupError(f"the demo needs {', '.join(missing)}; {install_command('demo')}")
 
 
-def _prepare(config: RunConfig, *, fresh: bool) -> Prepared:
+def _prepare(config: RunConfig, *, fresh: bool) -> PreparedModel:
     """Make the model in a process of its own, whose memory is given back."""
     print("preparing the model (a supervised warm start, about 20 s unless it is cached)", flush=True)
     cache = cache_folder(os.environ, Path("runs") / ".cache")
@@ -101,9 +101,9 @@ class _Demo:
     def __init__(self, config: RunConfig, file: Path, started: float, prepare_s: float) -> None:
         self.config = config
         self.file = file
-        self.observed = Observed(config)
+        self.observed = RunObservation(config)
         self.started = started
-        self.walls = Walls(prepare=prepare_s)
+        self.walls = WallTimes(prepare=prepare_s)
         self.state: State = "failed"
         self.reason: str | None = None
         self._scope: anyio.CancelScope
@@ -158,7 +158,7 @@ class _Demo:
         self.walls.total = time.monotonic() - self.started
 
 
-def _conclude(demo: _Demo, prepared: Prepared, *, gate: bool) -> Summary:
+def _conclude(demo: _Demo, prepared: PreparedModel, *, gate: bool) -> DemoSummary:
     """Write pictures and summary."""
     from lachesis.services.demo.plots import draw_plots
 

@@ -1,4 +1,4 @@
-"""The demo's verdict and its figures. Pure: everything seen in, a `Summary` and its text out.
+"""The demo's verdict and its figures. Pure: everything seen in, a `DemoSummary` and its text out.
 
 Guarantees that the gate passes only on what was measured: the held-out pass rate of the policy before the first step
 and of the one after the last, both sampled at temperature 1 on the same prompts. What was not measured is None.
@@ -13,11 +13,11 @@ import numpy as np
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.annotations import EvalEvent
-from lachesis.services.demo.observed import Observed, StageFigures
-from lachesis.services.demo.prepare import Prepared
+from lachesis.services.demo.observed import RunObservation, StageFigures
+from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.observe.services import Quantiles
 
-__all__ = ["REQUIRED_POINTS", "Gate", "Summary", "Walls", "end_to_end", "latest_figures", "summarize"]
+__all__ = ["REQUIRED_POINTS", "DemoGate", "DemoSummary", "WallTimes", "end_to_end", "latest_figures", "summarize"]
 
 REQUIRED_POINTS = 20.0
 """Percentage points by which the held-out pass rate must rise."""
@@ -25,7 +25,7 @@ REQUIRED_POINTS = 20.0
 State = Literal["finished", "interrupted", "deadline", "failed"]
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
+class DemoGate(msgspec.Struct, frozen=True, kw_only=True):
     """Pass rates from 0 to 1; gains and what is required in percentage points. `passed` is None if not asked for.
 
     With samples that nobody could judge the gate is not passed, whatever the others say.
@@ -44,7 +44,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     passed: bool | None
 
 
-class Walls(msgspec.Struct, kw_only=True):
+class WallTimes(msgspec.Struct, kw_only=True):
     """Wall time, seconds. prepare: the model, made or found. start: until the first batch. train: from there to the
     last step. finish: the last evaluation and the stop."""
 
@@ -55,18 +55,18 @@ class Walls(msgspec.Struct, kw_only=True):
     total: float = 0.0
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What `summary.json` holds. Times are seconds, rates per second of training, sizes bytes, staleness in steps."""
 
     run: str
     state: State
     reason: str | None
-    gate: Gate
+    gate: DemoGate
     seed: int
     warm_start: Literal["made", "cached", "given"]
     warm_start_key: str | None
     shuffled_advantages: bool
-    walls: Walls
+    walls: WallTimes
     steps: int
     groups: int
     sequences: int
@@ -97,23 +97,23 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarize(
     config: RunConfig,
-    observed: Observed,
-    prepared: Prepared,
+    observed: RunObservation,
+    prepared: PreparedModel,
     figures: Sequence[Mapping[str, float]],
-    walls: Walls,
+    walls: WallTimes,
     *,
     state: State,
     reason: str | None = None,
     gate: bool = True,
     places: Mapping[str, str],
-) -> Summary:
+) -> DemoSummary:
     """Return the summary. `figures`: one mapping a step, as `latest_figures` gives them."""
     groups = sum(len(batch.groups) for batch in observed.batches.values())
     tokens = sum(batch.tokens for batch in observed.batches.values())
     stages = observed.stages()
     restarts = {name: stage.restarts for name, stage in stages.items() if stage.restarts}
     lives = len(observed.supervisor_pids)
-    return Summary(
+    return DemoSummary(
         run=config.run,
         state=state,
         reason=reason,
@@ -160,7 +160,7 @@ def latest_figures(lines: Sequence[Mapping[str, float]]) -> list[Mapping[str, fl
     ]
 
 
-def end_to_end(observed: Observed, figures: Sequence[Mapping[str, float]]) -> Quantiles:
+def end_to_end(observed: RunObservation, figures: Sequence[Mapping[str, float]]) -> Quantiles:
     """Return exact quantiles of the time from a task's start to the end of its step, over all groups."""
     ended = {int(step["train/step"]) - 1: step["train/time"] for step in figures if "train/time" in step}
     times = [
@@ -172,13 +172,13 @@ def end_to_end(observed: Observed, figures: Sequence[Mapping[str, float]]) -> Qu
     return Quantiles(*map(float, np.quantile(times, [0.5, 0.95, 0.99]))) if times else Quantiles()
 
 
-def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) -> Gate:
+def _gate(config: RunConfig, evals: Mapping[int, EvalEvent], *, wanted: bool) -> DemoGate:
     before, after = evals.get(0), evals.get(config.training.steps or 0)
     # a multiple of 1/8 point, but for the float noise that the rounding takes away
     gain = round(100 * (after.avg - before.avg), 6) if before and after else None
     comparable = before is not None and after is not None and before.items == after.items and before.k == after.k
     unjudged = before.unjudged + after.unjudged if before and after else None
-    return Gate(
+    return DemoGate(
         before=before.avg if before else None,
         after=after.avg if after else None,
         gain=gain,

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lachesis.services.demo.observed import Observed, StageFigures
+from lachesis.services.demo.observed import RunObservation, StageFigures
 from lachesis.services.output import SafeConsole, human_seconds
 
 __all__ = ["fitting", "progress_line", "showing", "stage_table"]
@@ -26,7 +26,7 @@ _POINTS = 3
 
 
 @asynccontextmanager
-async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
+async def showing(observed: RunObservation, started: float) -> AsyncIterator[None]:
     """Show progress until the context ends. `started`: monotonic seconds."""
     terminal = sys.stdout.isatty()
     async with anyio.create_task_group() as tasks:
@@ -39,7 +39,7 @@ async def showing(observed: Observed, started: float) -> AsyncIterator[None]:
         tasks.cancel_scope.cancel()
 
 
-async def _live(line: Callable[[int], str], observed: Observed) -> None:
+async def _live(line: Callable[[int], str], observed: RunObservation) -> None:
     with Live(auto_refresh=False, transient=True, console=SafeConsole()) as live:
         while True:
             text = Text(line(live.console.width), style="bold", no_wrap=True)
@@ -47,7 +47,7 @@ async def _live(line: Callable[[int], str], observed: Observed) -> None:
             await anyio.sleep(_LIVE_S)
 
 
-async def _lines(line: Callable[[int], str], observed: Observed) -> None:
+async def _lines(line: Callable[[int], str], observed: RunObservation) -> None:
     width = shutil.get_terminal_size((_PLAIN_WIDTH, 0)).columns
     try:
         while True:
@@ -63,7 +63,7 @@ def _shortened(points: list[str]) -> list[str]:
     return points if len(points) <= _POINTS else [points[0], "...", *points[1 - _POINTS :]]
 
 
-def progress_line(observed: Observed, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
+def progress_line(observed: RunObservation, elapsed_s: float, width: int = _PLAIN_WIDTH) -> str:
     """Return the state of the run in one line of at most `width` characters; the last figures are left out first."""
     trainer = observed.metrics("trainer")
     groups_per_s, tokens_per_s = observed.rates(time.time_ns())
@@ -98,7 +98,7 @@ def fitting(parts: Sequence[str], width: int) -> str:
     return line[:width]
 
 
-def stage_table(observed: Observed) -> Table:
+def stage_table(observed: RunObservation) -> Table:
     """Return the figures of every stage."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("stage", "state", "lag", "handled", "dead", "wait p99", "process p99"):
@@ -113,7 +113,7 @@ def _cells(stage: StageFigures) -> list[object]:
     return [stage.state, "-" if stage.lag is None else stage.lag, stage.handled, stage.dead, *times]
 
 
-def _slowest(observed: Observed) -> str:
+def _slowest(observed: RunObservation) -> str:
     """Name lag and p99 of the stages that wait or work, briefly."""
     shown = [
         f"{name} {'' if stage.lag is None else f'lag {stage.lag} '}p99 {human_seconds(stage.process.p99)}"

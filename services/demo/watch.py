@@ -1,4 +1,4 @@
-"""Watching a run over the bus: heartbeats, rollouts' headers, events and the ledger into an `Observed`.
+"""Watching a run over the bus: heartbeats, rollouts' headers, events and the ledger into an `RunObservation`.
 
 Nothing is written and no consumer is made. A watch ends with the supervisor's life that it belongs to; the next one
 goes on where it stopped.
@@ -17,7 +17,7 @@ from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import StartupError
-from lachesis.services.demo.observed import Observed
+from lachesis.services.demo.observed import RunObservation
 from lachesis.services.run.connect import connect_run
 
 __all__ = ["measure_processes", "watch_run"]
@@ -26,7 +26,7 @@ _RETRY_S = 0.25
 _MEASURE_S = 1.0
 
 
-async def watch_run(config: RunConfig, observed: Observed) -> None:
+async def watch_run(config: RunConfig, observed: RunObservation) -> None:
     """Follow the run until cancelled, waiting for its server to come up. Raises `AccessError`."""
     run, revision = config.run, config.revision
     sources = [
@@ -49,7 +49,7 @@ async def _connect(config: RunConfig) -> NatsBus:
 
 
 async def _follow_heartbeats(
-    bus: Bus, run: str, observed: Observed, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    bus: Bus, run: str, observed: RunObservation, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     started = False
     async with aclosing(listen_to_heartbeats(bus, run)) as beats:
@@ -60,7 +60,7 @@ async def _follow_heartbeats(
                 task_status.started()
 
 
-async def _follow(bus: Bus, stream: str, filters: list[str], observed: Observed) -> None:
+async def _follow(bus: Bus, stream: str, filters: list[str], observed: RunObservation) -> None:
     headers_only = stream == subjects.ROLLOUTS
     start = observed.next_seq.get(stream, 1)
     async with bus.read(stream, filters, start=start, headers_only=headers_only) as messages:
@@ -68,7 +68,7 @@ async def _follow(bus: Bus, stream: str, filters: list[str], observed: Observed)
             observed.stored(message)
 
 
-async def measure_processes(supervisor_pid: int, observed: Observed) -> None:
+async def measure_processes(supervisor_pid: int, observed: RunObservation) -> None:
     """Measure peak memory of all processes of the run, and the CPU time of each."""
     while True:
         total = psutil.Process().memory_info().rss

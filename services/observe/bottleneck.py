@@ -19,10 +19,10 @@ from lachesis.services.observe.window import StageRow
 
 __all__ = ["Bottleneck", "find_bottleneck"]
 
-SATURATED = 0.9
+SATURATED_SHARE = 0.9
 """Load from which a stage is at work all the time."""
-_DOWN = {"stale", "silent", "waiting"}
-_NEEDED = ("environment", "scorer", "teacher", "normalizer", "batcher", "trainer")
+_DOWN_STATES = {"stale", "silent", "waiting"}
+_REQUIRED_SERVICES = ("environment", "scorer", "teacher", "normalizer", "batcher", "trainer")
 _SERVES = {"environment": "inference-policy", "teacher": "inference-teacher"}
 
 
@@ -39,7 +39,7 @@ def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bott
     governor = by_name.get("governor")
     if governor is not None and governor.state in {"stale", "silent"}:
         return Bottleneck(service="governor", reason=f"is {governor.state}: without it nothing is generated")
-    stages = [row for row in rows if row.service.partition("-")[0] in _NEEDED]
+    stages = [row for row in rows if row.service.partition("-")[0] in _REQUIRED_SERVICES]
     missed = _down(stages, flow)
     if missed is not None:
         return missed
@@ -47,7 +47,7 @@ def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bott
     if found is None:
         return _held_back(stages)
     server = by_name.get(_SERVES.get(found.service.partition("-")[0], ""))
-    if server is None or server.state in _DOWN:
+    if server is None or server.state in _DOWN_STATES:
         return found
     running, queued = server.in_flight or 0, server.lag or 0
     serves = f"has {running} requests running, {queued} queued" if running or queued else "is idle at the moment"
@@ -56,7 +56,7 @@ def find_bottleneck(rows: Sequence[StageRow], flow: Mapping[str, float]) -> Bott
 
 def _down(stages: Sequence[StageRow], flow: Mapping[str, float]) -> Bottleneck | None:
     for row in stages:
-        if row.state in _DOWN and _is_missed(row, stages, flow):
+        if row.state in _DOWN_STATES and _is_missed(row, stages, flow):
             why = f": {row.notes[0]}" if row.notes else ""
             return Bottleneck(service=row.service, reason=f"is {row.state}{why}")
     return None
@@ -68,7 +68,7 @@ def _is_missed(row: StageRow, stages: Sequence[StageRow], flow: Mapping[str, flo
         case "environment":  # the others have nothing left to do but fill a batch
             others = [other for other in stages if other.service.startswith("environment")]
             idle = flow.get("flow/untrained", 0) == 0 and _busy(stages) is None
-            return idle and all(other.state in _DOWN for other in others)
+            return idle and all(other.state in _DOWN_STATES for other in others)
         case "trainer":  # a trainer that sends no heartbeats may work elsewhere
             return 2 * flow.get("flow/untrained", 0) > flow.get("flow/outstanding", 0)
         case "scorer" | "teacher" if row.lag is not None:
@@ -77,7 +77,7 @@ def _is_missed(row: StageRow, stages: Sequence[StageRow], flow: Mapping[str, flo
 
 
 def _busy(stages: Sequence[StageRow]) -> Bottleneck | None:
-    saturated = [row for row in stages if row.load is not None and row.load >= SATURATED]
+    saturated = [row for row in stages if row.load is not None and row.load >= SATURATED_SHARE]
     if not saturated:
         return None
     row = max(saturated, key=lambda row: row.held or 0.0)

@@ -2,8 +2,8 @@
 
 What goes in, in the order of the LEDGER stream: entries, and the trainer's reports that say when it took each step;
 and the planning headers of ROLLOUTS. What comes out: rollouts that failed, or were stale, late, redelivered or slow,
-by the rule of the exported traces (`Keeper`), as far as stamps tell. A rollout that was trained ends once a report
-tells of its step, which is when the checkpoint is written.
+by the rule of the exported traces (`TraceSampler`), as far as stamps tell. A rollout that was trained ends once a
+report tells of its step, which is when the checkpoint is written.
 """
 
 from typing import NamedTuple
@@ -11,26 +11,26 @@ from typing import NamedTuple
 import msgspec
 
 from lachesis.pipeline.telemetry.messages import rebuilt
-from lachesis.pipeline.telemetry.sampling import Keeper, is_late
+from lachesis.pipeline.telemetry.sampling import TraceSampler, is_late
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import Plan
 from lachesis.services.observe.overview import trace_url
 
-__all__ = ["Ended", "Endings"]
+__all__ = ["Endings", "RolloutEnding"]
 
 _BATCHES = 1024
 """Batches without a report that are remembered: where no trainer reports, the oldest are forgotten."""
 
 
-class _Member(NamedTuple):
+class _EndedMember(NamedTuple):
     seq: int
     env: str
     plan: Plan
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutEnding(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout that ended. `why`: the reason for which its trace is kept (`SamplingReason`); `seconds`: from its task
     to its end. `longest` is the span that took longest, `longest_s` how long; None where there is none.
     """
@@ -55,17 +55,17 @@ class Endings:
 
     def __init__(self, run: str, slow_s: float | None, *, teacher: bool = False, jaeger_url: str | None = None) -> None:
         self._run = run
-        self._keeper = Keeper(0.0, slow_s)
+        self._keeper = TraceSampler(0.0, slow_s)
         self._teacher = teacher
         self._jaeger_url = jaeger_url
-        self._open: dict[int, _Member] = {}
-        self._batched: dict[int, tuple[LedgerEntry, list[_Member]]] = {}
+        self._open: dict[int, _EndedMember] = {}
+        self._batched: dict[int, tuple[LedgerEntry, list[_EndedMember]]] = {}
 
     def member(self, seq: int, env: str, plan: Plan) -> None:
         """Take in the rollout at `seq` of ROLLOUTS, before the entry that settles it."""
-        self._open[seq] = _Member(seq, env, plan)
+        self._open[seq] = _EndedMember(seq, env, plan)
 
-    def entry(self, entry: LedgerEntry) -> list[Ended]:
+    def entry(self, entry: LedgerEntry) -> list[RolloutEnding]:
         """Take in an entry; return what ended with it and is worth a look."""
         if entry.batch is not None:
             members = [self._open.pop(ref.seq, None) for ref in entry.batch.groups]
@@ -77,12 +77,12 @@ class Endings:
             member = self._open.pop(outcome.seq, None)
             if member is not None and outcome.kind != "duplicate":
                 stamps = entry.stamps.get(member.plan.group, [])
-                found.append(self._judged(member, stamps, outcome.kind, entry.written_ns, outcome.reason))
+                found.append(self._is_rated(member, stamps, outcome.kind, entry.written_ns, outcome.reason))
         for seq in [seq for seq in self._open if seq <= entry.watermark]:
             del self._open[seq]  # settled before this watch began
         return [ended for ended in found if ended is not None]
 
-    def report(self, report: TrainReport) -> list[Ended]:
+    def report(self, report: TrainReport) -> list[RolloutEnding]:
         """Take in a report; return what was trained by it and is worth a look."""
         steps = {step.batch: step for step in report.steps}
         found = []
@@ -94,12 +94,12 @@ class Endings:
             for member in members:
                 own = Stamp("trainer", entry.written_ns, step.start_ns, step.end_ns)
                 stamps = [*entry.stamps.get(member.plan.group, []), own]
-                found.append(self._judged(member, stamps, "trained", step.end_ns))
+                found.append(self._is_rated(member, stamps, "trained", step.end_ns))
         return [ended for ended in found if ended is not None]
 
-    def _judged(
-        self, member: _Member, stamps: list[Stamp], outcome: str, ended_ns: int, reason: str | None = None
-    ) -> Ended | None:
+    def _is_rated(
+        self, member: _EndedMember, stamps: list[Stamp], outcome: str, ended_ns: int, reason: str | None = None
+    ) -> RolloutEnding | None:
         plan = member.plan
         seconds = (ended_ns - plan.started_ns) / 1e9
         late = self._teacher and outcome == "trained" and is_late(stamps)
@@ -111,7 +111,7 @@ class Endings:
             policy_step=plan.policy_step, started_ns=plan.started_ns, ended_ns=ended_ns, outcome="dropped",
         )  # fmt: skip
         longest = max(rebuilt(end, stamps)[:-1], key=_took_ns, default=None)
-        return Ended(
+        return RolloutEnding(
             group=plan.group,
             env=member.env,
             ended_ns=ended_ns,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, Evaluations
+from lachesis.pipeline.evaluation.logic.history import EnvEvaluations, EvaluationHistory
 from lachesis.pipeline.evaluation.logic.rates import Difference, compare
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.services.observe.progress import training_rewards
@@ -47,7 +47,7 @@ class EvaluationStatus(msgspec.Struct, frozen=True, kw_only=True):
     best_step: int | None
 
 
-def evaluation_rows(evaluations: Evaluations) -> list[EvaluationStatus]:
+def evaluation_rows(evaluations: EvaluationHistory) -> list[EvaluationStatus]:
     """Return where each environment stands, in the order in which they were first evaluated."""
     return [_row(env) for env in evaluations.envs.values()]
 
@@ -132,7 +132,7 @@ def _rate(rate: float, error: float | None) -> str:
     return f"{rate:.2f}" if error is None else f"{rate:.2f} +- {error:.2f}"
 
 
-def evaluation_warnings(evaluations: Evaluations, folder: Path) -> dict[str, str]:
+def evaluation_warnings(evaluations: EvaluationHistory, folder: Path) -> dict[str, str]:
     """Return by environment a warning about a rate that dropped.
 
     It names the training reward over the same time if the run's folder is at hand.

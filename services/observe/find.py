@@ -6,7 +6,7 @@ so that of a long beginning only what is about as old is read: a stream is enter
 
 from collections.abc import Sequence
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import DeadLetter, RewardEvent, ScoreEvent, TeacherEvent
@@ -14,7 +14,7 @@ from lachesis.schemas.codec import decode
 from lachesis.schemas.errors import ConfigError, NotFoundError, SchemaError
 from lachesis.schemas.ledger import LedgerEntry, TrainReport
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.observe.rollout import Rollout
+from lachesis.services.observe.rollout import RolloutTimeline
 
 __all__ = ["find_rollout", "start_at"]
 
@@ -23,8 +23,8 @@ _ID_DIGITS = 32
 _TIME_DIGITS = 12
 _SKEW_NS = 60_000_000_000
 """How far a producer's clock may be ahead of the server's."""
-_REACH = 1024
-_SHOWN = 5
+_REACH_MESSAGES = 1024
+_MAX_MATCHES = 5
 _EVENTS: dict[str, type[ScoreEvent | RewardEvent | TeacherEvent | DeadLetter]] = {
     "score": ScoreEvent,
     "reward": RewardEvent,
@@ -33,7 +33,7 @@ _EVENTS: dict[str, type[ScoreEvent | RewardEvent | TeacherEvent | DeadLetter]] =
 }
 
 
-async def find_rollout(bus: Bus, config: RunConfig, name: str) -> Rollout:
+async def find_rollout(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
     """Return the rollout whose id is `name` or has it in it.
 
     Raises `ConfigError` where that is no part of an id or fits several, `NotFoundError` where nothing fits.
@@ -53,7 +53,7 @@ async def find_rollout(bus: Bus, config: RunConfig, name: str) -> Rollout:
 async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) -> int:
     """Return a sequence at or before the first message stored at `time_ns` or later, not far before it."""
     usage = await bus.usage(stream)
-    reach = _REACH
+    reach = _REACH_MESSAGES
     while (start := usage.last - reach + 1) > usage.first:
         async with bus.read(stream, filters, start=start, headers_only=True, follow=False) as messages:
             async for message in messages:
@@ -64,8 +64,8 @@ async def start_at(bus: Bus, stream: str, filters: Sequence[str], time_ns: int) 
     return usage.first
 
 
-async def _member(bus: Bus, config: RunConfig, name: str) -> Rollout:
-    found: list[Rollout] = []
+async def _member(bus: Bus, config: RunConfig, name: str) -> RolloutTimeline:
+    found: list[RolloutTimeline] = []
     if len(name) >= _TIME_DIGITS:
         made_ns = int(name[:_TIME_DIGITS], 16) * 1_000_000
         start = await start_at(bus, subjects.ROLLOUTS, [subjects.rollout(config.run)], made_ns - _SKEW_NS)
@@ -78,35 +78,35 @@ async def _member(bus: Bus, config: RunConfig, name: str) -> Rollout:
             "it was, or history was trimmed that far; `lachesis tail rollout` and `lachesis top` show ids"
         )
     if len(found) > 1:
-        some = ", ".join(rollout.plan.group for rollout in found[:_SHOWN])
+        some = ", ".join(rollout.plan.group for rollout in found[:_MAX_MATCHES])
         raise ConfigError(f"{name} fits {len(found)} rollouts or more: {some}; give more digits")
     return found[0]
 
 
-async def _members(bus: Bus, config: RunConfig, name: str, start: int) -> list[Rollout]:
+async def _members(bus: Bus, config: RunConfig, name: str, start: int) -> list[RolloutTimeline]:
     """Return the rollouts from `start` on whose ids have `name` in them, no more than are needed to say so."""
-    found: dict[str, Rollout] = {}
+    found: dict[str, RolloutTimeline] = {}
     filters = [subjects.rollout(config.run)]
     async with bus.read(subjects.ROLLOUTS, filters, start=start, headers_only=True, follow=False) as messages:
         async for message in messages:
             rollout = _read_member(message)
             if rollout is not None and name in rollout.plan.group:
                 found.setdefault(rollout.plan.group, rollout)
-                if len(name) == _ID_DIGITS or len(found) > _SHOWN:
+                if len(name) == _ID_DIGITS or len(found) > _MAX_MATCHES:
                     break
     return list(found.values())
 
 
-def _read_member(message: Stored) -> Rollout | None:
+def _read_member(message: StoredMessage) -> RolloutTimeline | None:
     _, _, run, env = message.subject.split(".")
     try:
         plan = Plan.unpack(message.headers.get(PLAN_HEADER))
     except SchemaError:
         return None  # no rollout: a stage has written a dead letter of it
-    return Rollout(run, env, message.seq, plan, message.time_ns)
+    return RolloutTimeline(run, env, message.seq, plan, message.time_ns)
 
 
-async def _ledger(bus: Bus, config: RunConfig, rollout: Rollout) -> None:
+async def _ledger(bus: Bus, config: RunConfig, rollout: RolloutTimeline) -> None:
     trainer = config.training.name
     ledger = subjects.ledger(config.run, trainer)
     filters = [ledger, subjects.state(config.run, "trainer", subjects.LIVE, trainer)]
@@ -124,7 +124,7 @@ async def _ledger(bus: Bus, config: RunConfig, rollout: Rollout) -> None:
                 return
 
 
-async def _annotations(bus: Bus, config: RunConfig, rollout: Rollout) -> None:
+async def _annotations(bus: Bus, config: RunConfig, rollout: RolloutTimeline) -> None:
     kinds: tuple[subjects.Kind, ...] = ("score", "reward", "teacher", "dead")
     filters = [subjects.event(kind, config.run, config.revision, rollout.env) for kind in kinds]
     start = await start_at(bus, subjects.EVENTS, filters, rollout.stored_ns)

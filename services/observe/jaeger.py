@@ -16,7 +16,7 @@ import msgspec
 from lachesis.pipeline.telemetry.sampling import REASONS
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import InfrastructureError
-from lachesis.services.observe.endings import Ended
+from lachesis.services.observe.endings import RolloutEnding
 from lachesis.services.observe.overview import trace_url
 
 __all__ = ["Jaeger"]
@@ -122,7 +122,7 @@ class Jaeger:
                     found[trace] = reason
         return found
 
-    async def rollout(self, trace: str, why: str) -> Ended | None:
+    async def rollout(self, trace: str, why: str) -> RolloutEnding | None:
         """Return the rollout of a trace that `find` found; None if its root is gone."""
         answer = await self._get(f"traces/{trace}", {}, _TraceAnswer)
         spans = list(answer.result.spans())
@@ -133,7 +133,7 @@ class Jaeger:
         parts = [(span.seconds, f"{service} {span.name.partition(' ')[0]}") for service, span in spans
                  if span is not root]  # fmt: skip
         longest_s, longest = max(parts, default=(None, None))
-        return Ended(
+        return RolloutEnding(
             group=trace,
             env=about.get("rl.env.name", ""),
             ended_ns=int(root.end_time_unix_nano),

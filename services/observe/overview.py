@@ -13,10 +13,20 @@ from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import Quantiles, place
 from lachesis.services.observe.window import Recent, StageRow
 
-__all__ = ["Overview", "Rewards", "SlowRollout", "barren", "by_outcome", "finished", "look", "look_back", "trace_url"]
+__all__ = [
+    "Overview",
+    "RewardCurve",
+    "SlowRollout",
+    "by_outcome",
+    "finished",
+    "look_back",
+    "overview_at",
+    "trace_url",
+    "untrained_warning",
+]
 
-_FRUITLESS = ("zero_variance", "unscorable")
-_FEW = 20
+_UNTRAINED_REASONS = ("zero_variance", "unscorable")
+_MIN_GROUPS = 20
 """Groups below which nothing is said of what became of them all."""
 _REWARDS = 200
 """Steps whose rewards are kept."""
@@ -67,13 +77,13 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool = False
 
 
-class Rewards:
+class RewardCurve:
     """The reward of each step that a heartbeat told of, oldest first."""
 
     def __init__(self) -> None:
         self._by_step: dict[float, float] = {}
 
-    def add(self, metrics: Mapping[str, float]) -> None:
+    def record_step(self, metrics: Mapping[str, float]) -> None:
         if "train/step" in metrics and "reward/mean" in metrics:
             self._by_step[metrics["train/step"]] = metrics["reward/mean"]
             if len(self._by_step) > _REWARDS:
@@ -92,7 +102,9 @@ class Rewards:
         return sum((x - mean_x) * (y - mean_y) for x, y in self._by_step.items()) / spread
 
 
-def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url: str | None = None) -> Overview:
+def overview_at(
+    run: str, recent: Recent, rewards: RewardCurve, now_s: float, *, jaeger_url: str | None = None
+) -> Overview:
     """Return the run as of `now_s`."""
     batcher, trainer = recent.figures("batcher"), recent.figures("trainer")
     learned = trainer[-1][1].metrics if trainer else {}
@@ -125,7 +137,7 @@ def look(run: str, recent: Recent, rewards: Rewards, now_s: float, *, jaeger_url
         capacity=flow.get("flow/capacity"),
         outcomes=outcomes,
         bottleneck=find_bottleneck(rows, flow),
-        warnings=barren({kind: count - before.get(kind, 0) for kind, count in outcomes.items()}),
+        warnings=untrained_warning({kind: count - before.get(kind, 0) for kind, count in outcomes.items()}),
         stages=rows,
         slow=[
             SlowRollout(group=group, seconds=seconds, url=trace_url(jaeger_url, group))
@@ -149,9 +161,9 @@ def look_back(
 ) -> Overview:
     """Return how a run that has ended stood then. `steps`: the figures of its last steps, oldest first."""
     newest = steps[-1] if steps else {}
-    rewards = Rewards()
+    rewards = RewardCurve()
     for figures in steps:
-        rewards.add(figures)
+        rewards.record_step(figures)
     return Overview(
         run=run,
         ended=True,
@@ -172,7 +184,7 @@ def look_back(
         capacity=None,
         outcomes=by_outcome(outcomes),
         bottleneck=None,
-        warnings=barren(dict(outcomes)),
+        warnings=untrained_warning(dict(outcomes)),
         stages=[
             StageRow(
                 service=service,
@@ -195,12 +207,12 @@ def trace_url(base: str | None, group: str) -> str | None:
     return f"{base.rstrip('/')}/trace/{group}" if base else None
 
 
-def barren(outcomes: dict[str, int]) -> list[str]:
+def untrained_warning(outcomes: dict[str, int]) -> list[str]:
     """Return what is wrong if these groups, by what became of them, teach nothing; nothing if all is well."""
-    fruitless = sum(outcomes.get(kind, 0) for kind in _FRUITLESS)
-    if fruitless < _FEW or outcomes.get("batched", 0) > 0:
+    fruitless = sum(outcomes.get(kind, 0) for kind in _UNTRAINED_REASONS)
+    if fruitless < _MIN_GROUPS or outcomes.get("batched", 0) > 0:
         return []
-    kinds = ", ".join(f"{outcomes[kind]} {kind}" for kind in _FRUITLESS if kind in outcomes)
+    kinds = ", ".join(f"{outcomes[kind]} {kind}" for kind in _UNTRAINED_REASONS if kind in outcomes)
     return [f"no group was fit to train on ({kinds}): look at the task and its raters with `lachesis dev ENV`"]
 
 

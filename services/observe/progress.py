@@ -23,7 +23,7 @@ __all__ = [
 
 log = logging.getLogger("lachesis")
 
-_MOST = 1 << 18
+_TAIL_BYTES = 1 << 18
 """Bytes from the end of the log of figures that are read: many lines of a few KiB."""
 
 
@@ -53,7 +53,7 @@ def step_times(folder: Path, step: int) -> tuple[int, int] | None:
     return None
 
 
-class _Reward(msgspec.Struct):
+class _StepReward(msgspec.Struct):
     step: float | None = msgspec.field(name="train/step", default=None)
     mean: float | None = msgspec.field(name="reward/mean", default=None)
 
@@ -71,7 +71,7 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
                 if not row.endswith(b"\n"):
                     break  # it is still being written
                 try:
-                    reward = from_json(METRICS_FILE, _Reward, row)
+                    reward = from_json(METRICS_FILE, _StepReward, row)
                 except SchemaError:
                     continue
                 if reward.step is None or reward.mean is None:
@@ -86,7 +86,7 @@ def training_rewards(folder: Path, first: int, last: int) -> tuple[float, float]
 def _newest_rows(folder: Path) -> list[bytes]:
     try:
         with open_regular_file(folder / METRICS_FILE) as file:
-            start = max(0, file.seek(0, 2) - _MOST)
+            start = max(0, file.seek(0, 2) - _TAIL_BYTES)
             file.seek(start)
             rows = file.read().split(b"\n")[:-1]  # what follows the last line break is still being written
     except FileNotFoundError:
@@ -105,12 +105,12 @@ def _figures(row: bytes) -> dict[str, float] | None:
 def progress_line(figures: dict[str, float], steps: int | None, held_out: Sequence[str] = ()) -> str:
     """Return how far the training is, in one line. `held_out`: the newest evaluations, in a few words each."""
     reward, staleness = figures.get("reward/mean"), figures.get("staleness/mean")
-    told = "" if reward is None else f", reward {reward:.3g}"
+    reported = "" if reward is None else f", reward {reward:.3g}"
     means = {env: one.mean for env, one in rewards_of(figures).items() if one.mean is not None}
     if len(means) > 1:
-        told += f" ({', '.join(f'{env} {mean:.3g}' for env, mean in means.items())})"
-    told += f", held-out {'; '.join(held_out)}" if held_out else ""
-    told += "" if staleness is None else f", staleness {staleness:.3g}"
+        reported += f" ({', '.join(f'{env} {mean:.3g}' for env, mean in means.items())})"
+    reported += f", held-out {'; '.join(held_out)}" if held_out else ""
+    reported += "" if staleness is None else f", staleness {staleness:.3g}"
     slowest = human_seconds(figures.get("latency/e2e/p99"))
-    told += f", e2e p99 {slowest}" if slowest else ""
-    return f"step {figures['train/step']:.0f}{'' if steps is None else f'/{steps}'}{told}"
+    reported += f", e2e p99 {slowest}" if slowest else ""
+    return f"step {figures['train/step']:.0f}{'' if steps is None else f'/{steps}'}{reported}"

@@ -27,7 +27,7 @@ from lachesis.schemas.annotations import (
 from lachesis.schemas.ledger import LedgerEntry, Outcome, TrainReport
 from lachesis.schemas.plan import Plan
 
-__all__ = ["Rollout", "Timeline"]
+__all__ = ["RolloutTimeline", "Timeline"]
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Rollout:
+class RolloutTimeline:
     """Gathers what the streams hold of the rollout at `seq` of ROLLOUTS."""
 
     run: str

@@ -23,16 +23,16 @@ from lachesis.services.observe.evaluations import EvaluationStatus
 from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.plots import draw_run
 from lachesis.services.observe.summary import PLOTS, SUMMARY_FILE, RunSummary, read_steps, summarize_run
-from lachesis.services.observe.watch import Watch
+from lachesis.services.observe.watch import RunWatcher
 from lachesis.services.run.file import run_file_of
 
-__all__ = ["RunRecord"]
+__all__ = ["RunSummaryWriter"]
 
 _FINISH_S = 5.0
 """Seconds that the end of a run waits for the server to say what became of the groups."""
 
 
-class RunRecord(Watch):
+class RunSummaryWriter(RunWatcher):
     """Made when a run starts; `conclude` writes what it came to."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -61,11 +61,11 @@ class RunRecord(Watch):
         return f"resumes at step {self.first_step}, from {self._checkpoint}, and trains {to}"
 
     async def follow(self, bus: Bus) -> None:
-        """See `Watch`: nothing is needed before the end."""
+        """See `RunWatcher`: nothing is needed before the end."""
         await anyio.sleep_forever()
 
     async def finish(self, bus: Bus) -> None:
-        """See `Watch`."""
+        """See `RunWatcher`."""
         ledger = subjects.ledger(self._config.run, self._config.training.name)
         with anyio.move_on_after(_FINISH_S), suppress(InfrastructureError, NotFoundError, DamagedError, SchemaError):
             last = await bus.last(subjects.LEDGER, ledger)

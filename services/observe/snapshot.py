@@ -15,7 +15,7 @@ import msgspec
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.bus.streams import StreamDescription
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.config.secrets import without_secrets
@@ -43,12 +43,12 @@ from lachesis.services.observe.overview import by_outcome
 from lachesis.services.observe.progress import newest_figures
 from lachesis.services.observe.rewards import EnvRewards, rewards_of
 from lachesis.services.observe.services import ServiceStatus, merge
-from lachesis.services.observe.store import StoreWarning
+from lachesis.services.observe.store import DiskWarning
 from lachesis.services.plan import planned_services
 from lachesis.services.preflight.cluster import cluster_problems
 from lachesis.services.run.connect import (
     NATS_FOLDER,
-    History,
+    RunHistory,
     is_trained,
     open_run,
     other_runs,
@@ -57,7 +57,7 @@ from lachesis.services.run.connect import (
     unknown_run,
 )
 
-__all__ = ["ANSWER_S", "Snapshot", "StreamStatus", "look_at_run", "take"]
+__all__ = ["ANSWER_S", "RunSnapshot", "StreamStatus", "look_at_run", "take_snapshot"]
 
 ANSWER_S = 3.0
 """Seconds in which a look is over, whatever is dead: with the start of Python and the end of connections, five."""
@@ -65,7 +65,7 @@ _REACH_S = 2.0
 """Seconds of them to find a server, or to start one for the history of a run that has ended."""
 _PATIENCE_S = 0.8
 """Seconds to wait for the server that the run had last, and for each of its answers."""
-_LATE_S = 0.6
+_LATE_ANSWER_S = 0.6
 """Seconds, where an answer takes milliseconds, after which it is asked why there is none."""
 
 
@@ -117,7 +117,7 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """See the module's docstring. `ended`: nothing of the run goes on, and its services are `ended`, not `silent`.
     `finished`: all of its `steps` are taken and durable. `step`: optimizer steps taken.
 
@@ -145,7 +145,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str] = []
 
 
-async def look_at_run(config: RunConfig, show: Callable[["Snapshot"], None]) -> None:
+async def look_at_run(config: RunConfig, show: Callable[["RunSnapshot"], None]) -> None:
     """Call `show` with the snapshot, `ANSWER_S` after the call at the latest; what it takes to hang up comes later.
 
     What the server does not answer by then is not known, and `problems` says why; where it cannot be reached at all,
@@ -163,7 +163,7 @@ async def look_at_run(config: RunConfig, show: Callable[["Snapshot"], None]) -> 
             reason = str(error)
             if not newest_figures(config.path):
                 raise
-        show(await take(history, config, until_s) if history is not None else _from_folder(config, reason))
+        show(await take_snapshot(history, config, until_s) if history is not None else _from_folder(config, reason))
 
 
 def _server_of(config: RunConfig) -> str:
@@ -176,11 +176,11 @@ def _server_of(config: RunConfig) -> str:
     return f"the run's server (pid {endpoint.pid}, {endpoint.url})"
 
 
-def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
+def _from_folder(config: RunConfig, problem: str) -> "RunSnapshot":
     """Return what the run's folder tells, where its server cannot be asked."""
     figures = newest_figures(config.path)
     step = int(figures["train/step"]) if "train/step" in figures else None
-    return Snapshot(
+    return RunSnapshot(
         run=config.run,
         ended=False,
         finished=False,
@@ -188,7 +188,7 @@ def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
         steps=config.training.steps,
         server="",
         server_version="",
-        problems=[*StoreWarning(config).look(), problem],
+        problems=[*DiskWarning(config).check_disk(), problem],
         streams=None,
         services=merge([], planned_services(config), absent="unknown"),
         ledger=None,
@@ -200,7 +200,7 @@ def _from_folder(config: RunConfig, problem: str) -> "Snapshot":
     )
 
 
-async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot":
+async def take_snapshot(history: RunHistory, config: RunConfig, until_s: float) -> "RunSnapshot":
     """Return the snapshot by `until_s` of the event loop's clock.
 
     It listens to heartbeats first if the run may still go on.
@@ -209,7 +209,7 @@ async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot
     server has other runs and knows nothing of this one.
     """
     bus, ended = history
-    look = _Look(bus, until_s)
+    look = _RunReader(bus, until_s)
     planned = planned_services(config)
     heard = HeartbeatLog()
     reader = EvaluationReader(bus, config)
@@ -248,7 +248,7 @@ async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot
     trainer = found.get("trainer")
     figures = newest_figures(config.path) | _training_figures(services)
     steps_known = [int(figures["train/step"])] if "train/step" in figures else []
-    return Snapshot(
+    return RunSnapshot(
         run=config.run,
         ended=ended,
         finished=finished,
@@ -256,7 +256,7 @@ async def take(history: History, config: RunConfig, until_s: float) -> "Snapshot
         steps=config.training.steps,
         server=without_secrets(url.geturl()) if url else "",
         server_version=server_version(bus),
-        problems=problems if ended else [*StoreWarning(config).look(), *problems],
+        problems=problems if ended else [*DiskWarning(config).check_disk(), *problems],
         streams=[_stream(stream) for stream in found["streams"]] if "streams" in found else None,
         services=services,
         ledger=found.get("ledger"),
@@ -279,7 +279,7 @@ def _training_figures(services: list[ServiceStatus]) -> dict[str, float]:
     }
 
 
-class _Look:
+class _RunReader:
     """Asks several things at once, and why there is no answer once one is late."""
 
     def __init__(self, bus: NatsBus, until_s: float) -> None:
@@ -309,7 +309,7 @@ class _Look:
 
         async def explain() -> None:
             nonlocal reason
-            await anyio.sleep(_LATE_S)
+            await anyio.sleep(_LATE_ANSWER_S)
             if left - {"beats"}:
                 reason = await self._bus.explain(subjects.LEDGER)
 
@@ -338,7 +338,7 @@ def _stream(stream: StreamDescription) -> StreamStatus:
 
 async def _ledger(bus: NatsBus, config: RunConfig) -> LedgerStatus | None:
     run, trainer = config.run, config.training.name
-    entry, seq, _ = await newest(
+    entry, seq, _ = await read_last_event(
         bus,
         subjects.LEDGER,
         subjects.ledger(run, trainer),
@@ -368,7 +368,9 @@ async def _policy(bus: NatsBus, config: RunConfig) -> PolicyStatus | None:
 async def _trainer(bus: NatsBus, config: RunConfig) -> TrainerStatus | None:
     trainer = config.training.name
     subject = subjects.state(config.run, "trainer", subjects.LIVE, trainer)
-    report, seq, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    report, seq, _ = await read_last_event(
+        bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run
+    )
     if report is None:
         return None
     return TrainerStatus(

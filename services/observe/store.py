@@ -7,15 +7,15 @@ import time
 
 from lachesis.pipeline.bus.store_room import StoreFinding, assess, stored_bytes
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import room_at
+from lachesis.pipeline.disk import disk_room
 
-__all__ = ["StoreWarning"]
+__all__ = ["DiskWarning"]
 
 _MEASURE_S = 10.0
 """Between two measurements of what the store holds, which look at each of its files."""
 
 
-class StoreWarning:
+class DiskWarning:
     """The disk of one run, looked at again and again."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -23,7 +23,7 @@ class StoreWarning:
         self._stored = 0
         self._measured_s = float("-inf")
 
-    def look(self) -> list[str]:
+    def check_disk(self) -> list[str]:
         """Return what there is to warn of, nothing where the server is not the run's own."""
         text = self.finding().text
         return [] if text is None else [text]
@@ -35,4 +35,4 @@ class StoreWarning:
             return StoreFinding("ok")
         if time.monotonic() - self._measured_s >= _MEASURE_S:
             self._stored, self._measured_s = stored_bytes(store), time.monotonic()
-        return assess(store, room_at(store), self._stored, self._config.streams.total_bytes())
+        return assess(store, disk_room(store), self._stored, self._config.streams.total_bytes())

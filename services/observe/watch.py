@@ -4,10 +4,10 @@ from typing import Protocol
 
 from lachesis.pipeline.bus.api import Bus
 
-__all__ = ["Watch"]
+__all__ = ["RunWatcher"]
 
 
-class Watch(Protocol):
+class RunWatcher(Protocol):
     """Looks on at a run, and ends with it."""
 
     async def follow(self, bus: Bus) -> None:

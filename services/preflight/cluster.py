@@ -14,14 +14,14 @@ import nats.errors
 from lachesis.pipeline.bus.answers import NO_LEADER
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.schemas import subjects
-from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
 __all__ = ["check_copies", "cluster_problems"]
 
 _ANSWER_S = 1.5
 
 
-def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+def check_copies(streams: Mapping[str, dict[str, Any]]) -> Iterator[DoctorFinding]:
     """Yield findings on `streams`: the server's answers by the stream's name."""
     groups = {name: info["cluster"] for name, info in streams.items() if info.get("cluster")}
     leaderless = [name for name, group in groups.items() if not group.get("leader")]

@@ -4,12 +4,12 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Finding", "fail", "ok", "warn"]
+__all__ = ["DoctorFinding", "fail", "ok", "warn"]
 
 Level = Literal["OK", "WARN", "FAIL"]
 
 
-class Finding(msgspec.Struct, frozen=True):
+class DoctorFinding(msgspec.Struct, frozen=True):
     """FAIL: the run cannot work like this. WARN: it can, but something is missing or near its limit."""
 
     check: str
@@ -18,13 +18,13 @@ class Finding(msgspec.Struct, frozen=True):
     mend: str | None = None
 
 
-def ok(check: str, text: str) -> Finding:
-    return Finding(check, "OK", text)
+def ok(check: str, text: str) -> DoctorFinding:
+    return DoctorFinding(check, "OK", text)
 
 
-def warn(check: str, text: str, mend: str) -> Finding:
-    return Finding(check, "WARN", text, mend)
+def warn(check: str, text: str, mend: str) -> DoctorFinding:
+    return DoctorFinding(check, "WARN", text, mend)
 
 
-def fail(check: str, text: str, mend: str) -> Finding:
-    return Finding(check, "FAIL", text, mend)
+def fail(check: str, text: str, mend: str) -> DoctorFinding:
+    return DoctorFinding(check, "FAIL", text, mend)

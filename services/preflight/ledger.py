@@ -6,20 +6,20 @@ from typing import Any
 from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
+from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError
 from lachesis.schemas.subjects import LEDGER, stream_name
 from lachesis.services.output import human_bytes
-from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
 __all__ = ["check_ledger"]
 
-_SHOWN = 3
+_MAX_REPORTED = 3
 
 
 async def check_ledger(
     bus: NatsBus, config: RunConfig, streams: Mapping[str, dict[str, Any]]
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[DoctorFinding]:
     """Yield findings. `streams`: the server's answers by the stream's name, as far as they exist."""
     for name, info in streams.items():
         lost = (info["state"].get("lost") or {}).get("bytes", 0)
@@ -30,7 +30,7 @@ async def check_ledger(
         return
     reader = LedgerReader(bus, config.run, config.training.name)
     try:
-        problems = [problem.text for problem in await reader.look() if problem.breaks]
+        problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
         await check_evidence(bus, config, is_empty=not reader.entries)
     except LedgerError as error:
         problems = [str(error)]
@@ -38,8 +38,8 @@ async def check_ledger(
         yield warn("ledger", f"not verified: {error}", "look again when the server answers")
         return
     if problems:
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        yield fail("ledger", "; ".join(problems[:_SHOWN]) + more, LEDGER_MEND)
+        more = f"; and {len(problems) - _MAX_REPORTED} more" if len(problems) > _MAX_REPORTED else ""
+        yield fail("ledger", "; ".join(problems[:_MAX_REPORTED]) + more, LEDGER_REPAIR_HINT)
     elif reader.audit is not None and reader.entries:
         position = reader.audit.position
         yield ok("ledger", f"{position.entries} entries follow one another, the last is {position.digest[:12]}")

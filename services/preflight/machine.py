@@ -20,22 +20,22 @@ from lachesis.pipeline.bus.embedded import find_binary
 from lachesis.pipeline.bus.store_room import assess, stored_bytes
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.disk import device_of, room_at
+from lachesis.pipeline.disk import device_of, disk_room
 from lachesis.pipeline.installation import DISTRIBUTION, install_command
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.plan import plan
-from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 
 __all__ = ["binary", "budgets", "check_machine", "disk", "files", "packages", "ports", "wandb_key"]
 
-_LEAST_FREE_BYTES = 1 << 30
+_MIN_FREE_BYTES = 1 << 30
 """Room below which a run should not be begun."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*])?([^;]*)(?:;.*extra == ['\"]([^'\"]+)['\"])?")
 _FOR_DEVELOPERS = "dev"
 
 
-def check_machine(config: RunConfig, *, running: bool) -> Iterator[Finding]:
+def check_machine(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
     """Yield every finding. `running`: the run's own server answers, so its ports are taken rightly."""
     yield ok("python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
     yield from packages(needed_extras(config))
@@ -65,7 +65,7 @@ def needed_extras(config: RunConfig) -> set[str]:
     return {extra for extra, needed in needs.items() if needed}
 
 
-def packages(needed: Collection[str]) -> Iterator[Finding]:
+def packages(needed: Collection[str]) -> Iterator[DoctorFinding]:
     """Compare what is installed with what the distribution requires, extra by extra; those `needed` must be there."""
     try:
         required = importlib.metadata.requires(DISTRIBUTION) or []
@@ -124,7 +124,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def binary(config: RunConfig) -> Finding:
+def binary(config: RunConfig) -> DoctorFinding:
     """Find the nats-server that `lachesis up` would start, and its version."""
     if config.nats is not None:
         return ok("nats-server", "not needed: the run names a server")
@@ -143,7 +143,7 @@ def binary(config: RunConfig) -> Finding:
     return ok("nats-server", f"{'.'.join(map(str, version))}, {path}")
 
 
-def files(config: RunConfig) -> Iterator[Finding]:
+def files(config: RunConfig) -> Iterator[DoctorFinding]:
     """Check that the run's folder can be written, and that nobody else can read what is secret."""
     parent = _existing(config.path)
     if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
@@ -164,7 +164,7 @@ def files(config: RunConfig) -> Iterator[Finding]:
     yield from (_mode(path) for path in secrets if path.is_file())
 
 
-def _mode(path: Path) -> Finding:
+def _mode(path: Path) -> DoctorFinding:
     found = path.stat()
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077 and not _lent_by_group(found):
@@ -180,36 +180,36 @@ def _lent_by_group(found: os.stat_result) -> bool:
     return may_read and found.st_uid != os.geteuid()
 
 
-def disk(config: RunConfig) -> Finding:
+def disk(config: RunConfig) -> DoctorFinding:
     """Compare the room on the disk that holds the streams with what they may still grow by."""
     if config.store is None:
         return ok("disk", "the streams lie on the server's disk; not checked from here")
-    budget, taken, room = config.streams.total_bytes(), stored_bytes(config.store), room_at(config.store)
+    budget, taken, room = config.streams.total_bytes(), stored_bytes(config.store), disk_room(config.store)
     text = f"{human_bytes(room.free_bytes)} free for {config.store}, where the streams take {human_bytes(taken)} of "
     text += human_bytes(budget)
     mend = "free some space there, or choose another --set folder=DIR"
-    if assess(config.store, room, taken, budget).stops or room.free_bytes < _LEAST_FREE_BYTES:
+    if assess(config.store, room, taken, budget).stops or room.free_bytes < _MIN_FREE_BYTES:
         return fail("disk", text, mend)
     if room.free_bytes + taken < budget:
         return warn("disk", text, f"lower streams.*_bytes, {mend}")
     return ok("disk", text)
 
 
-def run_folder(config: RunConfig) -> Finding | None:
+def run_folder(config: RunConfig) -> DoctorFinding | None:
     """Check the disk of the run's folder, if the streams lie on another disk.
 
     The folder holds checkpoints, weights and logs.
     """
-    room = room_at(config.path)
+    room = disk_room(config.path)
     if config.store is not None and device_of(config.store) == device_of(config.path):
         return None
     text = f"{human_bytes(room.free_bytes)} free for {config.path} (checkpoints, weights, logs)"
-    if room.total_bytes and room.free_bytes < _LEAST_FREE_BYTES:
+    if room.total_bytes and room.free_bytes < _MIN_FREE_BYTES:
         return fail("disk", text, "free some space there, or choose another --set folder=DIR")
     return ok("disk", text)
 
 
-def budgets(config: RunConfig) -> Finding:
+def budgets(config: RunConfig) -> DoctorFinding:
     """Compare the budgets with what the run must keep at once."""
     try:
         check_budgets(config)
@@ -218,7 +218,7 @@ def budgets(config: RunConfig) -> Finding:
     return ok("budgets", "each stream holds what the run must keep at once")
 
 
-def ports(config: RunConfig) -> Iterator[Finding]:
+def ports(config: RunConfig) -> Iterator[DoctorFinding]:
     """Check that the ports asked for are free; those left open are chosen by the system."""
     wanted = {f"inference.{role}.port": settings.port for role, settings in config.inference.items() if settings.port}
     if config.nats is None and config.server.port:
@@ -244,7 +244,7 @@ def _is_free(port: int) -> bool:
         return True
 
 
-def wandb_key() -> Finding:
+def wandb_key() -> DoctorFinding:
     """Check that a run of wandb can be stored somewhere."""
     if os.environ.get("WANDB_MODE") in {"offline", "disabled"}:
         return ok("wandb", f"WANDB_MODE={os.environ['WANDB_MODE']}: no key needed")

@@ -13,9 +13,9 @@ import msgspec
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.services.output import human_bytes
-from lachesis.services.preflight.finding import Finding, fail, ok
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok
 
-__all__ = ["ServerStorage", "ask_monitor", "check_account", "check_sharing", "check_storage"]
+__all__ = ["ServerStorage", "check_account", "check_sharing", "check_storage", "read_monitor"]
 
 MONITOR_PORT = 8222
 _MONITOR_S = 1.0
@@ -32,7 +32,7 @@ class ServerStorage(NamedTuple):
 
 def check_account(
     account: Mapping[str, Any], run: str, config: StreamsConfig, present: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Yield findings on what this account may store, by the server's answer `account`.
 
     `present`: the server's descriptions of the run's streams that exist.
@@ -65,7 +65,7 @@ def check_account(
 
 def _exceeded(
     limits: Mapping[str, int], wanted: Mapping[str, Mapping[str, Any]], *, budget: int, of_others: int
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     storage, streams = limits.get("max_storage", -1), limits.get("max_streams", -1)
     largest = limits.get("storage_max_stream_bytes", -1)
     if 0 <= storage < budget + of_others:
@@ -83,7 +83,7 @@ def _exceeded(
         yield fail("jetstream", text, f"raise the account's max_stream_bytes, {_LOWER}")
 
 
-def check_sharing(reserved: Mapping[str, int]) -> Iterator[Finding]:
+def check_sharing(reserved: Mapping[str, int]) -> Iterator[DoctorFinding]:
     """Yield the reservations of each run on this account or server, if there are several runs."""
     if len(reserved) > 1:
         largest = sorted(reserved.items(), key=lambda one: -one[1])
@@ -93,7 +93,7 @@ def check_sharing(reserved: Mapping[str, int]) -> Iterator[Finding]:
 
 def check_storage(
     storage: ServerStorage | None, config: StreamsConfig, present: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Finding]:
+) -> Iterator[DoctorFinding]:
     """Yield findings on a server's `max_file`, where it is known."""
     if storage is None or (storage.cluster and config.replicas == 1):  # then the streams are spread over servers
         return
@@ -111,7 +111,7 @@ def _reserved(present: Mapping[str, Mapping[str, Any]]) -> int:
     return sum(max(0, info["config"]["max_bytes"]) for info in present.values())
 
 
-async def ask_monitor(host: str, server_id: str, *, port: int = MONITOR_PORT) -> ServerStorage | None:
+async def read_monitor(host: str, server_id: str, *, port: int = MONITOR_PORT) -> ServerStorage | None:
     """Return what the monitoring of the server called `server_id` says; None if it is not there, or another's."""
     try:
         async with httpx.AsyncClient(timeout=_MONITOR_S, trust_env=False) as client:

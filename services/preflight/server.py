@@ -16,10 +16,10 @@ from lachesis.schemas.access import OBSERVER
 from lachesis.schemas.errors import AccessError, ConfigError, InfrastructureError, StartupError
 from lachesis.services.output import human_bytes
 from lachesis.services.preflight.cluster import check_copies
-from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.ledger import check_ledger
-from lachesis.services.preflight.room import ask_monitor, check_account, check_sharing, check_storage
-from lachesis.services.run.connect import LOOK_S, connect_run, has_history, server_version
+from lachesis.services.preflight.room import check_account, check_sharing, check_storage, read_monitor
+from lachesis.services.run.connect import CONNECT_S, connect_run, has_history, server_version
 
 __all__ = ["check_consumers", "check_server", "clock_offset_s"]
 
@@ -34,10 +34,10 @@ _PATIENCE_S = 15.0
 """How long a cluster may take to elect a leader before that is a finding."""
 
 
-async def check_server(config: RunConfig) -> list[Finding]:
+async def check_server(config: RunConfig) -> list[DoctorFinding]:
     """Return every finding; a server that cannot be reached is one, too."""
     if config.nats is not None:
-        patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, LOOK_S)
+        patience_s, connect_s = min(config.nats.give_up_s, _PATIENCE_S), min(config.nats.connect_timeout_s, CONNECT_S)
         quick = msgspec.structs.replace(config.nats, give_up_s=patience_s, connect_timeout_s=connect_s)
         config = msgspec.structs.replace(config, nats=quick)
     try:
@@ -50,7 +50,7 @@ async def check_server(config: RunConfig) -> list[Finding]:
         return [fail("server", str(error), "as it says, or correct --nats URL")]
     except (AccessError, ConfigError) as error:
         return [fail("server", str(error), "correct it: nats.token_file, nats.creds_file, nats.nkey_file...")]
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     async with bus:
         try:
             async for finding in _findings(bus, config):
@@ -60,11 +60,11 @@ async def check_server(config: RunConfig) -> list[Finding]:
     return found
 
 
-async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
+async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[DoctorFinding]:
     yield ok("server", f"nats-server {server_version(bus)} answers, with JetStream")
-    account = await _ask(bus, "$JS.API.INFO")
+    account = await _request_time(bus, "$JS.API.INFO")
     wanted = {definition["name"]: definition for definition in definitions(config.run, config.streams)}
-    answers = {name: await _ask(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
+    answers = {name: await _request_time(bus, f"$JS.API.STREAM.INFO.{name}") for name in wanted}
     present = [name for name, info in answers.items() if "error" not in info]
     there = {name: answers[name] for name in present}
     async for limited in _room(bus, config, account, there):
@@ -89,7 +89,7 @@ async def _findings(bus: NatsBus, config: RunConfig) -> AsyncIterator[Finding]:
 
 async def _room(
     bus: NatsBus, config: RunConfig, account: dict[str, Any], there: Mapping[str, dict[str, Any]]
-) -> AsyncIterator[Finding]:
+) -> AsyncIterator[DoctorFinding]:
     """Yield findings on what the account and the server may store, and who has reserved how much of it."""
     for limited in check_account(account, config.run, config.streams, there):
         yield limited
@@ -98,7 +98,7 @@ async def _room(
             for shared in check_sharing(await bus.reserved_bytes()):
                 yield shared
     if config.nats is not None:
-        for limited in check_storage(await ask_monitor(*_server(bus)), config.streams, there):
+        for limited in check_storage(await read_monitor(*_server(bus)), config.streams, there):
             yield limited
 
 
@@ -109,7 +109,7 @@ def _server(bus: NatsBus) -> tuple[str, str]:
     return (url.hostname or "" if url is not None else ""), server_id
 
 
-def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[DoctorFinding]:
     """Yield a finding for each stream whose consumers come near the server's limit."""
     for name, info in answers.items():
         consumers = int(info["state"].get("consumer_count", 0))
@@ -119,7 +119,7 @@ def check_consumers(answers: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
             yield warn(f"consumers of {name}", text, mend)
 
 
-def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> Finding | None:
+def _stream(wanted: dict[str, Any], info: dict[str, Any]) -> DoctorFinding | None:
     name = f"stream {wanted['name']}"
     changed = differences(info["config"], wanted)
     if changed:
@@ -137,13 +137,13 @@ async def clock_offset_s(bus: NatsBus, stream: str) -> float:
     samples = []
     for _ in range(_CLOCK_TRIES):
         before_ns = time.time_ns()
-        info = await _ask(bus, f"$JS.API.STREAM.INFO.{stream}")
+        info = await _request_time(bus, f"$JS.API.STREAM.INFO.{stream}")
         after_ns = time.time_ns()
         samples.append((after_ns - before_ns, to_ns(info["ts"]) - (before_ns + after_ns) // 2))
     return min(samples)[1] / 1e9
 
 
-def _clock(offset: float) -> Finding:
+def _clock(offset: float) -> DoctorFinding:
     text = f"the server's clock is {abs(offset) * 1e3:.2f} ms {'ahead' if offset > 0 else 'behind'}"
     mend = "let a time service (chrony, systemd-timesyncd) run on both machines"
     if abs(offset) > _CLOCK_FAIL_S:
@@ -153,7 +153,7 @@ def _clock(offset: float) -> Finding:
     return ok("clock", text)
 
 
-async def _ask(bus: NatsBus, subject: str) -> dict[str, Any]:
+async def _request_time(bus: NatsBus, subject: str) -> dict[str, Any]:
     answer = await bus.client.request(subject, b"", timeout=_ANSWER_S)
     found: dict[str, Any] = msgspec.json.decode(answer.data)
     return found

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.finding import Finding, fail, ok, warn
+from lachesis.services.preflight.finding import DoctorFinding, fail, ok, warn
 from lachesis.services.preflight.loading import LoadFinding, check_loads
 from lachesis.services.preflight.machine import binary, budgets, needed_extras, packages, ports
 from lachesis.services.preflight.named import named_problems
@@ -15,7 +15,7 @@ from lachesis.services.preflight.named import named_problems
 __all__ = ["check_start", "machine_failures", "refuse_failures"]
 
 
-async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: float) -> AsyncIterator[Finding]:
+async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: float) -> AsyncIterator[DoctorFinding]:
     """Yield every finding. `load_s`: seconds after which environments and raters that still load are left alone."""
     if not config.environments:
         yield fail(
@@ -31,20 +31,20 @@ async def check_start(config: RunConfig, arguments: Sequence[str], *, load_s: fl
             yield _loaded(finding, config, load_s)
 
 
-def machine_failures(config: RunConfig, *, running: bool) -> Iterator[Finding]:
+def machine_failures(config: RunConfig, *, running: bool) -> Iterator[DoctorFinding]:
     """Yield what of this machine keeps the run from starting. `running`: its own server answers, so ports are taken."""
     checks = [*packages(needed_extras(config)), binary(config), budgets(config), *([] if running else ports(config))]
     yield from (finding for finding in checks if finding.level == "FAIL")
 
 
-def refuse_failures(findings: Iterable[Finding]) -> None:
+def refuse_failures(findings: Iterable[DoctorFinding]) -> None:
     """Raise `ConfigError` that says what failed, and how to fix each."""
     failed = [f"{one.check}: {one.text}\n    mend: {one.mend}" for one in findings if one.level == "FAIL"]
     if failed:
         raise ConfigError("the run cannot start:\n  " + "\n  ".join(failed))
 
 
-def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> Finding:
+def _loaded(finding: LoadFinding, config: RunConfig, load_s: float) -> DoctorFinding:
     setting = finding.setting
     if finding.state == "ok":
         return ok(setting, f"{finding.text} (loaded in {finding.seconds:.1f} s)")

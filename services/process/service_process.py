@@ -49,24 +49,24 @@ from lachesis.services.registry import ServiceSpec, Stage, load_stage
 from lachesis.services.run.connect import connect_run
 
 __all__ = [
-    "DRAINED",
-    "DRAIN_TIMEOUT",
-    "FENCED",
-    "NO_ROOM",
-    "REFUSED",
-    "SETTINGS_CHANGED",
-    "STARTUP",
-    "Role",
+    "EXIT_DRAINED",
+    "EXIT_DRAIN_TIMEOUT",
+    "EXIT_FENCED",
+    "EXIT_NO_ROOM",
+    "EXIT_REFUSED",
+    "EXIT_SETTINGS_CHANGED",
+    "EXIT_STARTUP",
+    "ProcessRole",
     "run_process",
 ]
 
-STARTUP = 2
-FENCED = 3
-DRAIN_TIMEOUT = 4
-DRAINED = 5
-REFUSED = 6
-SETTINGS_CHANGED = 7
-NO_ROOM = 8
+EXIT_STARTUP = 2
+EXIT_FENCED = 3
+EXIT_DRAIN_TIMEOUT = 4
+EXIT_DRAINED = 5
+EXIT_REFUSED = 6
+EXIT_SETTINGS_CHANGED = 7
+EXIT_NO_ROOM = 8
 
 log = logging.getLogger("lachesis")
 
@@ -75,7 +75,7 @@ _REFUSALS = (StartupError, ConfigError, LedgerError, CheckpointError, VersionErr
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ProcessRole:
     """Which process this is: its service, the part it plays, its name among its replicas (`replica_name`), and
     whether a supervisor watches over it.
     """
@@ -90,7 +90,7 @@ class Role:
         return f"{self.spec.name}-{self.part}" if self.part else self.spec.name
 
 
-def run_process(role: Role, config: RunConfig) -> int:
+def run_process(role: ProcessRole, config: RunConfig) -> int:
     """Run one service until it is told to stop, and return the exit code."""
     keep_output()
     logging.basicConfig(
@@ -110,10 +110,10 @@ def _explain(error: BaseException) -> int:
     """Log what ended the service and return the exit code: expected ends as one line each, bugs as a traceback."""
     ended_by = leaves(error)
     ends = (
-        ((FencedError,), FENCED),
-        ((AccessError,), REFUSED),
-        ((SettingsChangedError,), SETTINGS_CHANGED),
-        (_REFUSALS, STARTUP),
+        ((FencedError,), EXIT_FENCED),
+        ((AccessError,), EXIT_REFUSED),
+        ((SettingsChangedError,), EXIT_SETTINGS_CHANGED),
+        (_REFUSALS, EXIT_STARTUP),
     )
     for kinds, code in ends:
         expected = [leaf for leaf in ended_by if isinstance(leaf, kinds)]
@@ -124,31 +124,31 @@ def _explain(error: BaseException) -> int:
     if all(is_disk_full(leaf) for leaf in ended_by):
         for text in dict.fromkeys(str(leaf) for leaf in ended_by):
             log.error("%s: make room on that disk; what was not finished is done again", text)
-        return NO_ROOM
+        return EXIT_NO_ROOM
     mendable = [found for leaf in ended_by if (found := explain_os_error(leaf)) is not None]
     if len(mendable) == len(ended_by):
         for text in dict.fromkeys(mendable):
             log.error("%s", text)
-        return STARTUP
+        return EXIT_STARTUP
     log.error("ended by an unexpected error", exc_info=error)
     return 1
 
 
-async def _run(role: Role, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
-    async with _told_to_drain(supervised=role.supervised) as told:
-        bus = await _connect(role, config, told)
+async def _run(role: ProcessRole, stage: Stage, config: RunConfig, tracing: Tracing) -> int:
+    async with _told_to_drain(supervised=role.supervised) as reported:
+        bus = await _connect(role, config, reported)
         if bus is None:
-            return DRAINED
+            return EXIT_DRAINED
         async with bus:
-            if not await _is_alone(bus, role, config, told):
-                return DRAINED
-            return await _serve(bus, role, stage, config, tracing=tracing, told=told)
+            if not await _is_alone(bus, role, config, reported):
+                return EXIT_DRAINED
+            return await _serve(bus, role, stage, config, tracing=tracing, reported=reported)
 
 
 async def _serve(
-    bus: NatsBus, role: Role, stage: Stage, config: RunConfig, *, tracing: Tracing, told: anyio.Event
+    bus: NatsBus, role: ProcessRole, stage: Stage, config: RunConfig, *, tracing: Tracing, reported: anyio.Event
 ) -> int:
-    place = WriterPlace.here(config.path, supervised=role.supervised)
+    place = WriterPlace.current(config.path, supervised=role.supervised)
     async with (
         open_service(
             bus,
@@ -166,7 +166,7 @@ async def _serve(
         tasks.start_soon(follow_clock, bus, tracing.clock)
         tasks.start_soon(bus.keep_served)
         late = anyio.Event()
-        tasks.start_soon(_drain_when, told, service)
+        tasks.start_soon(_drain_when, reported, service)
         drain_s = config.drain_s(role.spec.name)
         tasks.start_soon(_cancel_when_late, service, drain_s, tasks.cancel_scope, late)
         log.info("started, pid %s", service.instance.partition("-")[0])
@@ -174,23 +174,23 @@ async def _serve(
         tasks.cancel_scope.cancel()
     if late.is_set():
         log.error("stopped: the drain took longer than %s s; what was not finished is done again", drain_s)
-        return DRAIN_TIMEOUT
+        return EXIT_DRAIN_TIMEOUT
     drained = service.draining.is_set()
     log.info("drained" if drained else "finished")
-    return DRAINED if drained else 0
+    return EXIT_DRAINED if drained else 0
 
 
-async def _connect(role: Role, config: RunConfig, told: anyio.Event) -> NatsBus | None:
+async def _connect(role: ProcessRole, config: RunConfig, reported: anyio.Event) -> NatsBus | None:
     """Return the bus, or None where the process was told to drain while there was no server yet."""
     bus = None
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+        tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
         bus = await connect_run(config, f"{config.run}.{role.name}", identity_of(role.spec.name, role.part))
         tasks.cancel_scope.cancel()
     return bus
 
 
-async def _is_alone(bus: NatsBus, role: Role, config: RunConfig, told: anyio.Event) -> bool:
+async def _is_alone(bus: NatsBus, role: ProcessRole, config: RunConfig, reported: anyio.Event) -> bool:
     """Return True once no other process writes what this one does, False if it was told to drain while it waited.
 
     A supervisor has made sure of it before it starts any. Raises StartupError.
@@ -198,7 +198,7 @@ async def _is_alone(bus: NatsBus, role: Role, config: RunConfig, told: anyio.Eve
     alone = role.supervised
     if not alone:
         async with background() as tasks:
-            tasks.start_soon(_cancel_when, told, tasks.cancel_scope)
+            tasks.start_soon(_cancel_when, reported, tasks.cancel_scope)
             await refuse_writers_beside(bus, config, [role.name])
             alone = True
     return alone
@@ -207,24 +207,24 @@ async def _is_alone(bus: NatsBus, role: Role, config: RunConfig, told: anyio.Eve
 @asynccontextmanager
 async def _told_to_drain(*, supervised: bool) -> AsyncIterator[anyio.Event]:
     """Yield what is set once the process is told to drain, by a signal or by its supervisor's end."""
-    told = anyio.Event()
+    reported = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(_tell_on_signal, told)
+        await tasks.start(_tell_on_signal, reported)
         if supervised:
-            tasks.start_soon(_tell_without_supervisor, told)
-        yield told
+            tasks.start_soon(_tell_without_supervisor, reported)
+        yield reported
         tasks.cancel_scope.cancel()
 
 
-async def _tell_on_signal(told: anyio.Event, *, task_status: TaskStatus[None]) -> None:
+async def _tell_on_signal(reported: anyio.Event, *, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for number in signals:
             log.info("draining on %s", number.name)
-            told.set()
+            reported.set()
 
 
-async def _tell_without_supervisor(told: anyio.Event) -> None:
+async def _tell_without_supervisor(reported: anyio.Event) -> None:
     """Tell once standard input, which the supervisor holds open, has ended."""
     try:
         await anyio.wait_readable(sys.stdin)
@@ -233,16 +233,16 @@ async def _tell_without_supervisor(told: anyio.Event) -> None:
     except (ConnectionResetError, PermissionError):
         pass  # it died with something unread; or this is a file, which nobody holds open
     log.warning("draining: the supervisor is gone")
-    told.set()
+    reported.set()
 
 
-async def _cancel_when(told: anyio.Event, scope: anyio.CancelScope) -> None:
-    await told.wait()
+async def _cancel_when(reported: anyio.Event, scope: anyio.CancelScope) -> None:
+    await reported.wait()
     scope.cancel()
 
 
-async def _drain_when(told: anyio.Event, service: Service) -> None:
-    await told.wait()
+async def _drain_when(reported: anyio.Event, service: Service) -> None:
+    await reported.wait()
     service.drain()
 
 

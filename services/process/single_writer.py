@@ -40,12 +40,12 @@ class WriterPlace(msgspec.Struct, frozen=True, kw_only=True):
     supervised: bool = False
 
     @classmethod
-    def here(cls, folder: Path, *, supervised: bool) -> Self:
+    def current(cls, folder: Path, *, supervised: bool) -> Self:
         """Return that of this process, in the run's folder."""
         return cls(host=socket.gethostname(), pid=os.getpid(), folder=str(folder.resolve()), supervised=supervised)
 
 
-class _Answer(WriterPlace, frozen=True, kw_only=True):
+class _WriterAnswer(WriterPlace, frozen=True, kw_only=True):
     state: str = ""
     revision: str = subjects.LIVE
 
@@ -65,7 +65,7 @@ async def refuse_writers_beside(
 
 async def _refuse_beside(bus: Bus, config: RunConfig, service: str, replaces: WriterPlace | None) -> None:
     until_s = anyio.current_time() + config.drain_s(service) + _EXTRA_S
-    while (other := await _ask(bus, config.run, service)) is not None:
+    while (other := await _request_place(bus, config.run, service)) is not None:
         if other.revision != config.revision or (replaces is not None and _is_replaced(other, replaces)):
             return
         if other.state != "draining" or anyio.current_time() > until_s:
@@ -82,11 +82,11 @@ def _is_replaced(other: WriterPlace, place: WriterPlace) -> bool:
     return other.supervised and (other.host, other.folder) == (place.host, place.folder)
 
 
-async def _ask(bus: Bus, run: str, service: str) -> _Answer | None:
+async def _request_place(bus: Bus, run: str, service: str) -> _WriterAnswer | None:
     """Return what the service that runs says of itself; None if none does, or it cannot be heard."""
     try:
         return msgspec.json.decode(
-            await bus.request(subjects.health(run, service), b"", timeout_s=_ASK_S), type=_Answer
+            await bus.request(subjects.health(run, service), b"", timeout_s=_ASK_S), type=_WriterAnswer
         )
     except UnservedError:
         return None

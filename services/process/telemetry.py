@@ -23,7 +23,7 @@ log = logging.getLogger("lachesis")
 
 _MACHINE_ID = Path("/etc/machine-id")
 _CLOCK_S = 30.0
-_ASKED = 5
+_CLOCK_REQUESTS = 5
 """Exchanges with the server of which the quickest counts."""
 
 
@@ -67,7 +67,7 @@ async def follow_clock(bus: Bus, clock: Clock) -> None:
     """Keep `clock` on the server's time, measured anew every half minute."""
     while True:
         found = []
-        for _ in range(_ASKED):
+        for _ in range(_CLOCK_REQUESTS):
             sent_ns = time.perf_counter_ns()
             try:
                 server_ns = await bus.server_time_ns()

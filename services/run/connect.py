@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.bus.connection import connect, for_identity
 from lachesis.pipeline.bus.embedded import EmbeddedServer, read_endpoint
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
 from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.pipeline.telemetry.heartbeat_log import SILENCE_S, HeartbeatLog
@@ -26,10 +26,10 @@ from lachesis.schemas.ledger import TrainReport
 from lachesis.services.run.known_runs import known_runs
 
 __all__ = [
-    "LOOK_S",
+    "CONNECT_S",
     "NATS_FOLDER",
     "SILENCE_S",
-    "History",
+    "RunHistory",
     "check_known",
     "connect_run",
     "has_ended",
@@ -39,7 +39,7 @@ __all__ = [
     "open_run",
     "other_runs",
     "recent_heartbeats",
-    "roomy",
+    "server_config_for_history",
     "server_version",
     "unknown_run",
     "until_ended",
@@ -49,11 +49,11 @@ log = logging.getLogger("lachesis")
 
 _HEARTBEATS_S = 1.5
 """Longer than the second between two heartbeats of a service."""
-LOOK_S = 3.0
+CONNECT_S = 3.0
 """What a command that looks once waits for one answer of the server, seconds: then it shows what it has, and why."""
 
 
-class History(NamedTuple):
+class RunHistory(NamedTuple):
     """A run to be looked at. `ended`: its own server does not run, so nothing of it does."""
 
     bus: NatsBus
@@ -137,7 +137,9 @@ async def is_trained(bus: Bus, config: RunConfig) -> bool:
     if steps is None:
         return False
     try:
-        report, _, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+        report, _, _ = await read_last_event(
+            bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run
+        )
     except (NotFoundError, SchemaError, DamagedError):
         return False  # no stream yet, another build's report, or one that cannot be read: it is not known to be
     return report is not None and report.step >= steps
@@ -159,7 +161,7 @@ async def open_run(
     create: bool = False,
     patience_s: float | None = None,
     needs_jetstream: bool = True,
-) -> AsyncIterator[History]:
+) -> AsyncIterator[RunHistory]:
     """Yield a run to look at, with a bus that may do with its history what `identity` may.
 
     A run that has ended and whose server was its own is read from its folder, by a server that lives as long as the
@@ -176,7 +178,7 @@ async def open_run(
                 raise
             ended = True
             log.info("no server runs in %s: reading its history with a server of my own", config.path)
-            settings = roomy(config)
+            settings = server_config_for_history(config)
             if patience_s is not None:  # it only reads: it may be killed at any moment
                 settings = msgspec.structs.replace(settings, stop_timeout_s=patience_s)
             server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, settings))
@@ -186,7 +188,7 @@ async def open_run(
             await check_known(bus, config.run, await other_runs(bus, config))
         elif create and (ended or not await bus.describe_streams()):
             await bus.ensure_streams(config.streams)
-        yield History(bus, ended)
+        yield RunHistory(bus, ended)
 
 
 @asynccontextmanager
@@ -198,7 +200,7 @@ async def open_history(
         yield history.bus
 
 
-def roomy(config: RunConfig) -> ServerConfig:
+def server_config_for_history(config: RunConfig) -> ServerConfig:
     """Return how a server is started for the history of a run: with room for what its streams may hold."""
     room = max(config.server.file_bytes(), config.streams.total_bytes() * 5 // 4)
     return msgspec.structs.replace(config.server, max_file_bytes=room)

@@ -19,14 +19,14 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer, StoreInUseError
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import NATS_FOLDER, RunConfig
-from lachesis.pipeline.flow.collect import Collector
+from lachesis.pipeline.flow.collect import GarbageCollector
 from lachesis.pipeline.fsync import fsync
 from lachesis.pipeline.training.tracking import METRICS_FILE
 from lachesis.schemas import subjects
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.errors import ConfigError, NotFoundError, StartupError
 from lachesis.schemas.subjects import BUCKET, STREAMS
-from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, roomy
+from lachesis.services.run.connect import SILENCE_S, connect_run, has_history, server_config_for_history
 from lachesis.services.run.file import EFFECTIVE_FILE, RUN_FILE, is_written_here
 from lachesis.services.run.known_runs import forget_run
 from lachesis.services.run.lease import DELETION_MARK, LOCK_FILE, RunLease, lock_folder
@@ -91,7 +91,7 @@ async def delete_run(config: RunConfig, confirm: Callable[[RunContents], bool]) 
             if not confirm(contents):
                 return contents, False
             if bus is not None and has_bucket:
-                await Collector(bus, config).check_unread()
+                await GarbageCollector(bus, config).check_unread()
             if folder.is_dir():
                 (folder / DELETION_MARK).touch()
                 fsync(folder)
@@ -112,7 +112,9 @@ async def _server(config: RunConfig) -> AsyncIterator[tuple[NatsBus | None, str 
             bus = await stack.enter_async_context(await connect_run(config, f"{config.run}.delete", OPERATOR))
         elif has_history(config) and not (config.path / DELETION_MARK).exists():
             try:
-                server = await stack.enter_async_context(EmbeddedServer(config.path / NATS_FOLDER, roomy(config)))
+                server = await stack.enter_async_context(
+                    EmbeddedServer(config.path / NATS_FOLDER, server_config_for_history(config))
+                )
                 bus = await connect(server.url, run=config.run, name=f"{config.run}.delete", token=server.token)
                 await stack.enter_async_context(bus)
             except StoreInUseError:
@@ -160,7 +162,7 @@ async def _delete_stored(bus: NatsBus, config: RunConfig, *, has_bucket: bool) -
             await lease.acquire()
             await held.enter_async_context(lease.held())
             await lease.begin_deletion()
-            await Collector(bus, config).check_unread()
+            await GarbageCollector(bus, config).check_unread()
         for kind in STREAMS:
             await bus.delete_stream(kind)
     await bus.delete_stream(BUCKET)

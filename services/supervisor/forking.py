@@ -23,22 +23,22 @@ from anyio.abc import Process, TaskGroup, TaskStatus
 
 from lachesis.pipeline.disk import write_when_room
 from lachesis.services.supervisor.forkserver import (
-    LONGEST,
+    MAX_REQUEST_BYTES,
     PRELOADED,
-    Began,
-    Ended,
+    ForkExit,
+    ForkRequest,
+    ForkServerOutdated,
+    ForkServerReady,
+    ForkStarted,
     Message,
-    Outdated,
-    Ready,
-    Told,
     address,
 )
 
-__all__ = ["ForkServers", "Forked", "open_supervised"]
+__all__ = ["ForkServers", "ForkedProcess", "open_supervised"]
 
 log = logging.getLogger("lachesis")
 
-_AGAIN_S = 5.0
+_RETRY_S = 5.0
 """Between two starts of a fork server of one kind, at least."""
 _ANSWER_S = 5.0
 """What a fork server may take to fork, or to say how a child of its ended, before it is taken for stuck."""
@@ -46,7 +46,7 @@ _IMPORT_S = 60.0
 """What it may take to import all, likewise."""
 
 
-class Forked:
+class ForkedProcess:
     """A process forked by a fork server, with the part of anyio's `Process` that a supervisor needs."""
 
     def __init__(self, pid: int, pidfd: int, stdin: int) -> None:
@@ -57,7 +57,7 @@ class Forked:
         self._code: int | None = None
         self._told = anyio.Event()
 
-    def tell(self, code: int | None) -> None:
+    def set_exit(self, code: int | None) -> None:
         """Take in how it ended; None: nobody will say."""
         self._code = code
         self._told.set()
@@ -77,7 +77,7 @@ class Forked:
         _send(self._pidfd, number)
 
 
-class _Orphan:
+class _AdoptedProcess:
     """A fork server that another supervisor has started: what is needed of anyio's `Process`.
 
     Raises `ProcessLookupError` when it has ended.
@@ -98,18 +98,18 @@ class _Orphan:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingFork:
     """A request under way, `stdin`, the end of the pipe that goes with it, and the process, once it has begun."""
 
     stdin: int
-    process: Forked | None = None
+    process: ForkedProcess | None = None
     answered: anyio.Event = field(default_factory=anyio.Event)
 
 
-class _Server:
+class _ForkServerProcess:
     """One fork server, from its start, or from being taken over, to its end."""
 
-    def __init__(self, process: Process | _Orphan, requests: socket.socket) -> None:
+    def __init__(self, process: Process | _AdoptedProcess, requests: socket.socket) -> None:
         self.process = process
         self.unfit = anyio.Event()
         """Set once it is to be asked no more."""
@@ -117,8 +117,8 @@ class _Server:
         self._ready = anyio.Event()
         self._requests = requests
         self._asking = anyio.Lock()
-        self._asked: _Asked | None = None
-        self._children: dict[int, Forked] = {}
+        self._asked: _PendingFork | None = None
+        self._children: dict[int, ForkedProcess] = {}
 
     async def listen(self) -> None:
         """Take in what it says until it ends; then nobody will say how its children end."""
@@ -126,21 +126,21 @@ class _Server:
             while message := await self._receive():
                 data, passed = message
                 match msgspec.json.decode(data, type=Message):
-                    case Ready():
+                    case ForkServerReady():
                         self._ready.set()
-                    case Outdated():
+                    case ForkServerOutdated():
                         self._retire()
-                    case Began(pid) if self._asked is not None:
-                        self._asked.process = self._children[pid] = Forked(pid, passed[0], self._asked.stdin)
+                    case ForkStarted(pid) if self._asked is not None:
+                        self._asked.process = self._children[pid] = ForkedProcess(pid, passed[0], self._asked.stdin)
                         self._asked.answered.set()
-                    case Ended(pid, code):
+                    case ForkExit(pid, code):
                         if (child := self._children.pop(pid, None)) is not None:
-                            child.tell(code)
+                            child.set_exit(code)
         finally:
             self._be_unfit()
             self._ready.set()
             for child in self._children.values():
-                child.tell(None)
+                child.set_exit(None)
             self._requests.close()
             with anyio.CancelScope(shield=True):
                 if self.process.returncode is None:
@@ -150,12 +150,12 @@ class _Server:
     async def _receive(self) -> tuple[bytes, list[int]] | None:
         await anyio.wait_readable(self._requests)
         try:
-            data, passed, _, _ = socket.recv_fds(self._requests, LONGEST, 1)
+            data, passed, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 1)
         except ConnectionResetError:
             return None
         return (data, passed) if data else None
 
-    async def fork(self, told: Told) -> Forked | None:
+    async def fork(self, reported: ForkRequest) -> ForkedProcess | None:
         """Return a process that is what it is told, once all is imported. None: the server cannot, or does not answer
         and is ended."""
         async with self._asking:
@@ -164,10 +164,10 @@ class _Server:
             if self.unfit.is_set():
                 return None
             theirs, ours = os.pipe()
-            asked = self._asked = _Asked(ours)
+            asked = self._asked = _PendingFork(ours)
             with anyio.CancelScope(shield=True):  # what was begun is the caller's, whatever happens
                 try:
-                    socket.send_fds(self._requests, [msgspec.json.encode(told)], [theirs])
+                    socket.send_fds(self._requests, [msgspec.json.encode(reported)], [theirs])
                     with anyio.move_on_after(_ANSWER_S):
                         await asked.answered.wait()
                 except OSError:
@@ -205,12 +205,12 @@ class ForkServers:
         self._kinds = [kind for kind, becomes in PRELOADED.items() if set(becomes) & set(services)]
         self._folder = folder
         self._file = folder / "logs" / "forkserver.log"
-        self._servers: dict[str, _Server] = {}
+        self._servers: dict[str, _ForkServerProcess] = {}
         """The newest of each kind."""
         self._earliest: dict[str, float] = {}
         """When the next of a kind may be started."""
 
-    async def keep(self, *, task_status: TaskStatus[bool]) -> None:
+    async def keep_running(self, *, task_status: TaskStatus[bool]) -> None:
         """Start a server whenever one is missing, until cancelled, which ends them all.
 
         Started once each is; says whether all of them were taken over.
@@ -227,11 +227,11 @@ class ForkServers:
                 with suppress(OSError):  # there is none
                     self._door(kind).unlink()
 
-    async def fork(self, told: Told) -> Forked | None:
+    async def fork(self, reported: ForkRequest) -> ForkedProcess | None:
         """Return a process that is what it is told; None where no server can be it."""
         for kind, server in self._servers.items():
-            if told.service in PRELOADED[kind]:
-                return await server.fork(told)
+            if reported.service in PRELOADED[kind]:
+                return await server.fork(reported)
         return None
 
     async def _keep_one(self, kind: str, tasks: TaskGroup) -> None:
@@ -250,16 +250,16 @@ class ForkServers:
     def _command(self, kind: str) -> list[str]:
         return [sys.executable, "-m", "lachesis", "forkserver", kind, str(self._door(kind)), *self._arguments]
 
-    async def _start(self, kind: str) -> _Server:
+    async def _start(self, kind: str) -> _ForkServerProcess:
         await anyio.sleep_until(self._earliest.get(kind, 0.0))
-        self._earliest[kind] = anyio.current_time() + _AGAIN_S
+        self._earliest[kind] = anyio.current_time() + _RETRY_S
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs, anyio.CancelScope(shield=True):
             process = await open_supervised(self._command(kind), self._file, stdin=theirs.fileno())
-        return _Server(process, ours)
+        return _ForkServerProcess(process, ours)
 
-    def _take_over(self, kind: str) -> _Server | None:
+    def _take_over(self, kind: str) -> _ForkServerProcess | None:
         """Return the fork server that the last supervisor of the run has left, if it is as ours would be."""
         requests = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         requests.setblocking(False)
@@ -268,7 +268,7 @@ class ForkServers:
                 requests.connect(name)
             pid = _peer(requests)
             if _was_started_with(pid, self._command(kind)):
-                return _Server(_Orphan(pid), requests)
+                return _ForkServerProcess(_AdoptedProcess(pid), requests)
         except OSError:
             pass  # there is none
         requests.close()  # one that is other ends by itself

@@ -33,14 +33,14 @@ from lachesis.pipeline.late_output import keep_output
 from lachesis.services.registry import SERVICES, load_stage
 
 __all__ = [
-    "LONGEST",
+    "MAX_REQUEST_BYTES",
     "PRELOADED",
-    "Began",
-    "Ended",
+    "ForkExit",
+    "ForkRequest",
+    "ForkServerOutdated",
+    "ForkServerReady",
+    "ForkStarted",
     "Message",
-    "Outdated",
-    "Ready",
-    "Told",
     "address",
     "end_at_once",
     "serve_forks",
@@ -51,13 +51,13 @@ PRELOADED = {
     "torch": tuple(spec.name for spec in SERVICES.values() if spec.extra == "train"),
 }
 """The kinds of fork servers, each with the services that its children can be."""
-LONGEST = 1 << 16
+MAX_REQUEST_BYTES = 1 << 16
 """Bytes of a message at most."""
-_ALONE_S = 10.0
+_ORPHANED_S = 10.0
 """How long a server whose supervisor was killed waits for the next one."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to fork: what the process runs, and the file that its output goes to."""
 
     service: str
@@ -66,31 +66,31 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     log: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ForkServerReady(msgspec.Struct, frozen=True, tag=True):
     """All is imported."""
 
 
-class Began(msgspec.Struct, frozen=True, tag=True):
+class ForkStarted(msgspec.Struct, frozen=True, tag=True):
     """The answer to a request; a pidfd of the process comes with it."""
 
     pid: int
 
 
-class Outdated(msgspec.Struct, frozen=True, tag=True):
+class ForkServerOutdated(msgspec.Struct, frozen=True, tag=True):
     """The answer of a server whose files have changed."""
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class ForkExit(msgspec.Struct, frozen=True, tag=True):
     """`code` is as `subprocess` has it: -n where signal n ended the process."""
 
     pid: int
     code: int
 
 
-Message = Ready | Began | Outdated | Ended
+Message = ForkServerReady | ForkStarted | ForkServerOutdated | ForkExit
 
 
-def serve_forks(kind: str, door: Path) -> Told | None:
+def serve_forks(kind: str, door: Path) -> ForkRequest | None:
     """Import what the services of that kind import, then fork on demand.
 
     Returns in every process that is forked, with what it is told to be; None: it is the fork server, no longer needed.
@@ -157,7 +157,7 @@ class _ForkServer:
         self._leaves_at = math.inf
         self._poll = select.poll()
 
-    def serve(self) -> Told | None:
+    def serve(self) -> ForkRequest | None:
         """Fork until nobody wants it any more. For what it returns see `serve_forks`."""
         self._imported = _state_of(getattr(module, "__file__", None) for module in list(sys.modules.values()))
         gc.collect()
@@ -171,8 +171,8 @@ class _ForkServer:
                     self._poll.unregister(self._door)
                     self._requests, _ = self._door.accept()
                     self._welcome()
-                elif (told := self._answer()) is not None:
-                    return told
+                elif (reported := self._answer()) is not None:
+                    return reported
         return None
 
     def _patience_ms(self) -> float | None:
@@ -182,12 +182,12 @@ class _ForkServer:
     def _welcome(self) -> None:
         self._leaves_at = math.inf
         self._poll.register(self._requests, select.POLLIN)
-        self._tell(Ready())
+        self._send(ForkServerReady())
 
-    def _answer(self) -> Told | None:
+    def _answer(self) -> ForkRequest | None:
         """Take in a request, or that there will be none. Returns in a process that was forked."""
         try:
-            data, passed, _, _ = socket.recv_fds(self._requests, LONGEST, 1)
+            data, passed, _, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, 1)
         except ConnectionResetError:  # it was killed with something unread
             data, passed = b"", []
         if not data:
@@ -196,7 +196,7 @@ class _ForkServer:
         self._outdated |= _state_of(self._imported) != self._imported
         if self._outdated:
             os.close(passed[0])
-            self._tell(Outdated())
+            self._send(ForkServerOutdated())
             return None
         pid = os.fork()
         if pid == 0:
@@ -205,12 +205,12 @@ class _ForkServer:
                 self._door.close()
             for other in self._children:
                 os.close(other)
-            return _become(msgspec.json.decode(data, type=Told), passed[0])
+            return _become(msgspec.json.decode(data, type=ForkRequest), passed[0])
         os.close(passed[0])
         child = os.pidfd_open(pid)
         self._children[child] = pid
         self._poll.register(child, select.POLLIN)
-        self._tell(Began(pid), child)
+        self._send(ForkStarted(pid), child)
         return None
 
     def _be_alone(self) -> None:
@@ -220,7 +220,7 @@ class _ForkServer:
             self._leaves_at = 0.0
             return
         self._requests.close()
-        self._leaves_at = time.monotonic() + _ALONE_S
+        self._leaves_at = time.monotonic() + _ORPHANED_S
         self._poll.register(self._door, select.POLLIN)
 
     def _tell_end(self, child: int) -> None:
@@ -228,9 +228,9 @@ class _ForkServer:
         pid = self._children.pop(child)
         _, status = os.waitpid(pid, 0)
         os.close(child)
-        self._tell(Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._send(ForkExit(pid, os.waitstatus_to_exitcode(status)))
 
-    def _tell(self, message: Message, *descriptors: int) -> None:
+    def _send(self, message: Message, *descriptors: int) -> None:
         with suppress(OSError):  # nobody is there
             socket.send_fds(self._requests, [msgspec.json.encode(message)], descriptors)
 
@@ -247,18 +247,18 @@ def _state_of(files: Iterable[str | None]) -> dict[str, tuple[int, int] | None]:
     return found
 
 
-def _become(told: Told, stdin: int) -> Told:
+def _become(reported: ForkRequest, stdin: int) -> ForkRequest:
     """Take the place of a process that was started anew: a session, input and output of its own, and its name."""
     os.setsid()
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    sink = write_when_room_sync(Path(told.log), partial(os.open, told.log, flags, 0o666))
+    sink = write_when_room_sync(Path(reported.log), partial(os.open, reported.log, flags, 0o666))
     for given, standard in ((stdin, 0), (sink, 1), (sink, 2)):
         os.dup2(given, standard)
     os.close(stdin)
     os.close(sink)
-    setproctitle(" ".join(filter(None, ("lachesis run", told.service, told.part, *sys.argv[4:]))))
+    setproctitle(" ".join(filter(None, ("lachesis run", reported.service, reported.part, *sys.argv[4:]))))
     _draw_anew()
-    return told
+    return reported
 
 
 def _draw_anew() -> None:

@@ -7,7 +7,7 @@ import anyio
 from lachesis.pipeline.batching.evidence import check_evidence
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_MEND, LedgerReader
+from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT, LedgerReader
 from lachesis.schemas.errors import DataError, InfrastructureError, LedgerError, NotFoundError
 from lachesis.schemas.subjects import LEDGER
 
@@ -18,7 +18,7 @@ log = logging.getLogger("lachesis")
 _ANSWER_S = 5.0
 _VERIFY_S = 60.0
 """How long it may take, once the server answers."""
-_SHOWN = 3
+_MAX_REPORTED = 3
 
 
 async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
@@ -28,13 +28,13 @@ async def verify_ledger(bus: Bus, config: RunConfig, found: str) -> None:
         with anyio.fail_after(_ANSWER_S):
             await bus.usage(LEDGER)  # a unavailable server is not waited for
         with anyio.fail_after(_VERIFY_S):
-            problems = [problem.text for problem in await reader.look() if problem.breaks]
+            problems = [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
             if not problems and not found:
                 await check_evidence(bus, config, is_empty=not reader.entries)
     except (TimeoutError, InfrastructureError, NotFoundError, DataError) as error:
         log.warning("the ledger was not verified: %s; `lachesis doctor` does it", str(error) or "no answer in time")
         problems = []
     if problems or found:
-        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-        said = "; ".join(problems[:_SHOWN]) + more if problems else found
-        raise LedgerError(f"the ledger is broken: {said}. {LEDGER_MEND}")
+        more = f"; and {len(problems) - _MAX_REPORTED} more" if len(problems) > _MAX_REPORTED else ""
+        said = "; ".join(problems[:_MAX_REPORTED]) + more if problems else found
+        raise LedgerError(f"the ledger is broken: {said}. {LEDGER_REPAIR_HINT}")

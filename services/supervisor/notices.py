@@ -3,7 +3,7 @@
 import logging
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.health.ledger import LEDGER_MEND
+from lachesis.pipeline.health.ledger import LEDGER_REPAIR_HINT
 from lachesis.schemas.control import Heartbeat, StopKind
 
 __all__ = ["Notices"]
@@ -35,7 +35,7 @@ class Notices:
         """Log when a health check has stopped an environment: a run that stands still must not look busy."""
         if beat.metrics.get("ledger/broken") and not self.ledger_broken:
             self.ledger_broken = beat.stage.note or "its log says how"
-            log.error("the ledger is broken: %s. %s", self.ledger_broken, LEDGER_MEND)
+            log.error("the ledger is broken: %s. %s", self.ledger_broken, LEDGER_REPAIR_HINT)
         stopped = {(env, how) for env, kinds in beat.stopped.items() for how in kinds}
         for env, how in sorted(stopped - self._stopped):
             log.warning("%s is %s by a health check: `lachesis health` says why, `lachesis resume %s` lets it go on",

@@ -11,20 +11,20 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from lachesis.services.process.service_process import FENCED, NO_ROOM, STARTUP
+from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_STARTUP
 
-__all__ = ["MOST_FAILURES", "Life", "Restarts", "out_of_memory_kills"]
+__all__ = ["MAX_FAILURES", "ProcessLife", "Restarts", "out_of_memory_kills"]
 
-SHORTEST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 5.0
-MOST_FAILURES = 8
+MIN_PAUSE_S = 0.2
+MAX_PAUSE_S = 5.0
+MAX_FAILURES = 8
 """Lives in a row that failed after which the run ends."""
 _STEADY_S = 600.0
 """Seconds in which a process that was up must run out of memory for it to count: what takes longer gets work done."""
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ProcessLife:
     """One life of a process. `ready`: in this one; `starved`: the kernel killed something for lack of memory in it."""
 
     code: int
@@ -39,11 +39,11 @@ class Life:
 
     def __str__(self) -> str:
         how = f"ended with code {self.code}"
-        if self.code == NO_ROOM:
+        if self.code == EXIT_NO_ROOM:
             return f"{how} (a disk is full)"
         if self.killed and self.starved:
             return f"{how} (killed by the kernel, which was out of memory)"
-        if self.code == FENCED and not self.ready:
+        if self.code == EXIT_FENCED and not self.ready:
             return f"{how} (another process has its place: its last life, if that still drains)"
         return f"{how} (killed from outside)" if self.killed and self.ready else how
 
@@ -54,26 +54,28 @@ class Restarts:
     def __init__(self) -> None:
         self.failures = 0
         self._was_ready = False
-        self._pause_s = SHORTEST_PAUSE_S
+        self._pause_s = MIN_PAUSE_S
 
-    def ended(self, life: Life) -> float | None:
+    def ended(self, life: ProcessLife) -> float | None:
         """Take in a life; return how long to wait before the next, seconds, or None to give up."""
         self._was_ready |= life.ready
-        if life.code == NO_ROOM:
-            return LONGEST_PAUSE_S
-        if life.code == FENCED and not self._was_ready:  # how often is bounded by the time that it has to become ready
-            return min(max(SHORTEST_PAUSE_S, life.seconds), LONGEST_PAUSE_S)  # trying takes half of the time at most
+        if life.code == EXIT_NO_ROOM:
+            return MAX_PAUSE_S
+        if (
+            life.code == EXIT_FENCED and not self._was_ready
+        ):  # how often is bounded by the time that it has to become ready
+            return min(max(MIN_PAUSE_S, life.seconds), MAX_PAUSE_S)  # trying takes half of the time at most
         if life.killed and life.starved:
             self.failures = 0 if life.ready and life.seconds > _STEADY_S else self.failures + 1
-        elif life.seconds > LONGEST_PAUSE_S and (life.ready or (self._was_ready and life.code == STARTUP)):
+        elif life.seconds > MAX_PAUSE_S and (life.ready or (self._was_ready and life.code == EXIT_STARTUP)):
             self.failures = 0  # it was up, or waited for a unavailable server
         elif not (life.killed and life.ready):
             self.failures += 1
         # Whoever never became ready and says why will say it again.
-        if self.failures >= (2 if life.code == STARTUP and not self._was_ready else MOST_FAILURES):
+        if self.failures >= (2 if life.code == EXIT_STARTUP and not self._was_ready else MAX_FAILURES):
             return None
         pause_s = self._pause_s
-        self._pause_s = SHORTEST_PAUSE_S if self.failures <= 1 else min(2 * pause_s, LONGEST_PAUSE_S)
+        self._pause_s = MIN_PAUSE_S if self.failures <= 1 else min(2 * pause_s, MAX_PAUSE_S)
         return pause_s
 
 

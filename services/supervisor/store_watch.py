@@ -11,8 +11,8 @@ import anyio
 import anyio.to_thread
 
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.bus.store_room import RESTART_BYTES, StoreFinding, StoreLog, assess, stored_bytes
-from lachesis.pipeline.disk import room_at
+from lachesis.pipeline.bus.store_room import RESTART_BYTES, StoreFinding, StoreLogReader, assess, stored_bytes
+from lachesis.pipeline.disk import disk_room
 
 __all__ = ["watch_store"]
 
@@ -31,31 +31,31 @@ _STEADY_S = 600.0
 async def watch_store(server: EmbeddedServer, budget_bytes: int) -> None:
     """Say how the disk of `server` stands whenever that changes, and restart it when only that helps. Runs until
     cancelled. `budget_bytes`: what its streams may hold together."""
-    watch = _Watch(server, budget_bytes)
+    watch = _DiskWatch(server, budget_bytes)
     while True:
-        await watch.look()
+        await watch.check_disk()
         await anyio.sleep(_PERIOD_S)
 
 
-class _Watch:
+class _DiskWatch:
     def __init__(self, server: EmbeddedServer, budget_bytes: int) -> None:
         self._server = server
         self._budget = budget_bytes
         self._life = server.life
-        self._log = StoreLog(server.log_path)
+        self._log = StoreLogReader(server.log_path)
         self._said = StoreFinding("ok")
         self._stored, self._measured_s = 0, -_MEASURE_S
         self._pause_s, self._restarted_s = _MIN_PAUSE_S, float("-inf")
 
-    async def look(self) -> None:
+    async def check_disk(self) -> None:
         now_s = time.monotonic()
         if self._server.life != self._life:  # it was started, and its log with it
-            self._life, self._log = self._server.life, StoreLog(self._server.log_path)
+            self._life, self._log = self._server.life, StoreLogReader(self._server.log_path)
         if now_s - self._measured_s >= _MEASURE_S:
             self._stored = await anyio.to_thread.run_sync(stored_bytes, self._server.store)
             self._measured_s = now_s
         self._log.read_on()
-        room = await anyio.to_thread.run_sync(room_at, self._server.store)
+        room = await anyio.to_thread.run_sync(disk_room, self._server.store)
         self._say(assess(self._server.store, room, self._stored, self._budget, self._log.failed))
         if self._log.failed and (room.free_bytes >= RESTART_BYTES or not room.total_bytes):
             await self._restart(now_s)

@@ -30,33 +30,38 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import LateFile, retry_until_room, write_when_room
+from lachesis.pipeline.disk import DeferredFile, retry_until_room, write_when_room
 from lachesis.pipeline.late_output import flush_output
-from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.pipeline.small_files import read_small_file
 from lachesis.pipeline.stage.heartbeats import listen_to_heartbeats
 from lachesis.schemas.access import OPERATOR
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import ConfigError, InfrastructureError, SchemaError, StartupError
 from lachesis.schemas.values import from_json
-from lachesis.services.observe.watch import Watch
-from lachesis.services.plan import Planned, plan
-from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, REFUSED, SETTINGS_CHANGED
+from lachesis.services.observe.watch import RunWatcher
+from lachesis.services.plan import PlannedProcess, plan
+from lachesis.services.process.service_process import (
+    EXIT_DRAIN_TIMEOUT,
+    EXIT_DRAINED,
+    EXIT_REFUSED,
+    EXIT_SETTINGS_CHANGED,
+)
 from lachesis.services.process.single_writer import WriterPlace, refuse_writers_beside
 from lachesis.services.run.connect import NATS_FOLDER, connect_run
 from lachesis.services.run.file import run_file_of, write_run_file
 from lachesis.services.run.known_runs import register_run
 from lachesis.services.run.lease import RunLease, lock_folder
-from lachesis.services.supervisor.forking import Forked, ForkServers, open_supervised
-from lachesis.services.supervisor.forkserver import Told
+from lachesis.services.supervisor.forking import ForkedProcess, ForkServers, open_supervised
+from lachesis.services.supervisor.forkserver import ForkRequest
 from lachesis.services.supervisor.ledger_check import verify_ledger
 from lachesis.services.supervisor.notices import Notices
 from lachesis.services.supervisor.readiness import LateProcess, describe_late, ready_within_s
-from lachesis.services.supervisor.restarts import Life, Restarts, out_of_memory_kills
+from lachesis.services.supervisor.restarts import ProcessLife, Restarts, out_of_memory_kills
 from lachesis.services.supervisor.store_watch import watch_store
 from lachesis.services.supervisor.unfinished import trace_unfinished
 
-__all__ = ["Supervisor", "goes_on"]
+__all__ = ["Supervisor", "has_survivors"]
 
 log = logging.getLogger("lachesis")
 
@@ -64,7 +69,7 @@ _PIDS_FILE = "pids.json"
 _TAIL_LINES = 15
 
 
-def goes_on(folder: Path) -> bool:
+def has_survivors(folder: Path) -> bool:
     """Whether processes of a supervisor that was killed still run in a run's folder: the next one goes on with them."""
     try:
         pids = from_json(_PIDS_FILE, dict[str, int | None], read_small_file(folder / _PIDS_FILE))
@@ -74,14 +79,14 @@ def goes_on(folder: Path) -> bool:
 
 
 @dataclass(slots=True)
-class _Running:
+class _RunningProcess:
     """What the supervisor knows of one planned process. `ready` is set once it ever was, `up` while it is.
 
     `lives` is where it is started again and again: cancelled, one that has not begun never does.
     """
 
-    planned: Planned
-    process: anyio.abc.Process | Forked | None = None
+    planned: PlannedProcess
+    process: anyio.abc.Process | ForkedProcess | None = None
     ready: anyio.Event = field(default_factory=anyio.Event)
     up: bool = False
     stage: StageVitals | None = None
@@ -104,7 +109,7 @@ class Supervisor:
     meanwhile changes nothing until the next start. `file`: what the run was started with; `watches` look on while it
     runs."""
 
-    def __init__(self, config: RunConfig, watches: Sequence[Watch] = (), *, file: Path | None = None) -> None:
+    def __init__(self, config: RunConfig, watches: Sequence[RunWatcher] = (), *, file: Path | None = None) -> None:
         if not config.environments:
             raise ConfigError(
                 "environments: empty, so nothing would be generated; add [environments.NAME] with its kind"
@@ -115,12 +120,12 @@ class Supervisor:
         self.arguments = ["--config", str(run_file_of(config))]
         self.watches = watches
         self.logs = config.path / "logs"
-        self.running = [_Running(planned) for planned in plan(config)]
+        self.running = [_RunningProcess(planned) for planned in plan(config)]
         services = {row.planned.service for row in self.running}
         self._forks = ForkServers(self.arguments, services if config.services.forkserver else (), config.path)
         self._stop = anyio.Event()
         self._server_pid: int | None = None
-        self._pids = LateFile(config.path / _PIDS_FILE)
+        self._pids = DeferredFile(config.path / _PIDS_FILE)
         self._verifying = anyio.CancelScope()
         self._notices = Notices(config)
         self.has_begun = False
@@ -195,7 +200,7 @@ class Supervisor:
             await call(*arguments)
 
     async def _refuse_other_writers(self, bus: Bus) -> None:
-        ours = WriterPlace.here(self.config.path, supervised=True)
+        ours = WriterPlace.current(self.config.path, supervised=True)
         await refuse_writers_beside(bus, self.config, [row.planned.service for row in self.running], replaces=ours)
 
     async def _tell_promoted(self, bus: Bus) -> None:
@@ -204,7 +209,7 @@ class Supervisor:
             retry=tenacity.retry_if_exception_type(InfrastructureError), wait=tenacity.wait_exponential(max=5)
         ):
             with attempt:
-                promotions, _ = await read(bus, self.config.run, self.config.revision)
+                promotions, _ = await read_promotions(bus, self.config.run, self.config.revision)
         for one in promotions[-1:]:
             since = "as soon as it is decided" if one.first is None else f"from sequence {one.first} on"
             log.warning("revision %s judges rollouts %s, whatever the configuration says of raters, normalization and "
@@ -214,7 +219,7 @@ class Supervisor:
         try:
             with anyio.CancelScope() as starting:
                 tasks.start_soon(self._cancel_on_stop, starting)
-                just_ran = await tasks.start(self._forks.keep)
+                just_ran = await tasks.start(self._forks.keep_running)
                 for phase in sorted({row.planned.phase for row in self.running}):
                     rows = [row for row in self.running if row.planned.phase == phase]
                     for row in rows:
@@ -232,7 +237,7 @@ class Supervisor:
         await self._stop.wait()
         scope.cancel()
 
-    async def _ready(self, rows: list[_Running]) -> None:
+    async def _ready(self, rows: list[_RunningProcess]) -> None:
         services = [row.planned.service for row in rows]
         with anyio.move_on_after(ready_within_s(self.config, services)):
             for row in rows:
@@ -253,7 +258,7 @@ class Supervisor:
             await row.ended.wait()
         log.info("the run has finished its %s steps", self.config.training.steps)
 
-    async def _keep_running(self, row: _Running) -> None:
+    async def _keep_running(self, row: _RunningProcess) -> None:
         """Start the process whenever it is not running, until it finishes or is to stop."""
         try:
             with row.lives:
@@ -261,7 +266,7 @@ class Supervisor:
         finally:
             row.ended.set()
 
-    async def _start_again_and_again(self, row: _Running) -> None:
+    async def _start_again_and_again(self, row: _RunningProcess) -> None:
         history, anew = Restarts(), False
         while not row.stopping:
             row.restarts += 1
@@ -270,11 +275,11 @@ class Supervisor:
             code = await self._run_once(row, anew=anew)
             if row.stopping or (row.planned.finite and code == 0):
                 break
-            life = Life(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
-            lasting = {REFUSED: "was refused by the server", SETTINGS_CHANGED: "cannot go on"}.get(code)
+            life = ProcessLife(code, time.monotonic() - started, row.up, out_of_memory_kills() > starved)
+            lasting = {EXIT_REFUSED: "was refused by the server", EXIT_SETTINGS_CHANGED: "cannot go on"}.get(code)
             if lasting is not None:  # it will be so again
                 raise StartupError(f"{row.planned.name} {lasting}:\n{self._last_lines(row)}")
-            anew = code in {DRAINED, DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
+            anew = code in {EXIT_DRAINED, EXIT_DRAIN_TIMEOUT}  # by somebody, perhaps for it to take up another build
             pause = history.ended(life)
             if pause is None:
                 raise StartupError(
@@ -285,11 +290,11 @@ class Supervisor:
             with anyio.move_on_after(pause):
                 await self._stop.wait()
 
-    def _last_lines(self, row: _Running, count: int = _TAIL_LINES) -> str:
+    def _last_lines(self, row: _RunningProcess, count: int = _TAIL_LINES) -> str:
         file = self.logs / f"{row.planned.name}.log"
         return _tail(file, row.log_start, count) if file.exists() else ""
 
-    async def _run_once(self, row: _Running, *, anew: bool) -> int:
+    async def _run_once(self, row: _RunningProcess, *, anew: bool) -> int:
         file = self.logs / f"{row.planned.name}.log"
         row.log_start = file.stat().st_size if file.exists() else 0
         process = await self._start(row.planned, file, anew=anew)
@@ -302,10 +307,10 @@ class Supervisor:
         row.process = None
         return code
 
-    async def _start(self, planned: Planned, file: Path, *, anew: bool) -> anyio.abc.Process | Forked:
+    async def _start(self, planned: PlannedProcess, file: Path, *, anew: bool) -> anyio.abc.Process | ForkedProcess:
         """Start a process that logs to `file`: by a fork, unless no fork server can, or it is to begin `anew`."""
-        told = Told(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
-        if not anew and (forked := await self._forks.fork(told)) is not None:
+        reported = ForkRequest(service=planned.service, part=planned.part, replica=planned.replica, log=str(file))
+        if not anew and (forked := await self._forks.fork(reported)) is not None:
             return forked
         command = [sys.executable, "-m", "lachesis", "run", planned.service, *filter(None, [planned.part])]
         return await open_supervised(
@@ -374,7 +379,7 @@ class Supervisor:
         self._pids.write(msgspec.json.format(msgspec.json.encode(found)))
 
 
-def _send(process: anyio.abc.Process | Forked | None, number: signal.Signals) -> None:
+def _send(process: anyio.abc.Process | ForkedProcess | None, number: signal.Signals) -> None:
     if process is not None and process.returncode is None:
         process.send_signal(number)
 

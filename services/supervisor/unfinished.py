@@ -13,11 +13,11 @@ from typing import NamedTuple
 import anyio
 import msgspec
 
-from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.marks import Resolved
+from lachesis.pipeline.batching.chain import LedgerPosition
+from lachesis.pipeline.batching.marks import ResolvedSet
 from lachesis.pipeline.batching.read import follow_ledger, newest_entry
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.bus.newest import newest
+from lachesis.pipeline.bus.newest import read_last_event
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.telemetry.spans import RolloutEnd, root_span
 from lachesis.pipeline.telemetry.tracing import Tracing
@@ -58,17 +58,17 @@ async def _trace(bus: Bus, config: RunConfig, tracing: Tracing) -> None:
                 tracing.emit([root_span(msgspec.structs.replace(end, kept=kept))])
 
 
-class _Position(NamedTuple):
+class _ReadPosition(NamedTuple):
     """How far the run's trainer came: the ledger entries it has consumed, the number of batches it has trained."""
 
-    ledger: Position
+    ledger: LedgerPosition
     batches: int
 
 
 async def unfinished_rollouts(bus: Bus, config: RunConfig) -> AsyncGenerator[RolloutEnd]:
     """Yield the end of each rollout that is stored and neither trained nor settled otherwise, as of now."""
     entry, _, _ = await newest_entry(bus, config.run, config.training.name)
-    resolved = Resolved(entry.watermark, entry.resolved) if entry else Resolved()
+    resolved = ResolvedSet(entry.watermark, entry.resolved) if entry else ResolvedSet()
     batched = await _untrained(bus, config)
     dead = await _dead(bus, config, entry)
     start = min([resolved.watermark + 1, *batched])
@@ -117,14 +117,14 @@ async def _untrained(bus: Bus, config: RunConfig) -> set[int]:
     return found
 
 
-async def _trained(bus: Bus, config: RunConfig) -> _Position:
+async def _trained(bus: Bus, config: RunConfig) -> _ReadPosition:
     """Return the position of the newest report, and of the log of figures, which is ahead of it after a crash."""
     logged = max((int(figures.get("train/step", 0)) for figures in recent_figures(config.path)), default=0)
     subject = subjects.state(config.run, "trainer", subjects.LIVE, config.training.name)
-    report, _, _ = await newest(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
+    report, _, _ = await read_last_event(bus, subjects.LEDGER, subject, TrainReport, lambda one: one.run == config.run)
     if report is None:
-        return _Position(Position(), logged)
-    return _Position(Position(report.ledger_index + 1, report.chain), max(report.next_batch, logged))
+        return _ReadPosition(LedgerPosition(), logged)
+    return _ReadPosition(LedgerPosition(report.ledger_index + 1, report.chain), max(report.next_batch, logged))
 
 
 async def _dead(bus: Bus, config: RunConfig, entry: LedgerEntry | None) -> dict[int, str]:

@@ -33,14 +33,14 @@ def main() -> None:
         units = [[rng.random() for _ in range(raters)] for _ in range(UNITS)]
         names = [f"rater {i}" for i in range(raters)]
         named = [dict(zip(names, unit, strict=True)) for unit in units]
-        alpha = cost(lambda: IntervalAlpha().add, units)
-        without = cost(lambda names=names: RaterReliability(names).add, named)  # type: ignore[misc]
+        alpha = cost(lambda: IntervalAlpha().add_unit, units)
+        without = cost(lambda names=names: RaterReliability(names).add_unit, named)  # type: ignore[misc]
         print(f"{raters} raters: alpha {alpha:.2f} us a unit, with each rater left out as well {without:.2f}")
     named_units = [(f"unit {i}", unit) for i, unit in enumerate(units[:1000])]
 
     def start() -> Callable[[Any], None]:
         made = StreamingCI()
-        return lambda pair: made.add(*pair)
+        return lambda pair: made.add_unit(*pair)
 
     ci = cost(start, named_units)
     print(f"8 raters: streaming interval of {StreamingCI().replicates} replicates {ci:.1f}")

@@ -29,7 +29,7 @@ import numpy as np
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
 from lachesis.pipeline.curriculum.logic.sampler import Sampler
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 
 ITEMS, SKILLS, TOPICS, GROUPS, SAMPLES, LIMIT, TARGET, RATE = 3000, 6, 24, 32, 8, 2500, 0.70, 0.012
 SOUND, FAILS, FLIPS = range(3)
@@ -112,7 +112,7 @@ def run(make, strategy, seed, *, std, delay, prior_noise):
     prior = None if prior_noise is None else learner.difficulty + rng.normal(0, prior_noise, ITEMS)
     names = tuple(f"s{k}" for k in range(SKILLS))
     curriculum = Oracle(learner) if strategy == "oracle" else load_strategy(
-        Items(ITEMS, prior, learner.told, names), CurriculumConfig(strategy=strategy, total_steps=800)
+        ItemPool(ITEMS, prior, learner.told, names), CurriculumConfig(strategy=strategy, total_steps=800)
     )  # fmt: skip
     late, flat, unsound = [], 0, 0
     for step in range(LIMIT):
@@ -131,7 +131,7 @@ def run(make, strategy, seed, *, std, delay, prior_noise):
             for n, (item, success) in enumerate(late.pop(0)):
                 skill, at = names[learner.told[item]], step - delay
                 curriculum.observe(
-                    Feedback(
+                    ItemFeedback(
                         id=f"{at}-{n}", env="e", item=item, skill=skill, n=SAMPLES, success=success, policy_step=at
                     )
                 )
@@ -152,7 +152,7 @@ def run_pool(ability, strategy, seed, *, items=256, steps=250, groups=16, begin=
     """
     rng = np.random.default_rng(seed)
     difficulty, kind = rng.normal(0.0, 2.0, items), rng.choice(3, items, p=[0.85, 0.08, 0.07])
-    curriculum = load_strategy(Items(items), CurriculumConfig(strategy=strategy, total_steps=steps))
+    curriculum = load_strategy(ItemPool(items), CurriculumConfig(strategy=strategy, total_steps=steps))
     starved, effective, flat, unsound = [], [], 0, 0
     for step in range(steps):
         p = 1 / (1 + np.exp(difficulty - ability(step / steps)))
@@ -160,7 +160,9 @@ def run_pool(ability, strategy, seed, *, items=256, steps=250, groups=16, begin=
         y = rng.binomial(SAMPLES, np.choose(kind, [p, 0.0, 0.5])[drawn]) / SAMPLES
         for n, (item, success) in enumerate(zip(drawn.tolist(), y.tolist(), strict=True)):
             curriculum.observe(
-                Feedback(id=f"{step}-{n}", env="e", item=item, skill=None, n=SAMPLES, success=success, policy_step=step)
+                ItemFeedback(
+                    id=f"{step}-{n}", env="e", item=item, skill=None, n=SAMPLES, success=success, policy_step=step
+                )
             )
         if step < begin:
             continue
@@ -187,10 +189,12 @@ def print_pools(strategies, seeds):
 
 def time_draws(items=1_000_000, draws=2000):
     """Print what a draw costs, and a snapshot: building one, and getting ready to draw by it."""
-    strategy = load_strategy(Items(items), CurriculumConfig())
+    strategy = load_strategy(ItemPool(items), CurriculumConfig())
     rng = np.random.default_rng(0)
     for n, item in enumerate(rng.integers(0, items, 10_000).tolist()):
-        strategy.observe(Feedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=(n % 9) / 8, policy_step=0))
+        strategy.observe(
+            ItemFeedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=(n % 9) / 8, policy_step=0)
+        )
     begun = time.perf_counter()
     snapshot = strategy.snapshot()
     made = time.perf_counter()

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.check import Check, Finding, Window
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.check import Check, CheckResult, HealthWindow
+from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
@@ -67,9 +67,9 @@ class Timed(Check):
         self.check, self.spent = check, spent
         self.name = check.name  # type: ignore[misc]
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         start = time.process_time()
-        finding = self.check.judge(window)
+        finding = self.check.evaluate(window)
         self.spent[self.check.name] += time.process_time() - start
         return finding
 
@@ -78,7 +78,7 @@ def main() -> None:
     runs, by_check, sizes = [], defaultdict(list), []
     for seed in range(5):
         fed = groups(seed)
-        monitor = Monitor(HealthConfig())
+        monitor = EnvMonitor(HealthConfig())
         spent: dict[str, float] = defaultdict(float)
         monitor._checks = [Timed(check, spent) for check in monitor._checks]
         start = time.process_time()
@@ -86,7 +86,7 @@ def main() -> None:
             monitor.score(score)
             monitor.reward(reward, AdvantageConfig().estimator)
             if monitor.window_full:
-                monitor.judge()
+                monitor.evaluate()
         runs.append((time.process_time() - start) / len(fed))
         for name, seconds in spent.items():
             by_check[name].append(seconds / len(fed))

@@ -30,7 +30,7 @@ from lachesis.pipeline.training.config import LearnerConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner
 from lachesis.schemas.columns import as_bytes, pack_mask
 from lachesis.schemas.sequences import Sequences
-from lachesis.services.demo.prepare import SLIPS
+from lachesis.services.demo.prepare import ERROR_RATE
 
 COLUMNS = {
     "seed": np.uint8,
@@ -74,7 +74,7 @@ def record(seed: int, steps: int) -> dict[str, NDArray[Any]]:
     """Train one run and return its columns."""
     pools = ReasoningGym.splits("spell_backward", train=8000, held_out=200, warm_start=3000, params=WORDS)
     training, _, warm_items = ([pool.task(index).task for index in range(len(pool))] for pool in pools)
-    arguments = argparse.Namespace(seed=seed, warm_steps=WarmStartConfig().steps, warm_slips=SLIPS)
+    arguments = argparse.Namespace(seed=seed, warm_steps=WarmStartConfig().steps, warm_slips=ERROR_RATE)
     policy = warm_started(arguments, warm_items)
     learner = Learner(policy.model, LearnerConfig(learning_rate=3e-4, warmup_steps=0))
     draw = random.Random(seed)
@@ -92,10 +92,10 @@ def record(seed: int, steps: int) -> dict[str, NDArray[Any]]:
                 ]
                 sequences = as_sequences(prompt, result)
                 signals = signals_of(sequences)
-                told = {"seed": seed, "step": step, "ratings": ratings}
-                told |= {"lengths": [len(sample.token_ids) for sample in result.samples]}
-                told |= {name: getattr(signals, name) for name in COLUMNS if hasattr(signals, name)}
-                for name, value in told.items():
+                reported = {"seed": seed, "step": step, "ratings": ratings}
+                reported |= {"lengths": [len(sample.token_ids) for sample in result.samples]}
+                reported |= {name: getattr(signals, name) for name in COLUMNS if hasattr(signals, name)}
+                for name, value in reported.items():
                     rows[name].append(value)
                 groups.append(
                     [

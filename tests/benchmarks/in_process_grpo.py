@@ -31,10 +31,10 @@ from lachesis.pipeline.inference.requests import GenerationResult
 from lachesis.pipeline.training.batch import TrainingSequence, pack
 from lachesis.pipeline.training.config import LearnerConfig, LossConfig, WarmStartConfig
 from lachesis.pipeline.training.learner import Learner, StepMetrics
-from lachesis.pipeline.training.model import Policy, build_tiny_policy, load_model
+from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy, load_model
 from lachesis.pipeline.training.tokenizer import common_beginning
 from lachesis.pipeline.training.warmstart import warm_start
-from lachesis.services.demo.prepare import SLIPS
+from lachesis.services.demo.prepare import ERROR_RATE
 
 MAX_NEW_TOKENS = 12
 WORDS = {"min_word_len": 3, "max_word_len": 5}
@@ -69,7 +69,7 @@ def reward(item: dict[str, Any], text: str, finished: bool) -> float:
 class Player:
     """Policy, engine and prompts."""
 
-    def __init__(self, policy: Policy, engine: Engine) -> None:
+    def __init__(self, policy: PolicyModel, engine: Engine) -> None:
         self.policy, self.engine = policy, engine
 
     def generate(self, batch: list[dict[str, Any]], n: int, temperature: float, seed: int) -> list[GenerationResult]:
@@ -187,7 +187,7 @@ def main() -> None:
     print(json.dumps({**vars(arguments), **figures}))
 
 
-def warm_started(arguments: argparse.Namespace, items: list[dict[str, Any]]) -> Policy:
+def warm_started(arguments: argparse.Namespace, items: list[dict[str, Any]]) -> PolicyModel:
     """Make the policy as the demo does."""
     policy = build_tiny_policy(arguments.seed, phrases=[common_beginning(item["question"] for item in items)])
     settings = WarmStartConfig(seed=arguments.seed, steps=arguments.warm_steps, slips=arguments.warm_slips)
@@ -240,7 +240,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--anchor", choices=["rollout", "proximal"], default=LossConfig().anchor)
     parser.add_argument("--lr", type=float, default=3e-4, help="learning rate of GRPO")
     parser.add_argument("--warm-steps", type=int, default=WarmStartConfig().steps)
-    parser.add_argument("--warm-slips", type=float, default=SLIPS)
+    parser.add_argument("--warm-slips", type=float, default=ERROR_RATE)
     parser.add_argument("--model", default=None, help="folder of a warm-started model; default: make one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--every", type=int, default=25, help="steps between progress lines")

@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.pipeline.rewards.logic.accumulator import Accumulator, fold
+from lachesis.pipeline.rewards.logic.accumulator import MomentAccumulator, fold
 
 BATCH = 1_000_000
 GROUP = 8
@@ -104,10 +104,10 @@ class Ours:
     """The normalizer's accumulator, one window a batch, folded at the end."""
 
     def __init__(self) -> None:
-        self.windows: list[Accumulator] = []
+        self.windows: list[MomentAccumulator] = []
 
     def add(self, x: NDArray[np.float64]) -> None:
-        self.windows.append(Accumulator())
+        self.windows.append(MomentAccumulator())
         values = x.tolist()
         for start in range(0, len(values), GROUP):
             self.windows[-1].add_group(values[start : start + GROUP])

@@ -28,9 +28,9 @@ from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.replay.config import ReplayPace
 from lachesis.pipeline.replay.judging import collect_seldom
-from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.rater import Sample, rater
 from lachesis.schemas import subjects
@@ -150,7 +150,7 @@ async def read(bus: NatsBus, count: int) -> float:
 
 
 async def replay(bus: NatsBus, config: RunConfig, count: int, name: str, workers: int) -> float:
-    request = Request(revision=name, selection=Selection(envs=[ENV]), pace=Pace(workers=workers))
+    request = ReplayRequest(revision=name, selection=Selection(envs=[ENV]), pace=ReplayPace(workers=workers))
     result = await run_replay(
         bus, config, request, draining=anyio.Event(), progress=lambda *_: None, connection=bus.connection
     )

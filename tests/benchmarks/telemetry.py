@@ -25,11 +25,11 @@ from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
-from lachesis.pipeline.stage.rollouts import Rollout
+from lachesis.pipeline.stage.rollouts import StoredRollout
 from lachesis.pipeline.stage.service import open_service
 from lachesis.pipeline.stage.stateless import StatelessStage, run_stateless
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.otlp import Otlp, open_otlp
+from lachesis.pipeline.telemetry.otlp import OtlpExporter, open_otlp
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent, Stamp
@@ -84,7 +84,7 @@ async def fill(bus: Bus, count: int) -> None:
 async def measure(bus: Bus, name: str, count: int, tracing: Tracing, *, stamps: bool) -> float:
     """Run the stage over everything stored and return microseconds of processor time per message."""
 
-    async def handle(rollout: Rollout) -> GroupScore:
+    async def handle(rollout: StoredRollout) -> GroupScore:
         group = rollout.group
         return GroupScore(
             group=group.id,
@@ -114,7 +114,7 @@ async def measure(bus: Bus, name: str, count: int, tracing: Tracing, *, stamps: 
                     raise SystemExit((await anext(aiter(letters))).data.decode(errors="replace")[:900])
             await anyio.sleep(0.01)
         sink = tracing.sink
-        while isinstance(sink, Otlp) and sink.pending:  # noqa: ASYNC110 - another thread empties it
+        while isinstance(sink, OtlpExporter) and sink.pending:  # noqa: ASYNC110 - another thread empties it
             await anyio.sleep(0.01)
         spent = time.process_time() - began
         service.drain()

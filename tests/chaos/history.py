@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.pipeline.bus.routing import LARGE_HEADER
-from lachesis.pipeline.flow.retention import record
+from lachesis.pipeline.flow.retention import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import CurriculumEvent, DeadLetter, RewardEvent, ScoreEvent, TeacherEvent
 from lachesis.schemas.codec import decode
@@ -92,13 +92,13 @@ async def read_history(bus: Bus, run: str, trainer: str = "main") -> History:
     async for message in _all(bus, subjects.LEDGER, subjects.ledger(run, trainer)):
         seen[subjects.LEDGER].add(message.seq)
         history.entries.append(Entry(message.seq, message.time_ns, decode(LedgerEntry, message.data)))
-    history.trimmed = dict((await record(bus, run)).trimmed)
+    history.trimmed = dict((await read_record(bus, run)).trimmed)
     report = await bus.last(subjects.LEDGER, subjects.state(run, "trainer", subjects.LIVE, trainer))
     history.report = decode(TrainReport, report.data) if report else None
     return history
 
 
-async def _all(bus: Bus, stream: str, subject: str, *, headers_only: bool = False) -> AsyncIterator[Stored]:
+async def _all(bus: Bus, stream: str, subject: str, *, headers_only: bool = False) -> AsyncIterator[StoredMessage]:
     async with bus.read(stream, [subject], headers_only=headers_only, follow=False) as messages:
         async for message in messages:
             yield message

@@ -16,12 +16,12 @@ from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas.errors import LachesisError
-from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, FENCED
+from lachesis.services.process.service_process import EXIT_DRAIN_TIMEOUT, EXIT_DRAINED, EXIT_FENCED
 
 __all__ = ["Verdict", "judge"]
 
 _ENDED = re.compile(r"WARNING (\S+) ended with code (-?\d+)")
-_EXPECTED_ENDS = {0, FENCED, DRAINED, DRAIN_TIMEOUT, -9, -15}
+_EXPECTED_ENDS = {0, EXIT_FENCED, EXIT_DRAINED, EXIT_DRAIN_TIMEOUT, -9, -15}
 
 
 @dataclass

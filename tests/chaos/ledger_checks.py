@@ -10,9 +10,9 @@ import msgspec
 from chaos.history import History, Rollout
 from chaos.witness import Acknowledged
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.marks import ProducerMarks, Resolved
+from lachesis.pipeline.batching.marks import ProducerDedup, ResolvedSet
 from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
@@ -117,7 +117,7 @@ def manifests(history: History) -> list[str]:
 
 def chain(history: History) -> list[str]:
     """Each entry names the digest of the one before; the trainer's report names one of them."""
-    position = Position()
+    position = LedgerPosition()
     digests = []
     for stored in history.entries:
         try:
@@ -271,7 +271,7 @@ def writer_state(history: History) -> list[str]:
     """What each entry says of all before it is what one pass over their outcomes gives."""
     plans = {rollout.seq: rollout.plan for rollout in history.rollouts}
     settled: set[int] = set()
-    marks = ProducerMarks()
+    marks = ProducerDedup()
     totals: Counter[str] = Counter()
     watermark = next_batch = 0
     for stored in history.entries:
@@ -289,12 +289,12 @@ def writer_state(history: History) -> list[str]:
             settled.add(seq)
             plan = plans.get(seq)
             if plan is not None and seq not in duplicates:
-                marks.add(plan)
+                marks.record(plan)
         place = f"entry {entry.index}"
         if entry.watermark < watermark:
             return [f"{place}: the watermark falls from {watermark} to {entry.watermark}"]
         watermark = entry.watermark
-        resolved = Resolved(entry.watermark, entry.resolved)
+        resolved = ResolvedSet(entry.watermark, entry.resolved)
         # what is resolved and settled in no entry belongs to other runs, or is a chunk
         wrong = [seq for seq in plans if (seq in resolved) != (seq in settled)]
         if wrong:

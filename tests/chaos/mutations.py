@@ -154,7 +154,7 @@ def _consumers_with(changes: Mapping[str, object]) -> None:
                 asked = json.loads(request)
                 asked["config"] |= changes
                 request = json.dumps(asked).encode()
-            return await self._link.call(kind, subject, request, **rest)
+            return await self._link.call_api(kind, subject, request, **rest)
 
     @asynccontextmanager
     async def changed(link: Any, *arguments: Any, **rest: Any) -> AsyncIterator[Any]:

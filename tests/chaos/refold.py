@@ -14,15 +14,15 @@ from chaos.history import History
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, Strategy
 from lachesis.pipeline.curriculum.stage import feedback_of, items_of
 from lachesis.pipeline.environments.load import load_environment
-from lachesis.pipeline.promotion.record import read, under
-from lachesis.pipeline.rewards.logic.generations import Generations, Terms
-from lachesis.pipeline.rewards.logic.normalizer import Ready
+from lachesis.pipeline.promotion.record import config_under_promotion, read_promotions
+from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers, RewardTerms
+from lachesis.pipeline.rewards.logic.normalizer import ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule
 from lachesis.pipeline.rewards.rules import reward_rule
-from lachesis.pipeline.stage.commitlog import CommitLog, Restored
+from lachesis.pipeline.stage.commitlog import CommitLog, RestoredState
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import (
     Commit,
@@ -53,13 +53,13 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
         )
     except LachesisError as error:
         return [str(error)]
-    listed, _ = await read(bus, history.run, subjects.LIVE)
+    listed, _ = await read_promotions(bus, history.run, subjects.LIVE)
     own, *promoted = (
-        Terms(one.normalization_of(env), reward_rule(one, env))
-        for one in (config, *(under(promotion, config) for promotion in listed if promotion.first))
+        RewardTerms(one.normalization_of(env), reward_rule(one, env))
+        for one in (config, *(config_under_promotion(promotion, config) for promotion in listed if promotion.first))
     )
     known = dict(zip((promotion.first for promotion in listed if promotion.first), promoted, strict=True))
-    whole, goes_on = Generations(env, own), Generations(env, own)
+    whole, goes_on = RevisionNormalizers(env, own), RevisionNormalizers(env, own)
     whole.restore(None, [], known)
     state = msgspec.msgpack.decode(restored.state) if restored.state is not None else None
     goes_on.restore(state, [msgspec.msgpack.decode(delta) for delta in restored.deltas], known)
@@ -73,8 +73,12 @@ async def normalizer(bus: Bus, history: History, config: RunConfig, env: str) ->
 
 
 def _fold(
-    state: Generations, history: History, env: str, cursors: dict[str, int], rules: Mapping[int | None, RewardRule]
-) -> list[Ready]:
+    state: RevisionNormalizers,
+    history: History,
+    env: str,
+    cursors: dict[str, int],
+    rules: Mapping[int | None, RewardRule],
+) -> list[ReadyGroup]:
     """Feed everything from the cursors on and return what became ready, as the stage would."""
     for rollout in history.rollouts:
         if rollout.env == env and rollout.plan and rollout.seq >= cursors.get(subjects.ROLLOUTS, 1):
@@ -87,24 +91,26 @@ def _fold(
                 for score in event.groups:
                     try:
                         columns = rules[event.promoted].columns(score)
-                        state.outcome(score.group, score.seq, columns, source=seq, promoted=event.promoted)
+                        state.resolve(score.group, score.seq, columns, source=seq, promoted=event.promoted)
                     except DataError:
                         continue  # dead; its letter follows
             case DeadLetter(env=of, group=str(group)) if of == env and event.ends_rollout:
-                state.outcome(group, event.seq, None, source=seq)
+                state.resolve(group, event.seq, None, source=seq)
     ready = []
     while (step := state.step()) is not None:
         ready += step.ready
     return ready
 
 
-def _difference(one: Generations, other: Generations) -> str:
+def _difference(one: RevisionNormalizers, other: RevisionNormalizers) -> str:
     left, right = (msgspec.msgpack.decode(state.state()) for state in (one, other))
     return ", ".join(f"{key} {right[key]!r:.200} where one pass gives {left[key]!r:.200}"
                      for key in left if left[key] != right[key])  # fmt: skip
 
 
-def _rewards(ready: Sequence[Ready], history: History, rules: Mapping[int | None, RewardRule], env: str) -> list[str]:
+def _rewards(
+    ready: Sequence[ReadyGroup], history: History, rules: Mapping[int | None, RewardRule], env: str
+) -> list[str]:
     scores: dict[tuple[str, int], GroupScore] = {}
     rewards: list[tuple[GroupReward, int | None]] = []
     for seq, event in history.annotations:
@@ -150,7 +156,7 @@ async def curriculum(bus: Bus, history: History, config: RunConfig, env: str) ->
     if restored.state is not None:
         goes_on.load_state_dict(msgspec.msgpack.decode(restored.state))
     for delta in restored.deltas:
-        for feedback in msgspec.msgpack.decode(delta, type=list[Feedback]):
+        for feedback in msgspec.msgpack.decode(delta, type=list[ItemFeedback]):
             goes_on.observe(feedback)
     _learn(whole, history, env, 1)
     _learn(goes_on, history, env, restored.cursors.get(subjects.EVENTS, 1))
@@ -171,7 +177,7 @@ def _learn(strategy: Strategy, history: History, env: str, start: int) -> None:
 
 async def _restored(
     bus: Bus, kind: type[E], commit_of: Callable[[E], Commit], *, stage: str, subject: str, state_subject: str
-) -> Restored:
+) -> RestoredState:
     """Return what a restart of the stage would find. Raises what it would raise."""
     opened = await CommitLog.open(
         bus, kind, commit_of, subject=subject, state_subject=state_subject, stage=stage, term="audit"

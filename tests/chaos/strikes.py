@@ -21,7 +21,7 @@ from integration.harness import Run, alive, until
 
 from lachesis.schemas import subjects
 from lachesis.services.plan import plan
-from lachesis.services.process.service_process import DRAIN_TIMEOUT, DRAINED, FENCED, STARTUP
+from lachesis.services.process.service_process import EXIT_DRAIN_TIMEOUT, EXIT_DRAINED, EXIT_FENCED, EXIT_STARTUP
 
 __all__ = ["Striker", "Tally", "kind_of", "percentile"]
 
@@ -249,7 +249,7 @@ class Striker:
             second.send_signal(signal.SIGKILL if strike.choice < 0.5 else signal.SIGTERM)
         await until(lambda: second.poll() is not None, _GIVE_UP_S)
         # SIGTERM may meet one that has just been fenced, after its handlers were taken down
-        ended = {0, FENCED, DRAINED, DRAIN_TIMEOUT, -signal.SIGKILL, -signal.SIGTERM}
-        expected = {STARTUP} if kind in {SERVER, SUPERVISOR} else ended
+        ended = {0, EXIT_FENCED, EXIT_DRAINED, EXIT_DRAIN_TIMEOUT, -signal.SIGKILL, -signal.SIGTERM}
+        expected = {EXIT_STARTUP} if kind in {SERVER, SUPERVISOR} else ended
         if second.returncode not in expected:
             self.tally.lost.append(f"a second {strike.target} ended with code {second.returncode}")

@@ -17,7 +17,7 @@ from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.app import build_app
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
 
 __all__ = ["ARGUMENTS", "CPU", "PYTHON", "TOKEN", "reference", "sharp_policy", "vllm"]
 
@@ -34,7 +34,7 @@ TOKEN = "token"
 ARGUMENTS = ["--dtype", "float32", "--enforce-eager", "--max-num-seqs", "32"]
 
 
-def sharp_policy(seed: int) -> Policy:
+def sharp_policy(seed: int) -> PolicyModel:
     """Return a random policy whose distributions are far from uniform, so that wrong weights cost whole nats."""
     policy = build_tiny_policy(seed, width=128, layers=2, max_length=256)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def sharp_policy(seed: int) -> Policy:
 
 
 @contextmanager
-def reference(policy: Policy, model: Path, folder: Path) -> Iterator[str]:
+def reference(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
     """Serve the policy and yield the URL. `folder`: the run's."""
     listener = socket.create_server(("127.0.0.1", 0))
     with Engine(policy.model, eos_token_id=policy.tokenizer.eos_token_id, weight_version="default") as engine:
@@ -62,7 +62,7 @@ def reference(policy: Policy, model: Path, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def vllm(policy: Policy, model: Path, folder: Path) -> Iterator[str]:
+def vllm(policy: PolicyModel, model: Path, folder: Path) -> Iterator[str]:
     """As `reference`."""
     if not PYTHON.exists():
         pytest.skip("vLLM is not installed; `make vllm` installs it into .venv-vllm and runs this")

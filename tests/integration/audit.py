@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.bus.api import Bus
-from lachesis.pipeline.flow.retention import record
+from lachesis.pipeline.flow.retention import read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.plan import PLAN_HEADER, Plan
 
@@ -31,7 +31,7 @@ async def audit(bus: Bus, run: str, trainer: str = "main") -> Audit:
     violations = []
     numbers = []
     entries, watermark = 0, 0
-    async for entry in follow_ledger(bus, run, trainer, Position(), follow=False):
+    async for entry in follow_ledger(bus, run, trainer, LedgerPosition(), follow=False):
         entries += 1
         watermark = entry.watermark
         for outcome in entry.outcomes:
@@ -47,7 +47,9 @@ async def audit(bus: Bus, run: str, trainer: str = "main") -> Audit:
         violations.append(f"batch numbers have gaps or repeats: {numbers}")
     violations += [f"group {group} is in {count} batches" for group, count in batched.items() if count > 1]
     violations += [f"rollout {seq} has {count} outcomes" for seq, count in outcomes.items() if count > 1]
-    trimmed = (await record(bus, run)).trimmed.get(subjects.ROLLOUTS, 0)  # below it, what had an outcome may be gone
+    trimmed = (await read_record(bus, run)).trimmed.get(
+        subjects.ROLLOUTS, 0
+    )  # below it, what had an outcome may be gone
     stored = 0
     groups: set[str] = set()
     async with bus.read(subjects.ROLLOUTS, [subjects.rollout(run)], headers_only=True, follow=False) as rollouts:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lachesis.pipeline.bus.api import Bus, Stored
+from lachesis.pipeline.bus.api import Bus, StoredMessage
 from lachesis.schemas.subjects import STREAMS
 
 __all__ = ["copy_streams"]
@@ -10,7 +10,7 @@ __all__ = ["copy_streams"]
 _FILLERS = {stream: names[0].replace("*", "gone") for stream, names in STREAMS.items()}
 
 
-async def copy_streams(source: Bus, target: Bus, alter: Callable[[Stored], bytes]) -> int:
+async def copy_streams(source: Bus, target: Bus, alter: Callable[[StoredMessage], bytes]) -> int:
     """Store every message of `source` in `target` under its own sequence, with the data that `alter` makes of it.
 
     What was trimmed is filled up on a subject of nobody's. Returns how many messages were changed.

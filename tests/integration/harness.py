@@ -13,7 +13,7 @@ import anyio
 import torch
 from integration.servers import RUN, Servers
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.bus.api import Bus
 from lachesis.pipeline.config.load import load
@@ -202,7 +202,7 @@ async def trained_in_one_go(bus: Bus, model: Path, steps: int) -> str:
     torch.set_num_threads(1)
     policy = load_model(model)
     learner = Learner(policy.model, LearnerConfig())
-    async with aclosing(follow_ledger(bus, RUN, "main", Position(), follow=False)) as entries:
+    async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)) as entries:
         async for entry in entries:
             if entry.batch is None or entry.batch.number >= steps:
                 continue

@@ -17,7 +17,7 @@ from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.pipeline.stage.vitals import ServiceMetrics
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.annotations import DeadLetter, GroupScore, ScoreEvent
 from lachesis.schemas.codec import Event, encode
@@ -116,7 +116,7 @@ async def test_status_shows_what_is_known_and_none_of_what_is_not(run: Run) -> N
     await run.publish(subjects.state("demo", "trainer", "live", "main"), train_report(step=9, next_batch=4), "t")
     record = PolicyRecord(run="demo", version="9-a-b", weights="w", tokenizer_hash="h", written_ns=1)
     await run.bus.put(keys.POLICY, encode(record))
-    vitals = Vitals()
+    vitals = ServiceMetrics()
     vitals.state, vitals.handled, vitals.lag = "ok", 12, 5
     vitals.wait.record(0.25)
     async with anyio.create_task_group() as tasks:
@@ -161,7 +161,7 @@ async def test_a_run_that_took_all_its_steps_is_finished_and_nothing_of_it_is_si
     await run.lachesis("init")
     report = train_report(step=9, next_batch=9)
     await run.publish(subjects.state("demo", "trainer", "live", "main"), report, "t")
-    vitals = Vitals()
+    vitals = ServiceMetrics()
     vitals.state = "ok"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(beat, run.bus, vitals)
@@ -198,7 +198,7 @@ def train_report(step: int, next_batch: int, steps: Sequence[StepTimes] = ()) ->
     )  # fmt: skip
 
 
-async def beat(bus: NatsBus, vitals: Vitals) -> None:
+async def beat(bus: NatsBus, vitals: ServiceMetrics) -> None:
     while True:
         event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=vitals.report())
         await bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))

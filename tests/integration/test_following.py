@@ -16,7 +16,7 @@ from lachesis.pipeline.bus.config import ServerConfig, StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.pipeline.stage.vitals import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupScore, ScoreEvent
 from lachesis.schemas.codec import encode
@@ -79,7 +79,9 @@ class World:
 
     async def speak(self) -> None:
         """Send heartbeats until cancelled."""
-        event = Heartbeat(run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=Vitals().report())
+        event = Heartbeat(
+            run="demo", service="scorer", instance="1-a", pid=1, time_ns=0, stage=ServiceMetrics().report()
+        )
         while True:
             await self.bus.broadcast(subjects.heartbeat("demo", "scorer", "1-a"), encode(event))
             await anyio.sleep(0.2)

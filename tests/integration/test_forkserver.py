@@ -12,10 +12,10 @@ import anyio
 import psutil
 import pytest
 
-from lachesis.services.process.service_process import STARTUP
+from lachesis.services.process.service_process import EXIT_STARTUP
 from lachesis.services.supervisor import forking as module
-from lachesis.services.supervisor.forking import Forked, ForkServers
-from lachesis.services.supervisor.forkserver import Told
+from lachesis.services.supervisor.forking import ForkedProcess, ForkServers
+from lachesis.services.supervisor.forkserver import ForkRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -30,7 +30,7 @@ async def keeping(
     (folder / "logs").mkdir(exist_ok=True)
     servers = ForkServers((*arguments, "--set", f"folder={folder}"), services, folder)
     async with anyio.create_task_group() as tasks:
-        assert await tasks.start(servers.keep) is taken_over
+        assert await tasks.start(servers.keep_running) is taken_over
         yield servers
         tasks.cancel_scope.cancel()
     assert not waiting()
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
-def only(servers: ForkServers) -> module._Server:
+def only(servers: ForkServers) -> module._ForkServerProcess:
     (server,) = servers._servers.values()
     return server
 
@@ -62,11 +62,11 @@ async def ready(servers: ForkServers) -> psutil.Process:
     return psutil.Process(only(servers).process.pid)
 
 
-def told(folder: Path, service: str = "trainer") -> Told:
-    return Told(service=service, part="", replica=1, log=str(folder / "service.log"))
+def told(folder: Path, service: str = "trainer") -> ForkRequest:
+    return ForkRequest(service=service, part="", replica=1, log=str(folder / "service.log"))
 
 
-async def forked(servers: ForkServers, folder: Path, service: str = "trainer") -> tuple[Forked, psutil.Process]:
+async def forked(servers: ForkServers, folder: Path, service: str = "trainer") -> tuple[ForkedProcess, psutil.Process]:
     process = await servers.fork(told(folder, service))
     assert process is not None
     return process, psutil.Process(process.pid)
@@ -78,7 +78,7 @@ async def hold(child: psutil.Process) -> None:
     child.suspend()
 
 
-async def end(process: Forked) -> int:
+async def end(process: ForkedProcess) -> int:
     with anyio.fail_after(150):
         process.send_signal(signal.SIGKILL)
         return await process.wait()
@@ -93,7 +93,7 @@ async def test_a_fork_is_what_it_is_told_and_its_exit_code_is_known(tmp_path: Pa
         await until(lambda: {" ".join(child.cmdline()).rstrip() for _, child in lives} == {title})
         assert await end(lives[0][0]) == -signal.SIGKILL
         with anyio.fail_after(150):
-            assert await lives[1][0].wait() == STARTUP  # there is no server, which it says where it was told to
+            assert await lives[1][0].wait() == EXIT_STARTUP  # there is no server, which it says where it was told to
     said = (tmp_path / "service.log").read_text()
     assert "trainer" in said
     assert "nats://127.0.0.1:9" in said
@@ -115,7 +115,7 @@ async def test_a_fork_ends_with_its_supervisor(tmp_path: Path) -> None:
 async def test_a_server_that_is_killed_is_replaced_and_its_children_live_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(module, "_RETRY_S", 0.0)
     async with keeping(tmp_path, *AWAY) as servers:
         first = await ready(servers)
         process, child = await forked(servers, tmp_path)
@@ -147,7 +147,7 @@ async def test_what_has_changed_on_disk_is_never_forked(tmp_path: Path, caplog: 
     module_file.write_text("")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(package))
-        patch.setattr(module, "_AGAIN_S", 0.0)
+        patch.setattr(module, "_RETRY_S", 0.0)
         async with keeping(tmp_path, *AWAY) as servers:
             first = await ready(servers)
             process, child = await forked(servers, tmp_path)
@@ -185,7 +185,7 @@ async def test_no_two_forks_draw_the_same_random_numbers(tmp_path: Path, monkeyp
         lives = [await forked(servers, tmp_path) for _ in range(2)]
         for process, _ in lives:
             with anyio.fail_after(150):
-                assert await process.wait() == STARTUP
+                assert await process.wait() == EXIT_STARTUP
     said = (tmp_path / "service.log").read_text().splitlines()
     drawn = [line.split()[1:] for line in said if line.startswith("drew")]
     assert len(drawn) == len(lives)

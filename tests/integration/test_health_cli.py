@@ -131,9 +131,9 @@ async def test_a_halt_is_shown_outlives_a_kill_and_is_lifted_by_resume(world: Wo
         code, said, _ = await world.lachesis("health")
         assert (code, "HALTED by zero_variance" in said, "lachesis resume words" in said) == (1, True, True)
         code, said, _ = await world.lachesis("health", "--json")
-        (told,) = json.loads(said)
-        assert (code, told["env"], told["standing"]["halted"]) == (1, "words", True)
-        result = next(row for row in told["results"] if row["check"] == "zero_variance")
+        (reported,) = json.loads(said)
+        assert (code, reported["env"], reported["standing"]["halted"]) == (1, "words", True)
+        result = next(row for row in reported["results"] if row["check"] == "zero_variance")
         assert (result["severity"], len(result["examples"])) == ("halt", 4)
 
         code, said, error = await world.lachesis("resume", "--wait", "100")

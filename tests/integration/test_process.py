@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.services.process.service_process import DRAINED
+from lachesis.services.process.service_process import EXIT_DRAINED
 
 
 @pytest.mark.slow
@@ -23,4 +23,4 @@ def test_what_waits_for_a_server_ends_with_its_supervisor(tmp_path: Path) -> Non
     )
     _, told = process.communicate()  # which ends its standard input
     assert b"the supervisor is gone" in told
-    assert process.returncode == DRAINED
+    assert process.returncode == EXIT_DRAINED

@@ -13,7 +13,7 @@ from integration.copies import copy_streams
 from integration.harness import RUN, Run
 from integration.servers import Supervised
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -48,7 +48,7 @@ def altering_rewards() -> Any:
     """Return what moves one advantage of a batched group by its last bit."""
     done = False
 
-    def alter(message: Stored) -> bytes:
+    def alter(message: StoredMessage) -> bytes:
         nonlocal done
         if done or not message.subject.startswith(f"rl.reward.{RUN}."):
             return message.data

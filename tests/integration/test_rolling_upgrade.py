@@ -23,7 +23,7 @@ from lachesis.pipeline.weights.tensors import policy_tensors, weights_digest
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.process.service_process import DRAINED
+from lachesis.services.process.service_process import EXIT_DRAINED
 
 MANY = 1_000_000
 """Steps: more than it comes to, however long the upgrades take."""
@@ -68,7 +68,7 @@ async def test_services_are_upgraded_one_by_one_under_load_and_nothing_is_lost(r
         await run.wait_for_step(before + 2)
     assert run.process is not None
     ends = [line for line in (run.folder / "up.log").read_text().splitlines() if " ended with code " in line]
-    drained = [line for line in ends if f"ended with code {DRAINED};" in line]
+    drained = [line for line in ends if f"ended with code {EXIT_DRAINED};" in line]
     assert len(drained) == len(ends) - 1 == len(processes) - 1, ends  # all but nats-server: none was late, none failed
     run.process.terminate()
     assert await run.wait(200) == 0, run.tail()

@@ -18,7 +18,7 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
 from lachesis.schemas.control import Heartbeat
-from lachesis.services.supervisor.restarts import MOST_FAILURES
+from lachesis.services.supervisor.restarts import MAX_FAILURES
 
 CONFIG = """
 run = "up"
@@ -152,7 +152,7 @@ async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_ru
                 beat = decode(Heartbeat, message.data)
                 if beat.pid in struck or beat.stage.state == "starting":
                     continue
-                if len(struck) == MOST_FAILURES + 2:
+                if len(struck) == MAX_FAILURES + 2:
                     break  # it is there again
                 if beat.pid == last:  # its second, so that the supervisor has heard the first
                     os.kill(beat.pid, signal.SIGKILL)
@@ -163,7 +163,7 @@ async def test_a_process_killed_from_outside_again_and_again_does_not_end_the_ru
     with anyio.fail_after(90):
         said, _ = await up.communicate()
     assert up.returncode == 0
-    assert said.count(b"scorer ended with code -9 (killed from outside)") == MOST_FAILURES + 2
+    assert said.count(b"scorer ended with code -9 (killed from outside)") == MAX_FAILURES + 2
 
 
 _STUCK = """

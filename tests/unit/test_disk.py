@@ -11,11 +11,11 @@ import pytest
 from lachesis.pipeline import disk
 from lachesis.pipeline.disk import (
     SHORTAGES,
-    LateFile,
-    Room,
+    DeferredFile,
+    DiskRoom,
+    disk_room,
     is_disk_full,
     missing_bytes,
-    room_at,
     write_when_room,
     write_when_room_sync,
 )
@@ -43,7 +43,7 @@ class Writer:
 
     def __call__(self) -> str:
         self.calls += 1
-        self.notes.append(SHORTAGES.note)
+        self.notes.append(SHORTAGES.longest_wait_text)
         if self.calls <= self.failures:
             raise self.error
         return "written"
@@ -68,16 +68,16 @@ def test_a_full_disk_is_told_from_every_other_error(error: Exception, expected: 
 
 
 def test_a_large_write_leaves_room_to_others() -> None:
-    assert missing_bytes(Room(20 * MIB, 100 * MIB), 10 * MIB) == 0
-    assert missing_bytes(Room(19 * MIB, 100 * MIB), 10 * MIB) == MIB
-    assert missing_bytes(Room(10 * MIB, 100 * MIB), 1000 * MIB) == (1000 - 10) * MIB + disk.MAX_RESERVE_BYTES
-    assert missing_bytes(Room(0, 0), 10 * MIB) == 0  # a file system that does not say
+    assert missing_bytes(DiskRoom(20 * MIB, 100 * MIB), 10 * MIB) == 0
+    assert missing_bytes(DiskRoom(19 * MIB, 100 * MIB), 10 * MIB) == MIB
+    assert missing_bytes(DiskRoom(10 * MIB, 100 * MIB), 1000 * MIB) == (1000 - 10) * MIB + disk.MAX_RESERVE_BYTES
+    assert missing_bytes(DiskRoom(0, 0), 10 * MIB) == 0  # a file system that does not say
 
 
 def test_the_room_of_a_folder_that_is_not_there_is_that_of_its_parent(tmp_path: Path) -> None:
-    there = room_at(tmp_path)
+    there = disk_room(tmp_path)
     assert there.total_bytes > 0
-    assert room_at(tmp_path / "not" / "there").total_bytes == there.total_bytes
+    assert disk_room(tmp_path / "not" / "there").total_bytes == there.total_bytes
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -92,7 +92,7 @@ async def test_a_write_waits_for_room_and_says_so_once(tmp_path: Path, caplog, w
     assert writer.calls == 4
     assert writer.notes[0] is None
     assert all(str(path) in str(note) and "bytes missing" in str(note) for note in writer.notes[1:])
-    assert SHORTAGES.note is None
+    assert SHORTAGES.longest_wait_text is None
     said = [record.message for record in caplog.records if str(path) in record.message]
     assert len(said) == 2
     assert "the disk is full: at least 4,096 bytes missing" in said[0]
@@ -115,29 +115,29 @@ async def test_a_quota_is_named(tmp_path: Path) -> None:
 async def test_other_errors_are_raised_and_nothing_stays_said(tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         await write_when_room(tmp_path / "file", Writer(1, PermissionError(errno.EACCES, "Permission denied")))
-    assert SHORTAGES.note is None
+    assert SHORTAGES.longest_wait_text is None
 
 
 async def test_a_wait_that_is_cancelled_is_over(tmp_path: Path) -> None:
     path = tmp_path / "file"
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(write_when_room, path, Writer(1_000_000, full(path)))
-        while SHORTAGES.note is None:  # noqa: ASYNC110
+        while SHORTAGES.longest_wait_text is None:  # noqa: ASYNC110
             await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
-    assert SHORTAGES.note is None
+    assert SHORTAGES.longest_wait_text is None
 
 
 async def test_what_surely_does_not_fit_is_not_begun(tmp_path: Path, monkeypatch) -> None:
-    writer, rooms = Writer(0, full(tmp_path)), iter([Room(5, 100), Room(9, 100), Room(20, 100)])
-    monkeypatch.setattr(disk, "room_at", lambda _: next(rooms))
+    writer, rooms = Writer(0, full(tmp_path)), iter([DiskRoom(5, 100), DiskRoom(9, 100), DiskRoom(20, 100)])
+    monkeypatch.setattr(disk, "disk_room", lambda _: next(rooms))
     await write_when_room(tmp_path / "file", writer, needed_bytes=10)
     assert writer.calls == 1
     assert next(rooms, None) is None
 
 
 def test_a_late_file_has_the_newest_content_once_there_is_room(tmp_path: Path, monkeypatch) -> None:
-    file = LateFile(tmp_path / "pids.json")
+    file = DeferredFile(tmp_path / "pids.json")
     file.write(b"first")
     write = Path.write_bytes
 
@@ -150,8 +150,8 @@ def test_a_late_file_has_the_newest_content_once_there_is_room(tmp_path: Path, m
     file.write(b"third")
     assert (tmp_path / "pids.json").read_bytes() == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["pids.json"]
-    assert SHORTAGES.note is not None
+    assert SHORTAGES.longest_wait_text is not None
     monkeypatch.setattr(Path, "write_bytes", write)
     file.retry()
     assert (tmp_path / "pids.json").read_bytes() == b"third"
-    assert SHORTAGES.note is None
+    assert SHORTAGES.longest_wait_text is None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lachesis.pipeline import late_output
-from lachesis.pipeline.late_output import MAX_KEPT_BYTES, KeepingOutput
+from lachesis.pipeline.late_output import MAX_KEPT_BYTES, BufferedOutput
 
 
 class Disk:
@@ -35,7 +35,7 @@ def drive(monkeypatch) -> Disk:
 
 
 def test_lines_come_whole_and_in_order(drive: Disk) -> None:
-    output = KeepingOutput(1)
+    output = BufferedOutput(1)
     output.write(b"one\n")
     drive.room = 2
     output.write(b"two\n")
@@ -48,7 +48,7 @@ def test_lines_come_whole_and_in_order(drive: Disk) -> None:
 
 
 def test_what_is_kept_is_bounded_and_what_is_lost_is_counted(drive: Disk) -> None:
-    output = KeepingOutput(1)
+    output = BufferedOutput(1)
     drive.room = 0
     line = b"x" * 1023 + b"\n"
     for _ in range(2 * MAX_KEPT_BYTES // len(line)):
@@ -64,11 +64,11 @@ def test_what_is_kept_is_bounded_and_what_is_lost_is_counted(drive: Disk) -> Non
 def test_other_errors_are_raised(drive: Disk) -> None:
     drive.room, drive.error = 0, errno.EIO
     with pytest.raises(OSError, match="Input/output"):
-        KeepingOutput(1).write(b"one\n")
+        BufferedOutput(1).write(b"one\n")
 
 
 def test_a_process_that_was_forked_does_not_write_what_its_parent_kept(drive: Disk) -> None:
-    output = KeepingOutput(1)
+    output = BufferedOutput(1)
     drive.room = 0
     output.write(b"the parent's\n")
     output.forget()
@@ -79,7 +79,7 @@ def test_a_process_that_was_forked_does_not_write_what_its_parent_kept(drive: Di
 
 def test_a_real_file_gets_what_is_written(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
-    with KeepingOutput(descriptor) as output:
+    with BufferedOutput(descriptor) as output:
         assert output.write(b"line\n") == 5
         assert not output.isatty()
     os.close(descriptor)  # which it leaves open

@@ -12,7 +12,7 @@ import pytest
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Items
+from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.scoring.config import RaterConfig
 from lachesis.pipeline.scoring.loader import load_member
@@ -109,7 +109,7 @@ def of_rater(place: str) -> str:
 
 
 def of_strategy(place: str) -> str:
-    return type(load_strategy(Items(3), CurriculumConfig(strategy=f"{place}:Own"))).__name__
+    return type(load_strategy(ItemPool(3), CurriculumConfig(strategy=f"{place}:Own"))).__name__
 
 
 @pytest.mark.parametrize("by", ["file", "module"])

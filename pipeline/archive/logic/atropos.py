@@ -9,18 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from lachesis.pipeline.gateway.logic.convert import Origin, to_group
+from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["UNKNOWN_POLICY", "Assumed", "epoch_of", "from_line"]
+__all__ = ["UNKNOWN_POLICY", "ImportAssumptions", "epoch_of", "from_line"]
 
 UNKNOWN_POLICY = "0-imported-unknown"
 """Policy version of groups whose weights nobody knows."""
 PRODUCER = "import"
 
 
-class Assumed(msgspec.Struct, frozen=True, kw_only=True):
+class ImportAssumptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the file does not say: environment, weights, tokenizer and time. `longest` and `most` are the environment's
     and the run's bounds on tokens of a sequence and sequences of a group."""
 
@@ -33,14 +33,14 @@ class Assumed(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int = 0
 
 
-def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: Assumed) -> RolloutGroup:
+def from_line(data: bytes, number: int, file: Path, epoch: int, assumed: ImportAssumptions) -> RolloutGroup:
     """Return the group in line `number` of `file`. Raises `SchemaError`.
 
     `epoch` names the file, as a process's life is named elsewhere (`epoch_of` its first line).
     """
     scored = read_json(ScoredData, data)
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
-    origin = Origin(
+    origin = GroupOrigin(
         id=digest[:12]
         + "8"
         + digest[13:16]

@@ -20,35 +20,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp, Verdict
-from lachesis.schemas.codec import LONGEST_TEXT, UNREADABLE
+from lachesis.schemas.codec import MAX_ERROR_CHARS, UNREADABLE
 from lachesis.schemas.columns import Column, DType, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.ledger import OutcomeKind
 from lachesis.schemas.rollout import Attachment, Dispatch, Message, RolloutGroup, Sequences, ToolCall, VersionSpan
-from lachesis.schemas.sequences import FinishReason, Sequence
+from lachesis.schemas.sequences import FinishReason, TokenSequence
 from lachesis.schemas.values import Count, Finite
 
-__all__ = ["SCHEMA", "Judgement", "Row", "content_digest", "group_of", "rows_of"]
+__all__ = ["SCHEMA", "DerivedColumns", "RolloutRow", "content_digest", "group_of", "rows_of"]
 
 SCHEMA: Final = "lachesis.rollout/1"
 """Name and version of this schema, on every row and in a Parquet file's metadata under the key `lachesis`."""
 
 
-class Span(msgspec.Struct, frozen=True):
+class VersionSpanRow(msgspec.Struct, frozen=True):
     """From token `start` of the sequence on, tokens are of `policy_versions[version]`."""
 
     start: int
     version: int
 
 
-class Named(msgspec.Struct, frozen=True):
+class RewardComponentRow(msgspec.Struct, frozen=True):
     """A reward that the environment itself gave the sample."""
 
     name: str
     value: float | None
 
 
-class Rating(msgspec.Struct, frozen=True):
+class RatingRow(msgspec.Struct, frozen=True):
     """One rater's calibrated rating of the sample; where it is missing the status says why."""
 
     rater: str
@@ -63,7 +63,7 @@ class RaterVersion(msgspec.Struct, frozen=True):
     version: str
 
 
-class Call(msgspec.Struct, frozen=True):
+class ToolCallRow(msgspec.Struct, frozen=True):
     """A call of a tool; `arguments` is text."""
 
     name: str
@@ -71,18 +71,18 @@ class Call(msgspec.Struct, frozen=True):
     id: str | None
 
 
-class Said(msgspec.Struct, frozen=True):
+class ChatMessageRow(msgspec.Struct, frozen=True):
     """A chat message; `attachments` are indexes into those of the group."""
 
     role: str
     content: str
     name: str | None = None
-    tool_calls: list[Call] = []
+    tool_calls: list[ToolCallRow] = []
     tool_call_id: str | None = None
     attachments: list[int] = []
 
 
-class File(msgspec.Struct, frozen=True):
+class AttachmentRow(msgspec.Struct, frozen=True):
     """An attachment."""
 
     mime: str
@@ -98,7 +98,7 @@ class TokenColumn(msgspec.Struct, frozen=True):
     data: bytes
 
 
-class Times(msgspec.Struct, frozen=True):
+class RowTimes(msgspec.Struct, frozen=True):
     """A stage's stamp, Unix ns."""
 
     stage: str
@@ -108,7 +108,7 @@ class Times(msgspec.Struct, frozen=True):
     attempt: int
 
 
-class Draw(msgspec.Struct, frozen=True):
+class ItemDraw(msgspec.Struct, frozen=True):
     """How the curriculum drew the item."""
 
     index: Count
@@ -116,7 +116,7 @@ class Draw(msgspec.Struct, frozen=True):
     probability: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row; T is the number of the sequence's tokens. `tokens` int32 [T], `loss_mask` int8 [T] (1: trained on),
     `logprobs` and `token_advantages` float32 [T]. `excluded`: the environment keeps the sample from being trained on.
 
@@ -138,7 +138,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     sample: int
     policy_versions: list[str]
-    version_spans: list[Span]
+    version_spans: list[VersionSpanRow]
     tokenizer_hash: str
     started_ns: int
     finish_reason: FinishReason
@@ -147,23 +147,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: NDArray[np.float32] | None
     token_advantages: NDArray[np.float32] | None = None
     columns: list[TokenColumn] | None = None
-    environment_rewards: list[Named] | None = None
+    environment_rewards: list[RewardComponentRow] | None = None
     turn_rewards: list[float] | None = None
     excluded: bool = False
     skill: str | None = None
     difficulty: float | None = None
-    dispatch: Draw | None = None
+    dispatch: ItemDraw | None = None
     task: str = "{}"
     generation: str = "{}"
     metadata: str = "{}"
-    messages: list[Said] | None = None
-    attachments: list[File] | None = None
+    messages: list[ChatMessageRow] | None = None
+    attachments: list[AttachmentRow] | None = None
     digest: str | None = None
     seq: int | None = None
     stored_ns: int | None = None
     revision: str | None = None
     score: Finite | None = None
-    ratings: list[Rating] | None = None
+    ratings: list[RatingRow] | None = None
     length: int | None = None
     reward: Finite | None = None
     advantage: Finite | None = None
@@ -182,14 +182,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     ensemble: str | None = None
     raters: list[RaterVersion] | None = None
     estimator: str | None = None
-    stamps: list[Times] | None = None
+    stamps: list[RowTimes] | None = None
     outcome: OutcomeKind | None = None
     outcome_reason: str | None = None
     batch: int | None = None
     batch_advantage: Finite | None = None
 
 
-class Judgement(msgspec.Struct, kw_only=True):
+class DerivedColumns(msgspec.Struct, kw_only=True):
     """What was derived of a group; None: not, or it is no longer stored. `batch_advantages` has one entry a sample.
 
     `unscored` says why there is no score, where something does.
@@ -214,7 +214,7 @@ def content_digest(group: RolloutGroup) -> str:
     return hashlib.blake2b(msgspec.msgpack.encode(plain), digest_size=16).hexdigest()
 
 
-def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: Judgement) -> list[Row]:
+def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: DerivedColumns) -> list[RolloutRow]:
     """Return the group's rows. Raises `SchemaError` where it holds what JSON does not."""
     group = _canonical(group)
     sequences = group.sequences
@@ -233,17 +233,17 @@ def rows_of(group: RolloutGroup, seq: int, stored_ns: int, judged: Judgement) ->
         **_of_group(judged),
     }
     return [
-        Row(
+        RolloutRow(
             **shared,
             **_of_sequence(sequences, i, sequence),
             **_of_sample(group, judged, sequences.sample_index[i] if sequences.sample_index is not None else i),
-            attachments=[File(one.mime, one.data) for one in group.attachments] or None if i == 0 else None,
+            attachments=[AttachmentRow(one.mime, one.data) for one in group.attachments] or None if i == 0 else None,
         )
         for i, sequence in enumerate(sequences)
     ]
 
 
-def group_of(rows: Items[Row], *, run: str) -> RolloutGroup:
+def group_of(rows: Items[RolloutRow], *, run: str) -> RolloutGroup:
     """Return the group that `rows`, which are all of its rows in order, were made of, as one of `run`.
 
     Raises `SchemaError` where they are of another schema, do not fit together, or hold something else than was written.
@@ -303,7 +303,7 @@ def group_of(rows: Items[Row], *, run: str) -> RolloutGroup:
     try:
         found = content_digest(group)
     except UNREADABLE as error:  # a number in free-form data that the wire has not
-        raise SchemaError(str(error)[:LONGEST_TEXT]) from error
+        raise SchemaError(str(error)[:MAX_ERROR_CHARS]) from error
     if first.digest not in {None, found}:
         raise SchemaError(
             f"digest: group {group.id} holds something else than was exported ({found}, not {first.digest}); export it "
@@ -327,7 +327,7 @@ def _canonical(group: RolloutGroup) -> RolloutGroup:
     return group
 
 
-def _of_sequence(sequences: Sequences, i: int, sequence: Sequence) -> dict[str, Any]:
+def _of_sequence(sequences: Sequences, i: int, sequence: TokenSequence) -> dict[str, Any]:
     cuts, total = sequences.cuts(), sequences.n_tokens
     part = slice(int(cuts[i]), int(cuts[i + 1]))
     return {
@@ -342,7 +342,9 @@ def _of_sequence(sequences: Sequences, i: int, sequence: Sequence) -> dict[str, 
             for name, one in sequences.columns.items()
         ]
         or None,
-        "version_spans": [Span(span.start, span.version) for span in sequences.version_spans if span.sequence == i],
+        "version_spans": [
+            VersionSpanRow(span.start, span.version) for span in sequences.version_spans if span.sequence == i
+        ],
     }
 
 
@@ -351,11 +353,12 @@ def _bytes_of(column: Column, total: int, part: slice) -> bytes:
     return column.data[part.start * size : part.stop * size]
 
 
-def _of_sample(group: RolloutGroup, judged: Judgement, sample: int) -> dict[str, Any]:
+def _of_sample(group: RolloutGroup, judged: DerivedColumns, sample: int) -> dict[str, Any]:
     sequences, score, reward = group.sequences, judged.score, judged.reward
     return {
         "sample": sample,
-        "environment_rewards": [Named(name, values[sample]) for name, values in sequences.rewards.items()] or None,
+        "environment_rewards": [RewardComponentRow(name, values[sample]) for name, values in sequences.rewards.items()]
+        or None,
         "turn_rewards": None if sequences.turn_rewards is None else sequences.turn_rewards[sample],
         "excluded": sample in sequences.excluded_samples,
         "messages": [_said(message) for message in group.messages[sample]] if group.messages else None,
@@ -369,7 +372,7 @@ def _of_sample(group: RolloutGroup, judged: Judgement, sample: int) -> dict[str,
     }
 
 
-def _of_group(judged: Judgement) -> dict[str, Any]:
+def _of_group(judged: DerivedColumns) -> dict[str, Any]:
     score, reward = judged.score, judged.reward
     apart = score.disagreement if score is not None else None
     stamps = reward.stamps if reward is not None and reward.stamps else score.stamps if score is not None else []
@@ -400,28 +403,28 @@ def _at(values: Items[float | None] | None, sample: int) -> float | None:
     return values[sample] if values is not None and sample < len(values) else None
 
 
-def _ratings(score: GroupScore, sample: int) -> list[Rating]:
+def _ratings(score: GroupScore, sample: int) -> list[RatingRow]:
     def status(rater: str) -> str | None:
         told = score.statuses.get(rater, [])
         return told[sample] if sample < len(told) else None
 
-    return [Rating(rater, _at(values, sample), status(rater)) for rater, values in score.ratings.items()]
+    return [RatingRow(rater, _at(values, sample), status(rater)) for rater, values in score.ratings.items()]
 
 
-def _times(stamp: Stamp) -> Times:
-    return Times(stamp.stage, stamp.stored_ns, stamp.start_ns, stamp.end_ns, stamp.attempt)
+def _times(stamp: Stamp) -> RowTimes:
+    return RowTimes(stamp.stage, stamp.stored_ns, stamp.start_ns, stamp.end_ns, stamp.attempt)
 
 
-def _draw(dispatch: Dispatch | None) -> Draw | None:
-    return None if dispatch is None else Draw(dispatch.index, dispatch.snapshot_id, dispatch.probability)
+def _draw(dispatch: Dispatch | None) -> ItemDraw | None:
+    return None if dispatch is None else ItemDraw(dispatch.index, dispatch.snapshot_id, dispatch.probability)
 
 
-def _said(message: Message) -> Said:
-    calls = [Call(call.name, call.arguments, call.id) for call in message.tool_calls]
-    return Said(message.role, message.content, message.name, calls, message.tool_call_id, message.attachments)
+def _said(message: Message) -> ChatMessageRow:
+    calls = [ToolCallRow(call.name, call.arguments, call.id) for call in message.tool_calls]
+    return ChatMessageRow(message.role, message.content, message.name, calls, message.tool_call_id, message.attachments)
 
 
-def _message(said: Said) -> Message:
+def _message(said: ChatMessageRow) -> Message:
     return Message(
         role=said.role,
         content=said.content,
@@ -447,7 +450,7 @@ def _same(one: object, other: object) -> bool:
 # -- rows' parts
 
 
-def _check_lengths(row: Row) -> int:
+def _check_lengths(row: RolloutRow) -> int:
     total = len(row.tokens)
     for name in ("loss_mask", "logprobs", "token_advantages"):
         values = getattr(row, name)
@@ -456,7 +459,7 @@ def _check_lengths(row: Row) -> int:
     return total
 
 
-def _rewards(samples: Items[Row]) -> dict[str, list[float | None]]:
+def _rewards(samples: Items[RolloutRow]) -> dict[str, list[float | None]]:
     names = {tuple(one.name for one in row.environment_rewards or []) for row in samples}
     if len(names) != 1:
         raise SchemaError("environment_rewards: the samples of a group have different ones")
@@ -481,7 +484,7 @@ def _floats(name: str, values: Items[NDArray[np.float32] | None]) -> bytes | Non
     return as_bytes(np.concatenate(given), "float32")
 
 
-def _columns(rows: Items[Row]) -> dict[str, Column]:
+def _columns(rows: Items[RolloutRow]) -> dict[str, Column]:
     kinds = {tuple((one.name, one.dtype, one.width) for one in row.columns or []) for row in rows}
     if len(kinds) != 1:
         raise SchemaError("columns: the sequences of a group have different ones")
@@ -495,7 +498,7 @@ def _dict(name: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except UNREADABLE as error:
-        raise SchemaError(f"{name}: {str(error)[:LONGEST_TEXT]}") from error
+        raise SchemaError(f"{name}: {str(error)[:MAX_ERROR_CHARS]}") from error
 
 
 def _few(numbers: Items[int]) -> str:

@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy, finite_sigmoid, sigmoid
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy, finite_sigmoid, sigmoid
 
 __all__ = ["OnlineIRT"]
 
-DECIDED = 3.0
+DECIDED_LOGITS = 3.0
 """Largest log odds of chance against a sound item, either way."""
-_COUNTED = float(1 << 50)
+_MAX_COUNT = float(1 << 50)
 """Above any count of samples, which float64 still holds to the sample."""
 
 
@@ -43,14 +43,14 @@ class OnlineIRT(Strategy):
     float64 [N], the observation at which it was last seen int64 [N], 0 for never; per skill the ability float64 [K].
     """
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         self._skill = items.skill_index
         self._difficulty, deviation = _prior(items, config)
         self._most = deviation**2
         self._variance = np.full(items.count, self._most)
-        odds = math.log(config.chance / (1.0 - config.chance)) if config.chance else -DECIDED
-        self._odds = np.full(items.count, min(max(odds, -DECIDED), DECIDED))
+        odds = math.log(config.chance / (1.0 - config.chance)) if config.chance else -DECIDED_LOGITS
+        self._odds = np.full(items.count, min(max(odds, -DECIDED_LOGITS), DECIDED_LOGITS))
         self._successes = np.zeros(items.count)
         self._samples = np.zeros(items.count)
         self._seen = np.zeros(items.count, np.int64)
@@ -78,7 +78,7 @@ class OnlineIRT(Strategy):
         """Return the expected success float64 [N] of every item, if sound, under the error of its difficulty."""
         return sigmoid((self._ability[self._skill] - self._difficulty) / self._stretch())
 
-    def learn(self, feedback: Feedback, success: float, discount: float) -> None:
+    def learn(self, feedback: ItemFeedback, success: float, discount: float) -> None:
         """Move the item's difficulty, its odds and its skill's ability."""
         i = feedback.item
         k = self._skill[i]
@@ -96,7 +96,7 @@ class OnlineIRT(Strategy):
             sound += evidence * (1.0 - success) * _log_sigmoid(difficulty - ability)
             sound -= (difficulty - before) ** 2 / (2.0 * variance) + 0.5 * math.log1p(variance * information)
             odds = float(self._odds[i]) + self._count(i, success, evidence) - sound
-            self._odds[i] = min(max(odds, -DECIDED), DECIDED)
+            self._odds[i] = min(max(odds, -DECIDED_LOGITS), DECIDED_LOGITS)
 
     def _count(self, i: int, success: float, evidence: float) -> float:
         """Count a result of item i; return its log likelihood after all before it, were the item's success constant."""
@@ -126,17 +126,17 @@ class OnlineIRT(Strategy):
             "ability": self._ability,
         }
 
-    def misfit(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Say so, too, of a variance that is not above 0, counts that cannot be and times below 0."""
         if not (arrays["variance"] > 0).all():
             return "variance"
-        if not ((arrays["samples"] >= 0) & (arrays["samples"] <= _COUNTED)).all():
+        if not ((arrays["samples"] >= 0) & (arrays["samples"] <= _MAX_COUNT)).all():
             return "samples"
         if not ((arrays["successes"] >= 0) & (arrays["successes"] <= arrays["samples"])).all():
             return "successes"
         if (arrays["seen"] < 0).any():
             return "seen"
-        return super().misfit(arrays)
+        return super().invalid_array(arrays)
 
     def figures(self) -> dict[str, float]:
         """Return the abilities, the means of a draw, and the share of items seen."""
@@ -151,7 +151,7 @@ class OnlineIRT(Strategy):
         }
 
 
-def _prior(items: Items, config: CurriculumConfig) -> tuple[NDArray[np.float64], float]:
+def _prior(items: ItemPool, config: CurriculumConfig) -> tuple[NDArray[np.float64], float]:
     """Return what is believed of the difficulties before any result, float64 [N], and its standard error, in logits."""
     if items.difficulty is not None:
         centred = np.asarray(items.difficulty, np.float64) - np.mean(items.difficulty)

@@ -7,7 +7,7 @@ from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.irt import OnlineIRT
 from lachesis.pipeline.curriculum.logic.schedules import Competence, EasyFirst, Pools
 from lachesis.pipeline.curriculum.logic.sec import SelfEvolving
-from lachesis.pipeline.curriculum.logic.strategy import Items, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemPool, Strategy
 from lachesis.pipeline.user_code import load_module
 from lachesis.schemas.errors import ConfigError, DataError
 
@@ -28,7 +28,7 @@ def name_of(class_name: str) -> str:
     return next((name for name, kind in STRATEGIES.items() if kind.__name__ == class_name), class_name)
 
 
-def load_strategy(items: Items, config: CurriculumConfig) -> Strategy:
+def load_strategy(items: ItemPool, config: CurriculumConfig) -> Strategy:
     """Make the strategy that the configuration names. Raises ConfigError if there is none such."""
     return find_strategy(config)(items, config)
 

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 from lachesis.schemas.errors import DataError
 
-__all__ = ["Draw", "Sampler", "Snapshot"]
+__all__ = ["DrawnItem", "ItemWeights", "Sampler"]
 
 
-class Draw(NamedTuple):
+class DrawnItem(NamedTuple):
     """An item's index, and the probability with which the snapshot draws it first: weight / sum of weights."""
 
     item: int
     probability: float
 
 
-class Snapshot(NamedTuple):
+class ItemWeights(NamedTuple):
     """Weights at one moment. `id` holds the number of observations and a hash of the weights."""
 
     id: str
     weights: NDArray[np.float32]
 
     @classmethod
-    def of(cls, weights: NDArray[np.float32], observations: int) -> "Snapshot":
+    def of(cls, weights: NDArray[np.float32], observations: int) -> "ItemWeights":
         """Name the weights, which become read-only."""
         weights.setflags(write=False)
         digest = hashlib.blake2b(np.ascontiguousarray(weights, dtype="<f4").tobytes(), digest_size=8).hexdigest()
@@ -64,14 +64,14 @@ class Sampler:
         """Return the probability that `item` is drawn first."""
         return float(self._weights[item]) / self._total
 
-    def sample(self, n: int, rng: np.random.Generator) -> list[Draw]:
+    def sample(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
         """Draw n items, without replacement while there are items left that have a weight."""
-        drawn: list[Draw] = []
+        drawn: list[DrawnItem] = []
         while len(drawn) < n:
             drawn.extend(self._distinct(min(n - len(drawn), self._positive), rng))
         return drawn
 
-    def _distinct(self, n: int, rng: np.random.Generator) -> list[Draw]:
+    def _distinct(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
         """Successive sampling: each next item by its weight among those left, by rejecting repeats."""
         found: dict[int, None] = {}
         for _ in range(4):
@@ -93,4 +93,4 @@ class Sampler:
             missing = n - len(found)
             nearest = np.argpartition(keys, missing - 1)[:missing]
             found.update(dict.fromkeys(nearest[np.argsort(keys[nearest], kind="stable")].tolist()))
-        return [Draw(item, self.probability(item)) for item in found]
+        return [DrawnItem(item, self.probability(item)) for item in found]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 
 __all__ = ["Competence", "EasyFirst", "Pools", "bins_by_rank"]
 
@@ -19,7 +19,7 @@ def bins_by_rank(ranks: NDArray[np.int64], bins: int) -> NDArray[np.int64]:
 class EasyFirst(Strategy):
     """Bin i of n is drawn with (1-t) e^(-2i/(n-1)) / sum + t/n, t = policy step / total steps: from easy to even."""
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         count = min(config.bins, items.count)
         self._bin = bins_by_rank(items.ranks(), count)
@@ -40,7 +40,7 @@ class Competence(Strategy):
     (Platanios et al. 2019, arXiv:1903.09848).
     """
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         self._ranks = items.ranks()
 
@@ -63,7 +63,7 @@ class Competence(Strategy):
 class Pools(Strategy):
     """By an item's latest mean success: 1 above 0.25 and up to 0.75, and while unseen; else 0.2."""
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         self._latest = np.full(items.count, 0.5)
 
@@ -72,7 +72,7 @@ class Pools(Strategy):
         middle = (self._latest > 0.25) & (self._latest <= 0.75)
         return np.where(middle, 1.0, 0.2)
 
-    def learn(self, feedback: Feedback, success: float, discount: float) -> None:
+    def learn(self, feedback: ItemFeedback, success: float, discount: float) -> None:
         """Remember the latest result."""
         self._latest[feedback.item] = success
 

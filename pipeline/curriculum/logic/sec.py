@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 
 __all__ = ["SelfEvolving"]
 
@@ -21,7 +21,7 @@ __all__ = ["SelfEvolving"]
 class SelfEvolving(Strategy):
     """Bandit over (skill, difficulty bin). Values start at 1, the highest reward, so that every arm is tried."""
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         super().__init__(items, config)
         ranks, skill = items.ranks(), items.skill_index
         self._arm = np.empty(items.count, np.int64)
@@ -42,7 +42,7 @@ class SelfEvolving(Strategy):
         weights: NDArray[np.float64] = (odds / odds.sum() / self._size)[self._arm]
         return weights
 
-    def learn(self, feedback: Feedback, success: float, discount: float) -> None:
+    def learn(self, feedback: ItemFeedback, success: float, discount: float) -> None:
         """Move the arm's value."""
         arm = self._arm[feedback.item]
         reward = 2.0 * math.sqrt(success * (1.0 - success))

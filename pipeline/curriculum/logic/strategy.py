@@ -1,9 +1,9 @@
 """The base class of curriculum strategies: feedback in, weights out.
 
-In: `Feedback` on every finished group, dropped ones too, in any order, repeated or late. Out: weights per item, drawn
-with by `sample` here or, through a `Snapshot`, by environments elsewhere. Repeats and infrastructure failures change
-nothing; late feedback counts less, and nothing once it is too old. Deterministic: equal feedback in equal order gives
-equal weights, and equal draws from an equal generator.
+In: `ItemFeedback` on every finished group, dropped ones too, in any order, repeated or late. Out: weights per item,
+drawn with by `sample` here or, through a `Snapshot`, by environments elsewhere. Repeats and infrastructure failures
+change nothing; late feedback counts less, and nothing once it is too old. Deterministic: equal feedback in equal order
+gives equal weights, and equal draws from an equal generator.
 
 A strategy of your own subclasses `Strategy` and overrides `weights` and `learn`, and `arrays` if it keeps state.
 """
@@ -19,13 +19,13 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from lachesis.pipeline.curriculum.config import CurriculumConfig
-from lachesis.pipeline.curriculum.logic.sampler import Draw, Sampler, Snapshot
+from lachesis.pipeline.curriculum.logic.sampler import DrawnItem, ItemWeights, Sampler
 from lachesis.pipeline.evaluation.logic.held_out import mask_held_out
 from lachesis.schemas.columns import DType, view
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 from lachesis.schemas.values import Count, shaped
 
-__all__ = ["Feedback", "FeedbackStatus", "Items", "Strategy"]
+__all__ = ["FeedbackStatus", "ItemFeedback", "ItemPool", "Strategy"]
 
 FeedbackStatus = Literal["scored", "unscorable", "infrastructure"]
 _NEW_RUN = "start a new run, and set its `model` to a checkpoint of this one if you like"
@@ -34,7 +34,7 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feedback:
+class ItemFeedback:
     """The outcome of one group: `id` names it, `item` is its index, `success` the mean over `n` samples, in [0, 1].
 
     `policy_step` is the version it was generated under. Status "scored" teaches, whether or not the group is trained
@@ -52,7 +52,7 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class ItemPool:
     """The items of one environment: `difficulty` float [N] if a prior is known (any scale, higher is harder), and
     `skill` int [N], an index into `skills`. Default: one skill. `held_out` int [n] are those that are evaluated and
     never drawn: they have no weight, whatever the strategy.
@@ -95,7 +95,7 @@ class _Counts:
     uninformative: int = 0
 
 
-class _Saved(msgspec.Struct):
+class _SavedStrategy(msgspec.Struct):
     version: int
     strategy: str
     items: int
@@ -108,7 +108,7 @@ class _Saved(msgspec.Struct):
 class Strategy:
     """Base class; weights are those of a uniform draw."""
 
-    def __init__(self, items: Items, config: CurriculumConfig) -> None:
+    def __init__(self, items: ItemPool, config: CurriculumConfig) -> None:
         self.items = items
         self.config = config
         self.step = 0
@@ -123,14 +123,14 @@ class Strategy:
         """Return weights float64 [N], at least 0, some above 0; any scale. O(N)."""
         return np.ones(self.items.count)
 
-    def learn(self, feedback: Feedback, success: float, discount: float) -> None:
+    def learn(self, feedback: ItemFeedback, success: float, discount: float) -> None:
         """Take in one informative result; scale the step by `discount`, in (0, 1]."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays that are this strategy's state, by name; they are saved, and restored in place."""
         return {}
 
-    def misfit(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
+    def invalid_array(self, arrays: Mapping[str, NDArray[Any]]) -> str | None:
         """Return the name of a saved array with values that this strategy never has, None if there is none."""
         return next((name for name, array in arrays.items() if not np.isfinite(array).all()), None)
 
@@ -149,7 +149,7 @@ class Strategy:
         """Results that taught something."""
         return self._counts.observed
 
-    def observe(self, feedback: Feedback) -> bool:
+    def observe(self, feedback: ItemFeedback) -> bool:
         """Take in the outcome of a group; say whether it taught something.
 
         Raises DataError (state untouched) on an item that does not exist, or a success outside [0, 1] or of no samples.
@@ -179,17 +179,17 @@ class Strategy:
         self.learn(feedback, feedback.success, 0.5 ** (age / self.config.age_half_life))
         return True
 
-    def sample(self, n: int, rng: np.random.Generator) -> list[Draw]:
+    def sample(self, n: int, rng: np.random.Generator) -> list[DrawnItem]:
         """Draw n items by the current weights. O(N) after new feedback, O(n log N) otherwise."""
         if self._sampler is None:
             snapshot = self.snapshot()
             self._sampler = Sampler.from_snapshot(snapshot.weights, snapshot.id)
         return self._sampler.sample(n, rng)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> ItemWeights:
         """Return the current weights, scaled to sum to N, for environments to draw by. O(N)."""
         weights = self._drawable_weights()
-        return Snapshot.of((weights * (len(weights) / weights.sum())).astype(np.float32), self.observations)
+        return ItemWeights.of((weights * (len(weights) / weights.sum())).astype(np.float32), self.observations)
 
     def _drawable_weights(self) -> NDArray[np.float64]:
         return mask_held_out(self.weights(), self.items.held_out)
@@ -227,7 +227,7 @@ class Strategy:
         Raises SettingsChangedError if it is of another strategy, item count or build, SchemaError if it is malformed;
         nothing was taken over then.
         """
-        saved = shaped("curriculum state", _Saved, state)
+        saved = shaped("curriculum state", _SavedStrategy, state)
         change = self._change(saved)
         if change is not None:
             raise SettingsChangedError(change)
@@ -235,12 +235,12 @@ class Strategy:
             name: view(saved.arrays[name], cast("DType", array.dtype.name), array.size, f"curriculum state, {name}")
             for name, array in self.arrays().items()
         }
-        wrong = self.misfit(arrays)
+        wrong = self.invalid_array(arrays)
         if wrong is not None:
             raise SchemaError(f"curriculum state: {wrong} holds what cannot be; start a revision")
         self._take_over(saved, arrays)
 
-    def _change(self, saved: _Saved) -> str | None:
+    def _change(self, saved: _SavedStrategy) -> str | None:
         """Return why a saved state cannot be this strategy's, and how to go on; None if it can."""
         from lachesis.pipeline.curriculum.logic.registry import name_of  # which knows all strategies, this one too
 
@@ -261,7 +261,7 @@ class Strategy:
             return f"{what}: another build of lachesis wrote it. Go on with that build, or {_NEW_RUN}"
         return None
 
-    def _take_over(self, saved: _Saved, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def _take_over(self, saved: _SavedStrategy, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.step = saved.step
         self._counts = _Counts(*saved.counts)
         self._ids = dict.fromkeys(saved.ids)

@@ -15,7 +15,7 @@ from lachesis.pipeline.evaluation.logic.rates import Difference, compare
 from lachesis.schemas.annotations import EvalEvent
 from lachesis.schemas.ids import PolicyVersion
 
-__all__ = ["FALL_BELOW_BEST_ERRORS", "FALL_BELOW_FIRST_ERRORS", "EnvEvaluations", "Evaluations", "Fall"]
+__all__ = ["FALL_BELOW_BEST_ERRORS", "FALL_BELOW_FIRST_ERRORS", "EnvEvaluations", "EvaluationHistory", "RateDrop"]
 
 FALL_BELOW_FIRST_ERRORS = 3.0
 """Standard errors by which the newest rate must lie below the first to count as fallen. Of rates that do not change,
@@ -28,7 +28,7 @@ FALL_BELOW_BEST_ERRORS = 4.0
 errors above their mean, that of a hundred 2.5. Beyond this bound is then one comparison in 500 or fewer."""
 
 
-class Fall(NamedTuple):
+class RateDrop(NamedTuple):
     """The held-out rate of `env` at step `step` lies below that of `since_step` by more than chance explains.
 
     `bound`: standard errors of the difference from which it counts as fallen.
@@ -64,19 +64,19 @@ class EnvEvaluations(msgspec.Struct, kw_only=True):
     newest: EvalEvent
     best: EvalEvent | None = None
 
-    def find_fall(self) -> Fall | None:
+    def find_fall(self) -> RateDrop | None:
         """Return how far the newest rate lies below the first, else below the best, None if it does not."""
         for earlier, bound in ((self.first, FALL_BELOW_FIRST_ERRORS), (self.best, FALL_BELOW_BEST_ERRORS)):
             if earlier is None or earlier.policy_version == self.newest.policy_version:
                 continue
             change = compare(earlier, self.newest)
             if change is not None and change.value < -bound * change.error:
-                return Fall(self.newest.env, earlier.policy_step, self.newest.policy_step, change, bound)
+                return RateDrop(self.newest.env, earlier.policy_step, self.newest.policy_step, change, bound)
         return None
 
 
 @dataclass(slots=True)
-class Evaluations:
+class EvaluationHistory:
     """`best`: the policy with the best rate so far; of a run with several environments by the mean over them.
 
     Of equal ones the newest is the best. A policy that was not evaluated on every environment is never it.
@@ -86,14 +86,14 @@ class Evaluations:
     best: PolicyVersion | None = None
 
     @classmethod
-    def of(cls, events: Iterable[EvalEvent] = ()) -> "Evaluations":
+    def of(cls, events: Iterable[EvalEvent] = ()) -> "EvaluationHistory":
         """Return what the events come to."""
         made = cls({})
         for event in events:
-            made.add(event)
+            made.record(event)
         return made
 
-    def add(self, event: EvalEvent) -> bool:
+    def record(self, event: EvalEvent) -> bool:
         """Take in an evaluation; say whether it is new."""
         known = self.envs.get(event.env)
         if known is None:
@@ -105,7 +105,7 @@ class Evaluations:
         self._compare_with_best(event.policy_version)
         return True
 
-    def falls(self) -> list[Fall]:
+    def falls(self) -> list[RateDrop]:
         """Return every environment's fall, by the order in which they were first evaluated."""
         return [fall for env in self.envs.values() if (fall := env.find_fall()) is not None]
 

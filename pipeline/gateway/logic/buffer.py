@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-__all__ = ["Buffer", "Partial", "summing_to"]
+__all__ = ["Buffer", "PartialGroup", "summing_to"]
 
 
-class Partial(msgspec.Struct, frozen=True, kw_only=True):
+class PartialGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group that waits: `digest` names what the client `owner` sent, `data` is the encoded rollout group.
 
     `leaving`: it was chosen, and has the counter under which it is published, once or again.
@@ -26,12 +26,12 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True):
 class Buffer(msgspec.Struct, frozen=True, kw_only=True):
     """What waits in one environment of the run, oldest first; each registered client is complete by itself."""
 
-    waiting: list[Partial] = []
+    waiting: list[PartialGroup] = []
 
     def __contains__(self, digest: str) -> bool:
         return any(partial.digest == digest for partial in self.waiting)
 
-    def of(self, owner: int) -> list[Partial]:
+    def of(self, owner: int) -> list[PartialGroup]:
         return [partial for partial in self.waiting if partial.owner == owner]
 
     def sequences(self, owner: int) -> int:
@@ -41,18 +41,18 @@ class Buffer(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a group of `size` bytes fits."""
         return size + sum(len(partial.data) for partial in self.waiting) <= limit
 
-    def plus(self, partial: Partial) -> "Buffer":
+    def plus(self, partial: PartialGroup) -> "Buffer":
         return Buffer(waiting=[*self.waiting, partial])
 
-    def minus(self, gone: Iterable[Partial]) -> "Buffer":
+    def minus(self, gone: Iterable[PartialGroup]) -> "Buffer":
         digests = {partial.digest for partial in gone}
         return Buffer(waiting=[partial for partial in self.waiting if partial.digest not in digests])
 
-    def replaced(self, changed: Iterable[Partial]) -> "Buffer":
+    def replaced(self, changed: Iterable[PartialGroup]) -> "Buffer":
         by_digest = {partial.digest: partial for partial in changed}
         return Buffer(waiting=[by_digest.get(partial.digest, partial) for partial in self.waiting])
 
-    def complete(self, owner: int, group_size: int) -> list[Partial]:
+    def complete(self, owner: int, group_size: int) -> list[PartialGroup]:
         """Return those of `owner` that make up `group_size`, oldest first; none where no subset does.
 
         Those that were chosen before, by a gateway that died over it, come first.

@@ -20,7 +20,7 @@ from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 
-__all__ = ["PROMPT", "REWARD", "Origin", "to_group"]
+__all__ = ["PROMPT", "REWARD", "GroupOrigin", "to_group"]
 
 PROMPT = -100
 """Mask of a token that is not trained on."""
@@ -31,7 +31,7 @@ _ZERO = "set_advantage_to_zero"
 _ASSUMED = ["policy_versions", "finish_reasons", "item", "started_ns"]
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class GroupOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a group that its client neither sent nor wrote to a file.
 
     `longest` is the most tokens a sequence may have, `most` the most sequences of a group. `name` is the client's own,
@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
 
 
-def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
+def to_group(data: ScoredData, origin: GroupOrigin) -> RolloutGroup:
     """Return the group, checked. Raises `SchemaError` saying what is wrong, and in which sequence.
 
     Samples whose advantage the client sets to 0 count in the group's statistics, and are not trained on.
@@ -106,7 +106,7 @@ def to_group(data: ScoredData, origin: Origin) -> RolloutGroup:
     return group
 
 
-def _check_shape(data: ScoredData, origin: Origin) -> None:
+def _check_shape(data: ScoredData, origin: GroupOrigin) -> None:
     n = len(data.tokens)
     if not n:
         raise SchemaError("tokens: the group is empty")
@@ -138,7 +138,7 @@ def _check_shape(data: ScoredData, origin: Origin) -> None:
             raise SchemaError(f"masks[{i}]: {len(labels)} entries for {len(tokens)} tokens")
 
 
-def _check_temperatures(data: ScoredData, origin: Origin) -> None:
+def _check_temperatures(data: ScoredData, origin: GroupOrigin) -> None:
     """Refuse a temperature of its own for a sample or the group: the trainer has one for all."""
     if origin.temperature is None:
         return

@@ -9,20 +9,20 @@ import msgspec
 from lachesis.pipeline.gateway.protocol import RegisterEnv
 from lachesis.schemas.errors import DataError, NotFoundError
 
-__all__ = ["Registered", "Registry", "environment_of"]
+__all__ = ["Registration", "Registry", "environment_of"]
 
-MOST = 256
+MAX_REGISTRATIONS = 256
 """Registrations remembered; beyond it those that disconnected are forgotten, the oldest first."""
-LEAST_WEIGHT = 0.01
+MIN_WEIGHT = 0.01
 """So that no environment is starved."""
 
 
-class Registered(msgspec.Struct, frozen=True, kw_only=True):
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """One registration: `env` is the environment of the run that it publishes for, `name` its name for trackers."""
 
     env: str
     name: str
-    asked: RegisterEnv
+    request: RegisterEnv
     connected: bool = True
 
 
@@ -30,20 +30,21 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
     """Registrations by id. Ids are never used again, so a client that outlives a reset cannot speak for another."""
 
     next_id: int = 0
-    registered: dict[int, Registered] = {}
+    registered: dict[int, Registration] = {}
 
-    def register(self, asked: RegisterEnv, env: str) -> tuple[Self, int]:
+    def register(self, request: RegisterEnv, env: str) -> tuple[Self, int]:
         """Return the registry with one more, and its id. Raises `DataError` when too many are connected."""
         kept = dict(self.registered)
-        if len(kept) >= MOST:
+        if len(kept) >= MAX_REGISTRATIONS:
             gone = next((number for number, other in kept.items() if not other.connected), None)
             if gone is None:
                 raise DataError(
-                    f"{MOST} environments are connected; disconnect those that are gone, or GET /reset_data"
+                    f"{MAX_REGISTRATIONS} environments are connected; disconnect those that are gone, or GET "
+                    "/reset_data"
                 )
             del kept[gone]
-        earlier = sum(other.asked.desired_name == asked.desired_name for other in kept.values())
-        kept[self.next_id] = Registered(env=env, name=f"{asked.desired_name}_{earlier}", asked=asked)
+        earlier = sum(other.request.desired_name == request.desired_name for other in kept.values())
+        kept[self.next_id] = Registration(env=env, name=f"{request.desired_name}_{earlier}", request=request)
         return msgspec.structs.replace(self, next_id=self.next_id + 1, registered=kept), self.next_id
 
     def disconnect(self, number: int) -> Self:
@@ -54,7 +55,7 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
     def reset(self) -> Self:
         return msgspec.structs.replace(self, registered={})
 
-    def of(self, number: int) -> Registered:
+    def of(self, number: int) -> Registration:
         """Raises `NotFoundError`."""
         found = self.registered.get(number)
         if found is None:
@@ -63,23 +64,23 @@ class Registry(msgspec.Struct, frozen=True, kw_only=True):
 
     def weight(self, number: int) -> float:
         """Return the share of inference that an environment should take. Raises `NotFoundError`."""
-        own = self.of(number).asked
-        total = sum(_demand(other.asked) for other in self._connected())
-        return max(LEAST_WEIGHT, _demand(own) / total) if total > 0 else LEAST_WEIGHT
+        own = self.of(number).request
+        total = sum(_demand(other.request) for other in self._connected())
+        return max(MIN_WEIGHT, _demand(own) / total) if total > 0 else MIN_WEIGHT
 
     def unallocated(self) -> float:
         """Return the share of a batch that no connected environment asked to have for itself."""
-        return 1.0 - min(1.0, sum(other.asked.min_batch_allocation or 0.0 for other in self._connected()))
+        return 1.0 - min(1.0, sum(other.request.min_batch_allocation or 0.0 for other in self._connected()))
 
     def largest_group(self) -> int:
-        return max((other.asked.group_size for other in self._connected()), default=1)
+        return max((other.request.group_size for other in self._connected()), default=1)
 
-    def _connected(self) -> list[Registered]:
+    def _connected(self) -> list[Registration]:
         return [other for other in self.registered.values() if other.connected]
 
 
-def _demand(asked: RegisterEnv) -> float:
-    return asked.max_token_length * max(0.0, asked.weight)
+def _demand(request: RegisterEnv) -> float:
+    return request.max_token_length * max(0.0, request.weight)
 
 
 def environment_of(desired_name: str, known: Iterable[str]) -> str:

@@ -2,14 +2,14 @@
 
 import math
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, finite, graded, mean
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, finite, graded, mean
 from lachesis.pipeline.rewards.estimators.registry import BUILTIN
 from lachesis.schemas.annotations import GroupReward
 
-__all__ = ["Advantages"]
+__all__ = ["AdvantageCheck"]
 
 
-class Advantages(Check):
+class AdvantageCheck(Check):
     """A group whose mean is beyond 1e-6 of its largest advantage, where the estimator centres, or with one beyond the
     estimator's bound ((n-1)/sqrt(n) of grpo with a deviation of n-1; the range of rewards where there is no divisor)
     halts. Skewness of all advantages, |m3 / m2^1.5| > 3, warns; in groups of n samples, of which one succeeds at a hard
@@ -17,23 +17,27 @@ class Advantages(Check):
 
     name = "advantages"
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         trained = [reward for reward in window.rewards if reward.trains]
         values = [value for reward in trained for value in finite(reward.advantages)]
         if not values:
-            return Finding("idle", reason="no advantages")
+            return CheckResult("idle", reason="no advantages")
         broken = [reward.group for reward in trained if not _holds(reward, window.estimator)]
         if broken:
             reason = (
                 f"advantages of {len(broken)} groups break the bounds of {window.estimator}: a bug, whatever the data"
             )
-            return Finding("halt", float(len(broken)), 0.0, reason, broken[:EXAMPLES])
+            return CheckResult("halt", float(len(broken)), 0.0, reason, broken[:MAX_EXAMPLES])
         skew = _skewness(values)
         n = max(2.0, len(values) / len(trained))
         severity, threshold = graded(abs(skew), [(max(3.0, 1.001 * (n - 2) / math.sqrt(n - 1)), "warn")])
         reason = "" if severity == "ok" else f"few samples carry the gradient: skewness {skew:.1f}"
-        examples = sorted(trained, key=lambda reward: -max(map(abs, finite(reward.advantages)), default=0.0))[:EXAMPLES]
-        return Finding(severity, abs(skew), threshold, reason, [reward.group for reward in examples] if reason else ())
+        examples = sorted(trained, key=lambda reward: -max(map(abs, finite(reward.advantages)), default=0.0))[
+            :MAX_EXAMPLES
+        ]
+        return CheckResult(
+            severity, abs(skew), threshold, reason, [reward.group for reward in examples] if reason else ()
+        )
 
 
 def _holds(reward: GroupReward, estimator: str) -> bool:

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, NamedTuple
 from lachesis.schemas.alerts import Severity
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
-__all__ = ["EXAMPLES", "LADDER", "Check", "Finding", "RunSettings", "Window", "finite", "graded", "mean"]
+__all__ = ["LADDER", "MAX_EXAMPLES", "Check", "CheckResult", "HealthWindow", "RunSettings", "finite", "graded", "mean"]
 
 LADDER: tuple[Severity, ...] = ("idle", "ok", "inform", "warn", "quarantine", "halt")
 """Severities, the least first."""
-EXAMPLES = 4
+MAX_EXAMPLES = 4
 """Groups that an alert names."""
 
 
@@ -35,7 +35,7 @@ class RunSettings(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """`value` beyond `threshold` is what the check warns of. `grows`: when it lasts, it becomes a quarantine.
 
     Warnings that learning itself can cause, a drifting reward say, do not grow.
@@ -50,7 +50,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Window:
+class HealthWindow:
     """Scores and rewards of one environment's groups, `dead` groups without any, and `before`: the mean scores of the
     groups of the four windows before. `estimator` is the one of the advantages.
     """
@@ -76,7 +76,7 @@ class Check(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         """Judge one window; called once for each, in order."""
 
     def state_dict(self) -> dict[str, Any]:

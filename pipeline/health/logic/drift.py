@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
 
-__all__ = ["BLOCK", "ENOUGH", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
+__all__ = ["BLOCK", "MIN_SAMPLES", "ChangePoint", "RewardDrift", "ScoreShift", "SlowDrift", "StepChange", "blocks"]
 
 BLOCK = 16
 """Groups whose mean score is one observation of a sequential check: about an optimizer step."""
 _CHI2_999 = (10.828, 13.816, 16.266, 18.467, 20.515, 22.458, 24.322, 26.124, 27.877)
 """The .999 quantile of chi-squared with 1, 2, ... 9 degrees of freedom."""
-ENOUGH = 128
+MIN_SAMPLES = 128
 """Groups before the window, without which there is nothing to compare it with."""
 _DELTA = 0.002
 _REFERENCE = 16
@@ -44,10 +44,10 @@ class RewardDrift(Check):
     def __init__(self) -> None:
         self._edges: list[float] = []
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         now, before = window.means(), window.before
-        if not now or len(before) < ENOUGH:
-            return Finding("idle", reason="no scores" if not now else "too few windows yet")
+        if not now or len(before) < MIN_SAMPLES:
+            return CheckResult("idle", reason="no scores" if not now else "too few windows yet")
         if not self._edges:
             ranked = sorted(before)
             self._edges = sorted({ranked[len(ranked) * i // 10] for i in range(1, 10)})
@@ -57,7 +57,7 @@ class RewardDrift(Check):
         chance = _CHI2_999[bins - 2] * (1 / len(now) + 1 / len(before))
         severity, threshold = graded(value, [(max(0.1, chance), "inform"), (max(0.25, chance), "warn")])
         reason = "" if severity == "ok" else f"mean scores moved from {fmean(before):.3f} to {fmean(now):.3f}"
-        return Finding(severity, value, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, value, threshold, reason, _examples(window) if reason else ())
 
     def _shares(self, values: Sequence[float], bins: int) -> list[float]:
         counts = [0.5] * bins
@@ -79,13 +79,13 @@ class ScoreShift(Check):
 
     name = "score_shift"
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         now, before = sorted(window.means()), sorted(window.before)
-        if not now or len(before) < ENOUGH:
-            return Finding("idle", reason="no scores" if not now else "too few windows yet")
+        if not now or len(before) < MIN_SAMPLES:
+            return CheckResult("idle", reason="no scores" if not now else "too few windows yet")
         points = sorted({*now, *before})
         if len(points) < 20:
-            return Finding("idle", reason="scores are not continuous")
+            return CheckResult("idle", reason="scores are not continuous")
         n, m = len(now), len(before)
         value = max(abs(bisect_right(now, x) / n - bisect_right(before, x) / m) for x in points)
         severity, threshold = graded(value, [(1.95 * math.sqrt((n + m) / (n * m)), "warn")])
@@ -94,7 +94,7 @@ class ScoreShift(Check):
             if severity == "ok"
             else f"the distribution of scores changed, mean {fmean(before):.3f} -> {fmean(now):.3f}"
         )
-        return Finding(severity, value, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, value, threshold, reason, _examples(window) if reason else ())
 
 
 class _Sequential(Check):
@@ -105,13 +105,13 @@ class _Sequential(Check):
         self._left: list[float] = []
         self._sums: list[float] = [0.0] * 6
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         values = [*self._left, *window.means()]
         whole = blocks(values)
         self._left = values[len(whole) * BLOCK :]
         if not window.means():
-            return Finding("idle", reason="no scores")
-        worst: Finding | None = None
+            return CheckResult("idle", reason="no scores")
+        worst: CheckResult | None = None
         for value in whole:
             if len(self._reference) < _REFERENCE:
                 self._reference.append(value)
@@ -119,11 +119,13 @@ class _Sequential(Check):
             finding = self._step((value - fmean(self._reference)) / max(stdev(self._reference), 1e-3))
             if finding.severity != "ok":  # what comes after is judged by what it is like now
                 self._reference, self._sums = [], [0.0] * 6
-                return Finding(finding.severity, finding.value, finding.threshold, finding.reason, _examples(window))
+                return CheckResult(
+                    finding.severity, finding.value, finding.threshold, finding.reason, _examples(window)
+                )
             worst = finding
-        return worst or Finding("idle", reason="too few windows yet")
+        return worst or CheckResult("idle", reason="too few windows yet")
 
-    def _step(self, z: float) -> Finding:
+    def _step(self, z: float) -> CheckResult:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,12 +143,12 @@ class StepChange(_Sequential):
 
     name = "step_change"
 
-    def _step(self, z: float) -> Finding:
+    def _step(self, z: float) -> CheckResult:
         up, down = max(0.0, self._sums[0] + z - 0.5), max(0.0, self._sums[1] - z - 0.5)
         self._sums[:2] = [up, down]
         severity, threshold = graded(max(up, down), [(8.0, "warn")])
         reason = f"scores stepped {'up' if up > down else 'down'}" if severity != "ok" else ""
-        return Finding(severity, max(up, down), threshold, reason)
+        return CheckResult(severity, max(up, down), threshold, reason)
 
 
 class SlowDrift(_Sequential):
@@ -155,7 +157,7 @@ class SlowDrift(_Sequential):
 
     name = "slow_drift"
 
-    def _step(self, z: float) -> Finding:
+    def _step(self, z: float) -> CheckResult:
         n, total, up, least, down, most = self._sums
         n, total = n + 1, total + z
         deviation = z - total / n
@@ -165,7 +167,7 @@ class SlowDrift(_Sequential):
         value = max(up - least, most - down)
         severity, threshold = graded(value, [(20.0, "inform")])
         reason = f"scores drift {'up' if up - least > most - down else 'down'}" if severity != "ok" else ""
-        return Finding(severity, value, threshold, reason)
+        return CheckResult(severity, value, threshold, reason)
 
 
 class ChangePoint(Check):
@@ -182,12 +184,12 @@ class ChangePoint(Check):
         self._blocks: deque[list[float]] = deque(maxlen=128)  # mean, mean square, lowest, highest
         self._left: list[float] = []
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         values = [*self._left, *window.means()]
         end = len(values) - len(values) % BLOCK
         self._left = values[end:]
         if not window.means():
-            return Finding("idle", reason="no scores")
+            return CheckResult("idle", reason="no scores")
         worst, said = 0.0, ""
         for start in range(0, end, BLOCK):
             block = values[start : start + BLOCK]
@@ -198,8 +200,8 @@ class ChangePoint(Check):
                 worst, said = max(worst, cut.excess), f"mean scores changed from {cut.before:.3f} to {cut.after:.3f}"
             worst = max(worst, cut.excess)
         if len(self._blocks) < 2 and not said:
-            return Finding("idle", reason="too few windows yet")
-        return Finding("inform" if said else "ok", worst, 1.0, said, _examples(window) if said else ())
+            return CheckResult("idle", reason="too few windows yet")
+        return CheckResult("inform" if said else "ok", worst, 1.0, said, _examples(window) if said else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"blocks": list(self._blocks), "left": self._left}
@@ -209,20 +211,20 @@ class ChangePoint(Check):
         self._left = [float(value) for value in state["left"]]
 
 
-class _Cut(NamedTuple):
+class _ChangePointCut(NamedTuple):
     excess: float
     at: int
     before: float
     after: float
 
 
-def _change(found: Sequence[Sequence[float]]) -> _Cut:
+def _change(found: Sequence[Sequence[float]]) -> _ChangePointCut:
     """Return the cut between blocks that speaks most for a change: the difference of means over ADWIN's bound.
 
     bound = sqrt(2/m s^2 ln(2/d)) + 2/(3m) r ln(2/d) with 1/m = 1/n0 + 1/n1, d = delta / n; r, the range of the values,
     stands for the 1 of values in [0, 1].
     """
-    n, best = BLOCK * len(found), _Cut(0.0, 0, 0.0, 0.0)
+    n, best = BLOCK * len(found), _ChangePointCut(0.0, 0, 0.0, 0.0)
     total = math.fsum(block[0] for block in found)
     variance = max(0.0, fmean(block[1] for block in found) - (total / len(found)) ** 2)
     reach = max(block[3] for block in found) - min(block[2] for block in found)
@@ -234,9 +236,9 @@ def _change(found: Sequence[Sequence[float]]) -> _Cut:
         bound = math.sqrt(2 * inverse * variance * log) + 2 / 3 * inverse * reach * log
         excess = abs(before - after) / bound if bound > 0 else 0.0
         if excess > best.excess:
-            best = _Cut(excess, at, before, after)
+            best = _ChangePointCut(excess, at, before, after)
     return best
 
 
-def _examples(window: Window) -> list[str]:
-    return [score.group for score in window.scores[-EXAMPLES:]]
+def _examples(window: HealthWindow) -> list[str]:
+    return [score.group for score in window.scores[-MAX_EXAMPLES:]]

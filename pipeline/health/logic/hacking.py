@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded, mean
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded, mean
 from lachesis.pipeline.health.logic.drift import BLOCK
 from lachesis.pipeline.health.logic.trends import correlation, fisher_z, slope_t
 from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha, RaterReliability
@@ -14,9 +14,9 @@ from lachesis.schemas.annotations import GroupScore
 
 __all__ = ["LengthHacking", "OverOptimisation", "RaterAtOdds"]
 
-_STEPS = 50
+_SLOPE_BLOCKS = 50
 """Blocks of groups that slopes are taken over."""
-_FEWEST_STEPS = 12
+_MIN_STEPS = 12
 _FOLDS = 16
 
 
@@ -29,7 +29,7 @@ class LengthHacking(Check):
     def __init__(self) -> None:
         self._lengths: deque[float] = deque(maxlen=8)
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         xy = xx = yy = 0.0
         degrees, lengths = 0, []
         for score in window.scores:
@@ -44,21 +44,21 @@ class LengthHacking(Check):
             xx += sum((value - x) ** 2 for value, _ in pairs)
             yy += sum((length - y) ** 2 for _, length in pairs)
         if not lengths:
-            return Finding("idle", reason="no scores")
+            return CheckResult("idle", reason="no scores")
         self._lengths.append(fmean(lengths))
         r = correlation(xy, xx, yy)
         if r is None:
-            return Finding("idle", reason="scores or lengths do not differ within groups")
+            return CheckResult("idle", reason="scores or lengths do not differ within groups")
         if abs(r) <= 0.3 or abs(fisher_z(r, degrees)) <= 3.3:
-            return Finding("ok", abs(r), 0.3)
-        longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:EXAMPLES]
+            return CheckResult("ok", abs(r), 0.3)
+        longest = sorted(window.scores, key=lambda score: -max(score.lengths))[:MAX_EXAMPLES]
         examples = [score.group for score in longest]
         rising = slope_t(self._lengths)
         if r > 0.6 and rising is not None and rising > 2:
             grown = f"{self._lengths[0]:.0f} -> {self._lengths[-1]:.0f} tokens"
             reason = f"the score follows length (r = {r:.2f}), and answers grow: {grown}"
-            return Finding("quarantine", r, 0.6, reason, examples)
-        return Finding("warn", abs(r), 0.3, f"score and length go together within groups, r = {r:.2f}", examples)
+            return CheckResult("quarantine", r, 0.6, reason, examples)
+        return CheckResult("warn", abs(r), 0.3, f"score and length go together within groups, r = {r:.2f}", examples)
 
     def state_dict(self) -> dict[str, Any]:
         return {"lengths": list(self._lengths)}
@@ -78,10 +78,10 @@ class OverOptimisation(Check):
     name = "over_optimisation"
 
     def __init__(self) -> None:
-        self._points: deque[dict[str, float | None]] = deque(maxlen=_STEPS)
+        self._points: deque[dict[str, float | None]] = deque(maxlen=_SLOPE_BLOCKS)
         self._left: list[tuple[float, list[dict[str, float]]]] = []
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         for score in window.scores:
             units = [unit for unit in _units(score) if len(unit) > 1]
             value = mean(score.scores)
@@ -90,8 +90,8 @@ class OverOptimisation(Check):
         while len(self._left) >= BLOCK:
             self._points.append(_point(self._left[:BLOCK]))
             del self._left[:BLOCK]
-        if len(self._points) < _FEWEST_STEPS:
-            return Finding("idle", reason="too few groups with two raters or more")
+        if len(self._points) < _MIN_STEPS:
+            return CheckResult("idle", reason="too few groups with two raters or more")
         slopes = {name: slope_t([value for point in self._points if (value := point.get(name)) is not None])
                   for name in self._points[-1]}  # fmt: skip
         rising, parting, agreeing = (slopes.pop(name, None) or 0.0 for name in ("score", "variance", "alpha"))
@@ -99,13 +99,13 @@ class OverOptimisation(Check):
         severity, threshold = graded(value, [(2.0, "warn"), (4.0, "quarantine")])
         falling = [name for name, t in slopes.items() if t is not None and t < -2]
         if severity == "ok":
-            return Finding("ok", value, threshold)
+            return CheckResult("ok", value, threshold)
         parted = f"variance t = {parting:.1f}, alpha t = {agreeing:.1f}"
         reason = f"the score rises (t = {rising:.1f}) while the raters part ({parted})"
         if not falling:
-            return Finding("warn", value, 2.0, reason, _most_at_odds(window))
+            return CheckResult("warn", value, 2.0, reason, _most_at_odds(window))
         reason += f"; {', '.join(sorted(falling))[:200]} falls"
-        return Finding(severity, value, threshold, reason, _most_at_odds(window), grows=True)
+        return CheckResult(severity, value, threshold, reason, _most_at_odds(window), grows=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"points": list(self._points), "left": self._left}
@@ -126,14 +126,14 @@ class RaterAtOdds(Check):
     def __init__(self) -> None:
         self._start: list[dict[str, float]] = []
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         units = [unit for score in window.scores for unit in _units(score) if len(unit) > 1]
         raters = sorted({name for unit in units for name in unit})
         if len(raters) < 3 or len(units) < 2 * _FOLDS:
-            return Finding("idle", reason="fewer than three raters" if len(raters) < 3 else "too few rated samples")
+            return CheckResult("idle", reason="fewer than three raters" if len(raters) < 3 else "too few rated samples")
         gains, errors = _gains(units, raters)
         if not gains:
-            return Finding("idle", reason="the ratings do not vary, so agreement is undefined")
+            return CheckResult("idle", reason="the ratings do not vary, so agreement is undefined")
         if len(self._start) < 2:
             self._start.append(gains)
         usual = {name: mean(found.get(name) for found in self._start) or 0.0 for name in gains}
@@ -141,12 +141,12 @@ class RaterAtOdds(Check):
         worst = max(gains, key=lambda name: min(gains[name] - 2 * errors[name], grown[name]))
         if gains[worst] > 2 * errors[worst] and grown[worst] > 0:
             reason = f"the others agree better without {worst} (alpha +{gains[worst]:.3f}), more than they did at first"
-            return Finding("warn", gains[worst], gains[worst] - grown[worst], reason, _most_at_odds(window))
+            return CheckResult("warn", gains[worst], gains[worst] - grown[worst], reason, _most_at_odds(window))
         worst = max(gains, key=lambda name: gains[name] - 2 * errors[name])
         if gains[worst] > 2 * errors[worst]:
             reason = f"the others agree better without {worst}, as from the start"
-            return Finding("inform", gains[worst], 2 * errors[worst], reason, _most_at_odds(window))
-        return Finding("ok", gains[worst], 2 * errors[worst])
+            return CheckResult("inform", gains[worst], 2 * errors[worst], reason, _most_at_odds(window))
+        return CheckResult("ok", gains[worst], 2 * errors[worst])
 
     def state_dict(self) -> dict[str, Any]:
         return {"start": self._start}
@@ -173,7 +173,7 @@ def _point(groups: Sequence[tuple[float, Sequence[Mapping[str, float]]]]) -> dic
     alpha = IntervalAlpha()
     by_rater: dict[str, list[float]] = {}
     for unit in units:
-        alpha.add(list(unit.values()))
+        alpha.add_unit(list(unit.values()))
         for name, value in unit.items():
             by_rater.setdefault(name, []).append(value)
     return {
@@ -188,7 +188,7 @@ def _gains(units: Sequence[Mapping[str, float]], raters: Sequence[str]) -> tuple
     """Return by how much alpha rises without each rater, where that is defined, and its jackknife standard error."""
     parts = [RaterReliability(raters) for _ in range(_FOLDS)]
     for k, unit in enumerate(units):
-        parts[k % _FOLDS].add(unit)
+        parts[k % _FOLDS].add_unit(unit)
     whole = _rises(parts, raters)
     folds = [_rises([part for k, part in enumerate(parts) if k != i], raters) for i in range(_FOLDS)]
     errors = {}
@@ -208,10 +208,10 @@ def _rises(parts: Sequence[RaterReliability], raters: Sequence[str]) -> dict[str
     return {} if whole is None else {name: value - whole for name, value in without.items() if value is not None}
 
 
-def _most_at_odds(window: Window) -> list[str]:
+def _most_at_odds(window: HealthWindow) -> list[str]:
     """Return the groups in which the raters part most."""
 
     def odds(score: GroupScore) -> float:
         return mean(_variance(unit) for unit in _units(score) if unit) or 0.0
 
-    return [score.group for score in sorted(window.scores, key=odds, reverse=True)[:EXAMPLES]]
+    return [score.group for score in sorted(window.scores, key=odds, reverse=True)[:MAX_EXAMPLES]]

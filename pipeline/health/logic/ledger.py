@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.batching.marks import Resolved
+from lachesis.pipeline.batching.chain import LedgerPosition
+from lachesis.pipeline.batching.marks import ResolvedSet
 from lachesis.schemas.ledger import LedgerEntry
 
 __all__ = ["LedgerAudit", "LedgerProblem", "LedgerRules"]
@@ -52,21 +52,26 @@ class LedgerAudit:
     """
 
     def __init__(
-        self, subject: str, rules: LedgerRules | None = None, *, gone_below: int = 1, known: Position | None = None
+        self,
+        subject: str,
+        rules: LedgerRules | None = None,
+        *,
+        gone_below: int = 1,
+        known: LedgerPosition | None = None,
     ) -> None:
         self.next_seq = 1
-        self.position = Position()
+        self.position = LedgerPosition()
         self.messages = 0
         """Messages read on the subject, those that are no entries among them."""
         self._subject = subject
         self._rules = rules
         self._gone_below = gone_below
-        self._known = known or Position()
+        self._known = known or LedgerPosition()
         self._last: LedgerEntry | None = None
         self._last_seq = 0
         self._unreadable = 0  # as told last
 
-    def take(self, seq: int, entry: LedgerEntry | None, previous: int | None) -> list[LedgerProblem]:
+    def verify_entry(self, seq: int, entry: LedgerEntry | None, previous: int | None) -> list[LedgerProblem]:
         """Verify the message at `seq`, which names the entry before as that at `previous`. None: it is no entry."""
         self.next_seq = seq + 1
         self.messages += 1
@@ -77,7 +82,7 @@ class LedgerAudit:
             return problems  # what it says is another history's
         if not problems:
             problems = [*self._watermark(entry), *self._outcomes(entry), *self._settings(entry)]
-        self.position = Position(entry.index + 1, entry.digest())
+        self.position = LedgerPosition(entry.index + 1, entry.digest())
         self._last, self._last_seq = entry, seq
         if self.position.entries == self._known.entries and self.position != self._known:
             text = f"entry {entry.index} was {self._known.digest[:12]} before, and is {entry.digest()[:12]} now"
@@ -87,10 +92,10 @@ class LedgerAudit:
     def count(self, messages: int) -> list[LedgerProblem]:
         """Compare what was read with the `messages` that the server counted before that."""
         missing = messages - self.messages
-        told, self._unreadable = self._unreadable, max(0, missing)
+        reported, self._unreadable = self._unreadable, max(0, missing)
         held, known = self.position.entries, self._known.entries
-        self._known = Position()
-        if missing > told:
+        self._known = LedgerPosition()
+        if missing > reported:
             text = f"the server counts {messages} messages and cannot read {missing} of them"
             return [self._problem("unreadable", text)]
         if held < known and not missing:
@@ -139,8 +144,8 @@ class LedgerAudit:
         seqs = [outcome.seq for outcome in entry.outcomes]
         seqs += [ref.seq for ref in entry.batch.groups] if entry.batch else []
         problems = []
-        before = Resolved(self._last.watermark, self._last.resolved) if self._last else Resolved(0, b"")
-        after = Resolved(entry.watermark, entry.resolved)
+        before = ResolvedSet(self._last.watermark, self._last.resolved) if self._last else ResolvedSet(0, b"")
+        after = ResolvedSet(entry.watermark, entry.resolved)
         if self._last is not None or not entry.index:
             again = sorted(seq for seq, times in Counter(seqs).items() if times > 1 or seq in before)
             if again:

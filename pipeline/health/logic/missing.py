@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, Window, graded
+from lachesis.pipeline.health.logic.check import MAX_EXAMPLES, Check, CheckResult, HealthWindow, graded
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.values import shaped
 
-__all__ = ["Missing"]
+__all__ = ["MissingRatingsCheck"]
 
 _GROUPS_OF_OUTAGE = 8
 """Groups in a row in which a rater rates no sample, for one reason, from which on it counts as away."""
 _SCORE = "score"
 
 
-class _Run(msgspec.Struct):
+class _OutageRun(msgspec.Struct):
     """Groups in a row in which a rater rated no sample, for the same `reason`; `text` says more of the first one."""
 
     reason: str
@@ -29,7 +29,7 @@ class _Run(msgspec.Struct):
     groups: int = 0
 
 
-class Missing(Check):
+class MissingRatingsCheck(Check):
     """The share of a rater's ratings that are missing (timeout, error), of the worst rater, or of scores: > 10 % warns.
 
     An abstention is an answer. Nothing is ever put in place of a missing rating, so what is left is of fewer raters,
@@ -41,9 +41,9 @@ class Missing(Check):
     name = "missing"
 
     def __init__(self) -> None:
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, _OutageRun] = {}
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         outages = self._outages(window)
         taken = {index for _, indexes in outages.values() for index in indexes}
         total, missing, examples = 0, dict[str, int](), dict[str, list[str]]()
@@ -59,25 +59,25 @@ class Missing(Check):
                 if any(flags):
                     examples.setdefault(name, []).append(score.group)
         if not total:
-            return Finding("idle", reason="no scores")
+            return CheckResult("idle", reason="no scores")
         worst = max(missing, key=lambda name: missing[name])
         share = missing[worst] / total
         severity, threshold = graded(share, [(0.10, "warn")])
         if severity != "ok":
             what = "scores are" if worst == _SCORE else f"ratings of {worst} are"
             reason = f"{share:.0%} of the {what} missing; remove the rater or fix it"
-            return Finding(severity, share, threshold, reason, examples.get(worst, [])[:EXAMPLES], grows=True)
+            return CheckResult(severity, share, threshold, reason, examples.get(worst, [])[:MAX_EXAMPLES], grows=True)
         if not outages:
-            return Finding(severity, share, threshold)
+            return CheckResult(severity, share, threshold)
         name = max(outages, key=lambda name: len(outages[name][1]))
         run, indexes = outages[name]
-        groups = [window.scores[index].group for index in sorted(indexes)[:EXAMPLES]]
+        groups = [window.scores[index].group for index in sorted(indexes)[:MAX_EXAMPLES]]
         lost = sum(len(window.scores[index].scores) for index in indexes) / total
-        return Finding("warn", lost, threshold, _told(name, run, len(outages)), groups)
+        return CheckResult("warn", lost, threshold, _describe_run(name, run, len(outages)), groups)
 
-    def _outages(self, window: Window) -> dict[str, tuple[_Run, set[int]]]:
+    def _outages(self, window: HealthWindow) -> dict[str, tuple[_OutageRun, set[int]]]:
         """Follow the runs of every rater; return those long enough, with the places of their groups in the window."""
-        found: dict[str, tuple[_Run, set[int]]] = {}
+        found: dict[str, tuple[_OutageRun, set[int]]] = {}
         here: dict[str, set[int]] = {}
         for index, score in enumerate(window.scores):
             for name in {*self._runs, *score.statuses}:
@@ -90,7 +90,7 @@ class Missing(Check):
                 if run is None or run.reason != reason:
                     text = score.failures.get(name, reason)
                     since_ns = score.stamps[-1].start_ns if score.stamps else 0
-                    run = self._runs[name] = _Run(reason, text, score.group, since_ns)
+                    run = self._runs[name] = _OutageRun(reason, text, score.group, since_ns)
                     here[name] = set()
                 run.groups += 1
                 here.setdefault(name, set()).add(index)
@@ -103,7 +103,7 @@ class Missing(Check):
         return {"runs": msgspec.to_builtins(self._runs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._runs = shaped("health state of missing ratings", dict[str, _Run], state.get("runs", {}))
+        self._runs = shaped("health state of missing ratings", dict[str, _OutageRun], state.get("runs", {}))
 
 
 def _missing(column: list[str]) -> list[bool]:
@@ -118,7 +118,7 @@ def _reason(score: GroupScore, name: str) -> str | None:
     return f"{column[0]} {score.failures.get(name, '').partition(':')[0]}".strip()
 
 
-def _told(name: str, run: _Run, outages: int) -> str:
+def _describe_run(name: str, run: _OutageRun, outages: int) -> str:
     since = f"since {datetime.fromtimestamp(run.since_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC" if run.since_ns else ""
     more = f"; and {outages - 1} more raters" if outages > 1 else ""
     return (

@@ -14,13 +14,26 @@ from typing import Any
 import msgspec
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.advantages import Advantages
-from lachesis.pipeline.health.logic.check import EXAMPLES, LADDER, Check, Finding, RunSettings, Window
-from lachesis.pipeline.health.logic.drift import ENOUGH, ChangePoint, RewardDrift, ScoreShift, SlowDrift, StepChange
-from lachesis.pipeline.health.logic.evaluations import HeldOut
-from lachesis.pipeline.health.logic.fractions import Faulty, NonFinite, Saturation, Truncated, ZeroVariance
+from lachesis.pipeline.health.logic.advantages import AdvantageCheck
+from lachesis.pipeline.health.logic.check import LADDER, MAX_EXAMPLES, Check, CheckResult, HealthWindow, RunSettings
+from lachesis.pipeline.health.logic.drift import (
+    MIN_SAMPLES,
+    ChangePoint,
+    RewardDrift,
+    ScoreShift,
+    SlowDrift,
+    StepChange,
+)
+from lachesis.pipeline.health.logic.evaluations import HeldOutCheck
+from lachesis.pipeline.health.logic.fractions import (
+    FaultyGroupsCheck,
+    NonFiniteCheck,
+    SaturationCheck,
+    TruncationCheck,
+    ZeroVarianceCheck,
+)
 from lachesis.pipeline.health.logic.hacking import LengthHacking, OverOptimisation, RaterAtOdds
-from lachesis.pipeline.health.logic.missing import Missing
+from lachesis.pipeline.health.logic.missing import MissingRatingsCheck
 from lachesis.pipeline.health.logic.policy import Entropy, ModeCollapse, RolloutTraining, StaleLengths, Staleness
 from lachesis.schemas.alerts import Alert, Severity, Span, Standing
 from lachesis.schemas.annotations import DeadLetter, EvalEvent, GroupReward, GroupScore
@@ -28,38 +41,38 @@ from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef, Mismatch
 from lachesis.schemas.values import shaped
 
-__all__ = ["CHECKS", "LEDGER_CHECK", "SUSTAINED", "Monitor"]
+__all__ = ["CHECKS", "LEDGER_CHECK", "SUSTAINED_WINDOWS", "EnvMonitor"]
 
-SUSTAINED = 3
+SUSTAINED_WINDOWS = 3
 """Windows in a row after which a warning that can grow becomes a quarantine, and a quarantine a halt: nothing of what
 is generated then is trained."""
 _BATCHES = 8
 """Batches judged together."""
-_BEFORE = 4
+_EARLIER_WINDOWS = 4
 """Windows of groups that the next one is compared with; more where that many hold too few groups to compare with."""
 _SPANS = 16
 """Lifted quarantines remembered, for a batcher that is behind them."""
-_SEEN = 512
+_MAX_SEEN_GROUPS = 512
 """Rollouts at least that are remembered as scored: a score that is stored twice, by a redelivery, counts once."""
 
 
 def _checks(config: HealthConfig) -> list[Check]:
     return [
-        NonFinite(),
-        Missing(),
-        Faulty(),
+        NonFiniteCheck(),
+        MissingRatingsCheck(),
+        FaultyGroupsCheck(),
         RewardDrift(),
         ScoreShift(),
         StepChange(),
         SlowDrift(),
         ChangePoint(),
-        Saturation(config.score_low, config.score_high),
-        ZeroVariance(),
-        Truncated(),
+        SaturationCheck(config.score_low, config.score_high),
+        ZeroVarianceCheck(),
+        TruncationCheck(),
         LengthHacking(),
         OverOptimisation(),
         RaterAtOdds(),
-        Advantages(),
+        AdvantageCheck(),
         Entropy(),
         ModeCollapse(),
     ]
@@ -68,11 +81,11 @@ def _checks(config: HealthConfig) -> list[Check]:
 LEDGER_CHECK = "ledger"
 """The check of the ledger itself, which is the same for every environment; see `health.ledger`."""
 _OF_BATCHES = (Staleness.name, RolloutTraining.name, StaleLengths.name)
-CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOut.name)
+CHECKS = (*(check.name for check in _checks(HealthConfig())), *_OF_BATCHES, HeldOutCheck.name)
 """The names of all checks that judge environments."""
 
 
-class Monitor:
+class EnvMonitor:
     """`standing` is what follows from all results so far, `groups` how many were judged since the last resumption."""
 
     def __init__(self, config: HealthConfig, settings: RunSettings = RunSettings()) -> None:  # noqa: B008 - immutable
@@ -88,7 +101,7 @@ class Monitor:
         self.resumed = 0
         self.promoted = 0
         self._after = 0
-        self._held_out = HeldOut()
+        self._held_out = HeldOutCheck()
         self._begin()
 
     def _begin(self) -> None:
@@ -105,9 +118,9 @@ class Monitor:
     def _begin_groups(self) -> None:
         self._checks = [check for check in _checks(self._config) if check.name not in self._config.off]
         window = self._config.window
-        self._before: deque[list[float]] = deque(maxlen=max(_BEFORE, math.ceil(ENOUGH / window)))
-        self._seen: deque[int] = deque(maxlen=max(_SEEN, window))
-        self._open = Window()
+        self._before: deque[list[float]] = deque(maxlen=max(_EARLIER_WINDOWS, math.ceil(MIN_SAMPLES / window)))
+        self._seen: deque[int] = deque(maxlen=max(_MAX_SEEN_GROUPS, window))
+        self._open = HealthWindow()
         self._scored: set[int] = set()
         self.groups = 0
 
@@ -143,17 +156,17 @@ class Monitor:
         kept = [ref for ref in refs if ref.seq > self._after]
         self._batches_seen += bool(kept)
         self._batches += kept
-        self._lengths.add([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
+        self._lengths.record_lengths([ref.tokens / ref.sequences for ref in kept if ref.sequences], [])
         for ref in kept:
-            self._staleness.add(number - ref.policy_step, ref.group)
+            self._staleness.record_batch(number - ref.policy_step, ref.group)
 
-    def stale(self, lengths: Sequence[int]) -> None:
+    def record_stale(self, lengths: Sequence[int]) -> None:
         """Take in groups that were dropped as stale, by the mean tokens of a sequence of each."""
-        self._lengths.add([], lengths)
+        self._lengths.record_lengths([], lengths)
 
     def trained(self, steps: Sequence[Mismatch]) -> None:
         """Take in what the trainer found in the steps of a report."""
-        self._mismatch.add(steps)
+        self._mismatch.record_mismatch(steps)
 
     def remember(self, event: EvalEvent) -> None:
         """Take in an evaluation of before the state that was loaded, for later ones to be compared with."""
@@ -164,10 +177,10 @@ class Monitor:
     def judge_evaluation(self, event: EvalEvent) -> list[Alert]:
         """Judge an evaluation; nothing comes of one that was judged before. The standing stays: only windows of groups
         and batches change that."""
-        finding = self._held_out.judge(event)
-        if finding is None or HeldOut.name in self._config.off:
+        finding = self._held_out.evaluate(event)
+        if finding is None or HeldOutCheck.name in self._config.off:
             return []
-        return [self._result(HeldOut.name, finding)]
+        return [self._result(HeldOutCheck.name, finding)]
 
     @property
     def window_full(self) -> bool:
@@ -179,15 +192,15 @@ class Monitor:
         """Whether enough batches are in to be judged."""
         return self._batches_seen >= _BATCHES
 
-    def judge(self) -> list[Alert]:
+    def evaluate(self) -> list[Alert]:
         """Judge the open window of groups and begin the next."""
         window = self._open
         window.before = [value for means in self._before for value in means]
-        results = [self._result(check.name, check.judge(window)) for check in self._checks]
+        results = [self._result(check.name, check.evaluate(window)) for check in self._checks]
         seqs = [item.seq for item in (window.scores or window.rewards)]
         self._before.append(window.means())
         self._seen.extend(score.seq for score in window.scores)
-        self._open, self._scored = Window(), set()
+        self._open, self._scored = HealthWindow(), set()
         self.groups += window.groups
         self.windows["groups"] += 1
         self._stand(results, min(seqs, default=None), self.windows["groups"] - 1)
@@ -195,11 +208,11 @@ class Monitor:
 
     def judge_batches(self) -> list[Alert]:
         """Judge the batches taken in since the last time."""
-        examples = [ref.group for ref in self._batches[-EXAMPLES:]]
+        examples = [ref.group for ref in self._batches[-MAX_EXAMPLES:]]
         found = {
-            Staleness.name: self._staleness.judge(),
-            RolloutTraining.name: self._mismatch.judge(examples),
-            StaleLengths.name: self._lengths.judge(),
+            Staleness.name: self._staleness.evaluate(),
+            RolloutTraining.name: self._mismatch.evaluate(examples),
+            StaleLengths.name: self._lengths.evaluate(),
         }
         results = [self._result(name, finding) for name, finding in found.items() if name not in self._config.off]
         first = min((ref.seq for ref in self._batches), default=None)
@@ -225,22 +238,22 @@ class Monitor:
         says nothing of them. The standing stays, and so does what is known of batches: how old they are and how the
         trainer finds them has nothing to do with who judged them, and they come from another stream."""
         self.promoted = first
-        lasting = (*_OF_BATCHES, HeldOut.name)
+        lasting = (*_OF_BATCHES, HeldOutCheck.name)
         self._streaks = {name: streak for name, streak in self._streaks.items() if name in lasting}
         self.windows["groups"] = 0
         self._begin_groups()
 
-    def _result(self, name: str, finding: Finding) -> Alert:
+    def _result(self, name: str, finding: CheckResult) -> Alert:
         severity = finding.severity
         if severity == "halt" and name not in self._config.halts:
             severity = "warn"
         warned, quarantined = self._streaks.get(name, (0, 0))
         if severity != "idle":  # a window without anything to judge by neither clears nor confirms
             warned = warned + 1 if _at_least(severity, "warn") else 0
-            if severity == "warn" and finding.grows and warned >= SUSTAINED:
+            if severity == "warn" and finding.grows and warned >= SUSTAINED_WINDOWS:
                 severity = "quarantine"
             quarantined = quarantined + 1 if _at_least(severity, "quarantine") else 0
-            if severity == "quarantine" and quarantined > SUSTAINED:
+            if severity == "quarantine" and quarantined > SUSTAINED_WINDOWS:
                 severity = "halt"
             self._streaks[name] = (warned, quarantined)
         return Alert(

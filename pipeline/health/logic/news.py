@@ -9,12 +9,12 @@ from collections.abc import Iterable
 
 from lachesis.schemas.alerts import Alert
 
-__all__ = ["AlertNews"]
+__all__ = ["AlertNovelty"]
 
 _NUMBERS = re.compile(r"(?<![\w-])[-+]?\d[\d.,]*(?:e[-+]?\d+)?%?")
 
 
-class AlertNews:
+class AlertNovelty:
     """Remembers what each check said last."""
 
     def __init__(self) -> None:

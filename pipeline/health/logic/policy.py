@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 
-from lachesis.pipeline.health.logic.check import EXAMPLES, Check, Finding, RunSettings, Window, graded, mean
+from lachesis.pipeline.health.logic.check import (
+    MAX_EXAMPLES,
+    Check,
+    CheckResult,
+    HealthWindow,
+    RunSettings,
+    graded,
+    mean,
+)
 from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import Mismatch
 
@@ -16,7 +24,7 @@ __all__ = ["Entropy", "ModeCollapse", "RolloutTraining", "StaleLengths", "Stalen
 _START_WINDOWS = 2
 _STALE = 4.0
 """Optimizer steps from which on the age of a group matters to the loss."""
-_FEWEST_STALE = 8
+_MIN_STALE_GROUPS = 8
 _MAX_LENGTHS = 4096
 _LONG = 32
 """Tokens from which on two answers to one task do not come out alike by being right."""
@@ -33,23 +41,23 @@ class Entropy(Check):
         self._start: list[float] = []
         self._average: float | None = None
 
-    def judge(self, window: Window) -> Finding:
+    def evaluate(self, window: HealthWindow) -> CheckResult:
         drawn = [score.signals for score in window.scores if score.signals and not score.signals.greedy]
         now = mean(value for signals in drawn for value in signals.logprobs)
         if now is None:
-            return Finding("idle", reason="no logprobs")
+            return CheckResult("idle", reason="no logprobs")
         now = max(0.0, -now)
         if len(self._start) < _START_WINDOWS:
             self._start.append(now)
-            return Finding("idle", reason="the first windows are the baseline of the later ones")
+            return CheckResult("idle", reason="the first windows are the baseline of the later ones")
         start = sum(self._start) / len(self._start)
         if start < 1e-3:
-            return Finding("idle", reason="there was no entropy to begin with")
+            return CheckResult("idle", reason="there was no entropy to begin with")
         self._average = now if self._average is None else 0.7 * self._average + 0.3 * now
         share = self._average / start
         severity, threshold = graded(1 - share, [(0.7, "warn"), (0.9, "halt")])
         reason = "" if severity == "ok" else f"entropy is {share:.0%} of what it was, {self._average:.3g} nats a token"
-        return Finding(severity, 1 - share, threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, 1 - share, threshold, reason, _examples(window) if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"start": self._start, "average": self._average}
@@ -75,34 +83,34 @@ class ModeCollapse(Check):
     def __init__(self) -> None:
         self._between_at_start: float | None = None
 
-    def judge(self, window: Window) -> Finding:
-        told = [(score, score.signals) for score in window.scores if score.signals and score.signals.texts]
-        if not told:
-            return Finding("idle", reason="no texts")
+    def evaluate(self, window: HealthWindow) -> CheckResult:
+        reported = [(score, score.signals) for score in window.scores if score.signals and score.signals.texts]
+        if not reported:
+            return CheckResult("idle", reason="no texts")
         tasks: dict[int, set[str]] = {}
-        for score, signals in told:
+        for score, signals in reported:
             for text in signals.texts:
                 tasks.setdefault(text, set()).add(score.item)
-        texts = [text for _, signals in told for text in signals.texts]
+        texts = [text for _, signals in reported for text in signals.texts]
         between = sum(len(tasks[text]) > 1 for text in texts) / len(texts)
         if self._between_at_start is None:
             self._between_at_start = between
         within = mean(
             (len(long) - len(set(long))) / (len(long) - 1)
-            for score, signals in told
+            for score, signals in reported
             if not signals.greedy
             and len(long := [text for text, n in zip(signals.texts, score.lengths, strict=True) if n >= _LONG]) > 1
         )
         again = max(within or 0.0, between if self._between_at_start <= 0.25 else 0.0)
-        distinct = mean(signals.distinct for _, signals in told)
+        distinct = mean(signals.distinct for _, signals in reported)
         loops = 0.0 if distinct is None else 1 - distinct
         severity, threshold = graded(again, [(0.5, "warn"), (0.9, "quarantine")])
         if severity != "ok":
             reason = f"{again:.0%} of the answers repeat another one"
-            return Finding(severity, again, threshold, reason, _examples(window), grows=True)
+            return CheckResult(severity, again, threshold, reason, _examples(window), grows=True)
         severity, threshold = graded(loops, [(0.5, "warn")])
         reason = "" if severity == "ok" else f"{loops:.0%} of the 3-grams repeat"
-        return Finding(severity, max(again, loops), threshold, reason, _examples(window) if reason else ())
+        return CheckResult(severity, max(again, loops), threshold, reason, _examples(window) if reason else ())
 
     def state_dict(self) -> dict[str, Any]:
         return {"between": self._between_at_start}
@@ -126,24 +134,24 @@ class Staleness:
         self._bound = float(bound)
         self._lags: deque[tuple[int, str]] = deque(maxlen=4096)
 
-    def add(self, lag: int, group: str) -> None:
+    def record_batch(self, lag: int, group: str) -> None:
         self._lags.append((lag, group))
 
-    def judge(self) -> Finding:
+    def evaluate(self) -> CheckResult:
         """Judge what was added since the last time, and forget it."""
         lags = sorted(self._lags)
         self._lags.clear()
         if not lags:
-            return Finding("idle", reason="no batches")
+            return CheckResult("idle", reason="no batches")
         p95 = float(lags[min(len(lags) - 1, len(lags) * 95 // 100)][0])
         bound = self._bound
         severity, threshold = graded(
             p95, [(_STALE, "inform"), (bound, "warn")] if bound > _STALE else [(bound, "warn")]
         )
         if severity == "ok":
-            return Finding(severity, p95, threshold)
+            return CheckResult(severity, p95, threshold)
         reason = f"a twentieth of the groups are {p95:.0f} steps old or more when trained; {bound:.0f} are allowed"
-        return Finding(severity, p95, threshold, reason, [group for _, group in lags[-EXAMPLES:]], grows=True)
+        return CheckResult(severity, p95, threshold, reason, [group for _, group in lags[-MAX_EXAMPLES:]], grows=True)
 
 
 class StaleLengths:
@@ -161,26 +169,26 @@ class StaleLengths:
         self._kept: deque[float] = deque(maxlen=_MAX_LENGTHS)
         self._stale: deque[float] = deque(maxlen=_MAX_LENGTHS)
 
-    def add(self, kept: Iterable[float], stale: Iterable[float]) -> None:
+    def record_lengths(self, kept: Iterable[float], stale: Iterable[float]) -> None:
         """Take in tokens of a sequence, of groups that are trained and of those dropped as stale."""
         self._kept.extend(kept)
         self._stale.extend(stale)
 
-    def judge(self) -> Finding:
+    def evaluate(self) -> CheckResult:
         """Judge what was added since the last time, and forget it."""
         kept, stale = sorted(self._kept), sorted(self._stale)
         self._kept.clear()
         self._stale.clear()
-        if not kept or len(stale) < _FEWEST_STALE:
-            return Finding("idle", reason="too few groups were dropped as stale" if kept else "no batches")
+        if not kept or len(stale) < _MIN_STALE_GROUPS:
+            return CheckResult("idle", reason="too few groups were dropped as stale" if kept else "no batches")
         share, z = longer_share(stale, kept)
         severity, threshold = graded(share, [(0.65, "warn")])
         if severity == "ok" or z <= 3.3:
-            return Finding("ok", share, threshold)
+            return CheckResult("ok", share, threshold)
         lengths = f"{median(stale):.0f} tokens a sequence (median), where those trained have {median(kept):.0f}"
         mend = "raise batching.max_staleness, add inference, or lower max_new_tokens or the number of turns"
         reason = f"long answers are sorted out: {len(stale)} groups were dropped as stale, of {lengths}; {mend}"
-        return Finding(severity, share, threshold, reason)
+        return CheckResult(severity, share, threshold, reason)
 
 
 class RolloutTraining:
@@ -199,28 +207,28 @@ class RolloutTraining:
             )
         self._steps: list[Mismatch] = []
 
-    def add(self, steps: Sequence[Mismatch]) -> None:
+    def record_mismatch(self, steps: Sequence[Mismatch]) -> None:
         self._steps += steps
 
-    def judge(self, examples: Sequence[str]) -> Finding:
+    def evaluate(self, examples: Sequence[str]) -> CheckResult:
         """Judge what was added since the last time, and forget it. `examples` are groups that were trained."""
         steps, self._steps = self._steps, []
         if not steps:
-            return Finding("idle", reason="no report")
+            return CheckResult("idle", reason="no report")
         if any(None in msgspec.structs.astuple(step) for step in steps):
-            return Finding("warn", reason="not a number: their ratio is undefined", examples=examples)
+            return CheckResult("warn", reason="not a number: their ratio is undefined", examples=examples)
         worst = max(k3 for step in steps if (k3 := step.k3) is not None)
         if worst > 1:
             reason = f"rollout and training are of different policies{self._hint}"
-            return Finding("halt", worst, 1.0, reason, examples)
+            return CheckResult("halt", worst, 1.0, reason, examples)
         k1, ess = max(abs(step.k1 or 0.0) for step in steps), min(step.ess or 0.0 for step in steps)
         ratios = [step.ratio or 0.0 for step in steps]
         if k1 > 0.1 or ess < 0.3 or not all(0.5 <= ratio <= 2 for ratio in ratios):
             spread = f"{min(ratios):.2g} to {max(ratios):.2g}"
             reason = f"|k1| up to {k1:.2g}, effective samples down to {ess:.0%}, mean ratio {spread}{self._hint}"
-            return Finding("warn", worst, 1.0, reason, examples)
-        return Finding("ok", worst, 1.0)
+            return CheckResult("warn", worst, 1.0, reason, examples)
+        return CheckResult("ok", worst, 1.0)
 
 
-def _examples(window: Window) -> list[str]:
-    return [score.group for score in window.scores[-EXAMPLES:]]
+def _examples(window: HealthWindow) -> list[str]:
+    return [score.group for score in window.scores[-MAX_EXAMPLES:]]

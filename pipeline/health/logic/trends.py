@@ -7,7 +7,7 @@ from statistics import fmean
 
 __all__ = ["correlation", "fisher_z", "longer_share", "slope_t"]
 
-_MOST = 1e6
+_MAX_ABS_VALUE = 1e6
 
 
 def correlation(xy: float, xx: float, yy: float) -> float | None:
@@ -31,7 +31,7 @@ def slope_t(values: Sequence[float]) -> float | None:
     if r is None:
         return None
     left = 1 - r * r
-    return math.copysign(_MOST, r) if left < 1e-12 else r * math.sqrt((n - 2) / left)
+    return math.copysign(_MAX_ABS_VALUE, r) if left < 1e-12 else r * math.sqrt((n - 2) / left)
 
 
 def longer_share(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:

@@ -13,16 +13,23 @@ import msgspec
 from lachesis.pipeline.batching.chain import Chain
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.former import GROUPS_PER_SELECTION, MAX_OUTCOMES_PER_ENTRY, BatchFormer
-from lachesis.pipeline.batching.join import Joiner, Past
+from lachesis.pipeline.batching.join import Joiner, OfflineStart
 from lachesis.schemas.annotations import GroupReward, TeacherPointer
 from lachesis.schemas.ledger import GENESIS, Batch, GroupRef, LedgerEntry
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.rollout import RolloutGroup
 
-__all__ = ["OfflineBatchFormer", "PastGroup", "batch_digest", "content_digest", "manifest_digest", "without_logprobs"]
+__all__ = [
+    "OfflineBatchFormer",
+    "OfflineGroup",
+    "batch_digest",
+    "content_digest",
+    "manifest_digest",
+    "without_logprobs",
+]
 
 
-class PastGroup(NamedTuple):
+class OfflineGroup(NamedTuple):
     """A rollout with the reward that a revision gave it; `teacher` is the sequence of its logprobs in TEACHER."""
 
     seq: int
@@ -40,7 +47,7 @@ class OfflineBatchFormer:
         run: str,
         trainer: str,
         config: BatchingConfig,
-        past: Past,
+        past: OfflineStart,
         *,
         std_floor: float,
         term: str = "",
@@ -68,7 +75,7 @@ class OfflineBatchFormer:
         """Digest of the last entry."""
         return self._chain.position.digest
 
-    def add(self, group: PastGroup) -> Iterator[LedgerEntry]:
+    def add(self, group: OfflineGroup) -> Iterator[LedgerEntry]:
         """Take in the next group."""
         self._joiner.member(group.seq, group.env, group.plan, 0, 0)
         self._joiner.teacher(0, 0, TeacherPointer(group=group.plan.group, seq=group.seq, stored=group.teacher))
@@ -92,7 +99,7 @@ class OfflineBatchFormer:
             yield self._entry([])
 
     def _entry(self, groups: list[GroupRef]) -> LedgerEntry:
-        content = self._former.take(groups, self._std_floor)
+        content = self._former.next_entry_content(groups, self._std_floor)
         if content.batch is not None:
             self.manifest = manifest_digest(self.manifest, content.batch)
             self.groups += len(groups)

@@ -27,20 +27,20 @@ from lachesis.schemas.annotations import GroupReward, GroupScore
 
 __all__ = [
     "METRICS",
+    "ComparedGroup",
+    "ComparedRevision",
     "Comparison",
-    "Disputed",
+    "DisputedSample",
     "EnvDifference",
-    "Figures",
-    "Judged",
-    "MadeBy",
-    "Part",
     "RaterFigures",
-    "Revision",
+    "RevisionFigures",
+    "RevisionPart",
+    "ScoreSource",
     "compare",
     "part_names",
 ]
 
-_BOOTSTRAPPED = 5000
+_MAX_BOOTSTRAP_GROUPS = 5000
 """Samples up to which the interval of alpha is bootstrapped from them all."""
 
 METRICS: Final = {
@@ -63,7 +63,7 @@ METRICS: Final = {
 """What a comparison boils down to, by name."""
 
 
-class MadeBy(NamedTuple):
+class ScoreSource(NamedTuple):
     """What scored a group: the digest of its ensemble, its raters with their versions, and the `first` of the promotion
     by which it did (None: by the run's configuration)."""
 
@@ -72,26 +72,26 @@ class MadeBy(NamedTuple):
     promoted: int | None = None
 
 
-_UNKNOWN = MadeBy()
+_UNKNOWN = ScoreSource()
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class ComparedGroup:
     """One group under one revision; `reward` None: it has none (yet)."""
 
     env: str
     score: GroupScore
     reward: GroupReward | None
-    made_by: MadeBy = _UNKNOWN
+    made_by: ScoreSource = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
-class Revision:
+class ComparedRevision:
     """A revision as read: `groups` by id, `unscored` how many could not be scored; whether all of it is there.
     `promotions`: the names of the revisions that were promoted into it, by their first sequence."""
 
     name: str
-    groups: Mapping[str, Judged]
+    groups: Mapping[str, ComparedGroup]
     unscored: int
     complete: bool
     promotions: Mapping[int, str] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class RaterFigures(msgspec.Struct, frozen=True, kw_only=True):
     length: float | None
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+class RevisionFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One revision: shares are of its groups with a reward. `seconds`: of rating, summed over groups; groups are rated
     side by side, so it may exceed the time it took."""
 
@@ -127,7 +127,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     raters: list[RaterFigures]
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RevisionPart(msgspec.Struct, frozen=True, kw_only=True):
     """The groups of one environment, sequences `first` to `last`, that were scored alike within a revision whose
     scoring was changed. `promoted`: the promoted revision by which they were; None: the configuration of then."""
 
@@ -137,7 +137,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     promoted: str | None
     raters: dict[str, str]
-    figures: Figures
+    figures: RevisionFigures
 
 
 class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +160,7 @@ class EnvDifference(msgspec.Struct, frozen=True, kw_only=True):
     counts_b: list[int]
 
 
-class Disputed(msgspec.Struct, frozen=True, kw_only=True):
+class DisputedSample(msgspec.Struct, frozen=True, kw_only=True):
     """A sample on which the revisions differ: `gap` is between its advantages, or its scores where it has none.
     `ratings_a`: what each rater gave it, None: missing."""
 
@@ -183,19 +183,19 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     significance: Significance
-    a: Figures
-    b: Figures
-    parts: list[Part]
+    a: RevisionFigures
+    b: RevisionFigures
+    parts: list[RevisionPart]
     envs: list[EnvDifference]
-    disputed: list[Disputed]
+    disputed: list[DisputedSample]
     metrics: dict[str, float | None]
 
 
-def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Comparison:
+def compare(run: str, a: ComparedRevision, b: ComparedRevision, *, disputed: int = 5) -> Comparison:
     """Return what differs, with the `disputed` samples that differ most, at most one a group."""
     both = sorted(group for group in a.groups.keys() & b.groups.keys() if _alike(a.groups[group], b.groups[group]))
     names_a, names_b = part_names(a), part_names(b)
-    by_part: dict[tuple[str, str, str], list[tuple[Judged, Judged]]] = {}
+    by_part: dict[tuple[str, str, str], list[tuple[ComparedGroup, ComparedGroup]]] = {}
     for group in both:
         pair = a.groups[group], b.groups[group]
         names = _part_name(names_a, a, pair[0]), _part_name(names_b, b, pair[1])
@@ -236,7 +236,7 @@ def compare(run: str, a: Revision, b: Revision, *, disputed: int = 5) -> Compari
     )
 
 
-def _alike(a: Judged, b: Judged) -> bool:
+def _alike(a: ComparedGroup, b: ComparedGroup) -> bool:
     """Whether both judged the same samples: not where one id was given to two rollouts."""
     return a.env == b.env and len(a.score.scores) == len(b.score.scores)
 
@@ -247,12 +247,12 @@ def _lowest(values: Sequence[float | None]) -> float | None:
     return min(present) if present and len(present) == len(values) else None
 
 
-def part_names(revision: Revision) -> dict[tuple[str, MadeBy], str]:
+def part_names(revision: ComparedRevision) -> dict[tuple[str, ScoreSource], str]:
     """Return the names of a revision's parts (NAME/1, NAME/2, ...) by environment and score source.
 
     They are in the order of their first groups. Empty if each environment has only one part.
     """
-    first: dict[tuple[str, MadeBy], int] = {}
+    first: dict[tuple[str, ScoreSource], int] = {}
     for one in revision.groups.values():
         key = one.env, one.made_by
         first[key] = min(one.score.seq, first.get(key, one.score.seq))
@@ -267,20 +267,20 @@ def part_names(revision: Revision) -> dict[tuple[str, MadeBy], str]:
     return names
 
 
-def _part_name(names: Mapping[tuple[str, MadeBy], str], revision: Revision, one: Judged) -> str:
+def _part_name(names: Mapping[tuple[str, ScoreSource], str], revision: ComparedRevision, one: ComparedGroup) -> str:
     return names.get((one.env, one.made_by), revision.name)
 
 
-def _parts(revision: Revision, names: Mapping[tuple[str, MadeBy], str]) -> list[Part]:
+def _parts(revision: ComparedRevision, names: Mapping[tuple[str, ScoreSource], str]) -> list[RevisionPart]:
     parts = []
     for (env, made_by), name in names.items():
         groups = {id_: one for id_, one in revision.groups.items() if (one.env, one.made_by) == (env, made_by)}
         seqs = [one.score.seq for one in groups.values()]
         first = made_by.promoted
         promoted = None if first is None else revision.promotions.get(first, f"promoted at {first}")
-        figures = _figures(Revision(name, groups, 0, complete=True))
+        figures = _figures(ComparedRevision(name, groups, 0, complete=True))
         parts.append(
-            Part(
+            RevisionPart(
                 name=name,
                 env=env,
                 first=min(seqs),
@@ -293,7 +293,9 @@ def _parts(revision: Revision, names: Mapping[tuple[str, MadeBy], str]) -> list[
     return parts
 
 
-def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judged, Judged]]) -> EnvDifference:
+def _environment(
+    env: str, name_a: str, name_b: str, pairs: Sequence[tuple[ComparedGroup, ComparedGroup]]
+) -> EnvDifference:
     columns = [[x for pair in pairs for x in pair[side].score.scores] for side in (0, 1)]
     means = [distribution(column) for column in columns]
     within = [rank_correlation(a.score.scores, b.score.scores) for a, b in pairs]
@@ -310,7 +312,7 @@ def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judge
         flipped=sum(flipped(a, b) for a, b in comparable),
         verdict_changes=sum(a.verdict != b.verdict for a, b in rewarded),
         rank_correlation=rank_correlation(*columns),
-        rank_within=fmean(told) if (told := [rho for rho in within if rho is not None]) else None,
+        rank_within=fmean(known) if (known := [rho for rho in within if rho is not None]) else None,
         mean_shift=means[1].mean - means[0].mean if means[0] and means[1] else None,
         edges=edges,
         counts_a=counts_a,
@@ -318,12 +320,12 @@ def _environment(env: str, name_a: str, name_b: str, pairs: Sequence[tuple[Judge
     )
 
 
-def _significance(pairs: Sequence[tuple[Judged, Judged]]) -> Significance:
+def _significance(pairs: Sequence[tuple[ComparedGroup, ComparedGroup]]) -> Significance:
     rewards = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
     return significance(rewards, [(a.score.scores, b.score.scores) for a, b in pairs])
 
 
-def _dispute(a: Judged, b: Judged) -> Disputed | None:
+def _dispute(a: ComparedGroup, b: ComparedGroup) -> DisputedSample | None:
     """Return the sample of a group that the revisions differ on most, None if on none."""
     n = len(a.score.scores)
     columns = [(one.reward.advantages if one.reward is not None else [None] * n, one.score.scores) for one in (a, b)]
@@ -332,7 +334,7 @@ def _dispute(a: Judged, b: Judged) -> Disputed | None:
     sample = max(range(n), key=lambda i: gaps[i])
     if gaps[sample] == 0:
         return None
-    return Disputed(
+    return DisputedSample(
         env=a.env,
         group=a.score.group,
         seq=a.score.seq,
@@ -351,16 +353,16 @@ def _gap(x: float | None, y: float | None, otherwise: float) -> float:
     return otherwise if x is None or y is None else abs(x - y)
 
 
-def _figures(revision: Revision) -> Figures:
-    judged = list(revision.groups.values())
-    scores = [one.score for one in judged]
-    rewards = [one.reward for one in judged if one.reward is not None]
+def _figures(revision: ComparedRevision) -> RevisionFigures:
+    groups = list(revision.groups.values())
+    scores = [one.score for one in groups]
+    rewards = [one.reward for one in groups if one.reward is not None]
     zeros = sum(reward.verdict == "zero_variance" for reward in rewards)
     alpha, interval, reason, raters = _reliability(scores)
-    return Figures(
+    return RevisionFigures(
         name=revision.name,
         complete=revision.complete,
-        groups=len(judged),
+        groups=len(groups),
         unscored=revision.unscored,
         seconds=math.fsum((stamp.end_ns - stamp.start_ns) / 1e9 for score in scores for stamp in score.stamps[-1:]),
         zero_variance=zeros / len(rewards) if rewards else None,
@@ -384,15 +386,15 @@ def _reliability(
     for score in scores:
         for i in range(len(score.scores)):
             unit = {name: column[i] for name, column in score.ratings.items()}
-            reliability.add(unit)
+            reliability.add_unit(unit)
             if len(names) > 1:
                 units.append(list(unit.values()))
     whole = reliability.whole.alpha()
-    if len(units) <= _BOOTSTRAPPED:
+    if len(units) <= _MAX_BOOTSTRAP_GROUPS:
         interval = alpha_interval(units)
     else:
         for number, column in enumerate(units):
-            streaming.add(f"{number}", column)
+            streaming.add_unit(f"{number}", column)
         interval = streaming.interval()
     without = reliability.leave_one_out()
     raters = []

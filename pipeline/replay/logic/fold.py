@@ -20,12 +20,12 @@ from lachesis.schemas.errors import DataError
 from lachesis.schemas.replay import Unscored
 from lachesis.schemas.values import Finite, Seq, shaped, unpack
 
-__all__ = ["Fold", "Folded", "extended_digest"]
+__all__ = ["FoldCommit", "RewardFold", "extended_digest"]
 
 _Scores = list[Finite | None]
 
 
-class _Open(msgspec.Struct, frozen=True, array_like=True):
+class _OpenWindow(msgspec.Struct, frozen=True, array_like=True):
     """A group of a window that is not folded; `scores` None: it has none. `more`: what is folded besides, by key."""
 
     seq: Seq
@@ -34,15 +34,15 @@ class _Open(msgspec.Struct, frozen=True, array_like=True):
     more: dict[str, _Scores] = {}
 
 
-class _State(msgspec.Struct, frozen=True):
+class _FoldState(msgspec.Struct, frozen=True):
     """A delta, with what the normalizer's steps changed, or with a whole state of it."""
 
     normalizer: Any
-    open: list[_Open]
+    open: list[_OpenWindow]
     digest: str
 
 
-class Folded(NamedTuple):
+class FoldCommit(NamedTuple):
     """What a commit holds. `delta` turns the state before into the one after."""
 
     scores: list[GroupScore]
@@ -51,14 +51,14 @@ class Folded(NamedTuple):
     delta: bytes
 
 
-class Fold:
+class RewardFold:
     """Feed it with `add`, in rising sequence; `step` hands out what was fed since the last one."""
 
     def __init__(self, env: str, normalization: NormalizationConfig, rule: RewardRule) -> None:
         self._normalizer = EnvNormalizer(env, normalization, rule.finish)
         self._rule = rule
-        self._open: list[_Open] = []
-        self._fed: list[tuple[_Open, GroupScore | None]] = []
+        self._open: list[_OpenWindow] = []
+        self._fed: list[tuple[_OpenWindow, GroupScore | None]] = []
         self._unscored: list[Unscored] = []
         self.fed = 0
         """Samples fed since the last step, and one more for each group."""
@@ -68,11 +68,11 @@ class Fold:
     def restore(self, state: bytes | None, deltas: Sequence[bytes]) -> None:
         """Take over what was committed, before anything is fed. Raises `SchemaError` when it is malformed."""
         if state is not None:
-            saved = shaped("replay state", _State, unpack("replay state", state))
+            saved = shaped("replay state", _FoldState, unpack("replay state", state))
             self._normalizer.load_state_dict(saved.normalizer)
             self._open, self.digest = saved.open, saved.digest
         for delta in deltas:
-            saved = shaped("replay delta", _State, unpack("replay delta", delta))
+            saved = shaped("replay delta", _FoldState, unpack("replay delta", delta))
             for part in saved.normalizer:
                 self._normalizer.apply(part)
             self._open, self.digest = self._open + saved.open, saved.digest
@@ -80,21 +80,21 @@ class Fold:
         for part in self._open:
             self._resolve(part)
 
-    def add(self, seq: int, group: str, score: GroupScore | None, reason: str = "") -> None:
+    def add_group(self, seq: int, group: str, score: GroupScore | None, reason: str = "") -> None:
         """Feed the group stored at `seq`; without a score comes the reason why it has none."""
         columns = {key: list(column) for key, column in self._rule.columns(score).items()} if score is not None else {}
-        part = _Open(seq, group, columns.pop(KEY, None), columns)
+        part = _OpenWindow(seq, group, columns.pop(KEY, None), columns)
         try:
             self._resolve(part)
         except DataError as error:  # scores that cannot be normalized: as in the live run, the group has none
-            part, reason = _Open(seq, group, None), str(error)
-            self._normalizer.outcome(group, seq, None, source=seq)
+            part, reason = _OpenWindow(seq, group, None), str(error)
+            self._normalizer.resolve(group, seq, None, source=seq)
         if part.scores is None:
             self._unscored.append(Unscored(group=group, seq=seq, reason=reason[:500]))
         self._fed.append((part, score))
         self.fed += 1 + len(part.scores or ())
 
-    def step(self) -> Folded:
+    def step(self) -> FoldCommit:
         """Hand out scores and rewards of what was fed since the last step."""
         scores = {part.seq: score for part, score in self._fed if score is not None}
         rewards: list[GroupReward] = []
@@ -107,22 +107,25 @@ class Fold:
         new = [part for part, _ in self._fed]
         self._open = self._open + new
         self._open = self._still_open()
-        folded = Folded(
-            list(scores.values()), rewards, self._unscored, msgspec.msgpack.encode(_State(changes, new, self.digest))
+        folded = FoldCommit(
+            list(scores.values()),
+            rewards,
+            self._unscored,
+            msgspec.msgpack.encode(_FoldState(changes, new, self.digest)),
         )
         self._fed, self._unscored, self.fed = [], [], 0
         return folded
 
     def state(self) -> bytes:
         """Return the whole state as of the last step."""
-        return msgspec.msgpack.encode(_State(self._normalizer.state_dict(), self._open, self.digest))
+        return msgspec.msgpack.encode(_FoldState(self._normalizer.state_dict(), self._open, self.digest))
 
-    def _resolve(self, part: _Open) -> None:
+    def _resolve(self, part: _OpenWindow) -> None:
         self._normalizer.member(part.seq, part.group)
         values = None if part.scores is None else {KEY: part.scores, **part.more}
-        self._normalizer.outcome(part.group, part.seq, values, source=part.seq)
+        self._normalizer.resolve(part.group, part.seq, values, source=part.seq)
 
-    def _still_open(self) -> list[_Open]:
+    def _still_open(self) -> list[_OpenWindow]:
         watermark = self._normalizer.watermark
         return [part for part in self._open if part.seq >= watermark]
 

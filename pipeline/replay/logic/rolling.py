@@ -12,11 +12,11 @@ from lachesis.pipeline.replay.logic.significance import flipped
 from lachesis.pipeline.replay.logic.statistics import rank_correlation
 from lachesis.schemas.annotations import GroupReward
 
-__all__ = ["WINDOW", "Rolling", "RollingFigures"]
+__all__ = ["WINDOW_GROUPS", "RollingComparison", "RollingFigures"]
 
-WINDOW = 512
+WINDOW_GROUPS = 512
 """Groups of an environment that are compared."""
-_WAITING = 8192
+_MAX_WAITING = 8192
 """Groups of an environment, by side, that wait for the other side; beyond it the oldest are forgotten."""
 
 
@@ -34,47 +34,47 @@ class RollingFigures(msgspec.Struct, frozen=True, kw_only=True):
     zero_variance: float | None = None
 
 
-class _Env:
+class _EnvWindow:
     def __init__(self) -> None:
         self.waiting: tuple[OrderedDict[str, GroupReward], OrderedDict[str, GroupReward]] = OrderedDict(), OrderedDict()
-        self.pairs: deque[tuple[GroupReward, GroupReward]] = deque(maxlen=WINDOW)
+        self.pairs: deque[tuple[GroupReward, GroupReward]] = deque(maxlen=WINDOW_GROUPS)
         self.paired: OrderedDict[str, None] = OrderedDict()
 
-    def take(self, side: int, reward: GroupReward) -> None:
+    def add_reward(self, side: int, reward: GroupReward) -> None:
         group = reward.group
         if group in self.paired or group in self.waiting[side]:
             return  # the first stored counts
         other = self.waiting[1 - side].pop(group, None)
         if other is None:
             self.waiting[side][group] = reward
-            if len(self.waiting[side]) > _WAITING:
+            if len(self.waiting[side]) > _MAX_WAITING:
                 self.waiting[side].popitem(last=False)
             return
         self.paired[group] = None
-        if len(self.paired) > _WAITING:
+        if len(self.paired) > _MAX_WAITING:
             self.paired.popitem(last=False)
         if len(other.scores) == len(reward.scores):  # or one id was given to two rollouts
             self.pairs.append((reward, other) if side == 0 else (other, reward))
 
 
-class Rolling:
+class RollingComparison:
     """Feed it the rewards of both sides, in any order."""
 
     def __init__(self) -> None:
-        self._envs: dict[str, _Env] = {}
+        self._envs: dict[str, _EnvWindow] = {}
 
     def live(self, env: str, rewards: Iterable[GroupReward]) -> None:
         """Take in rewards of the live revision."""
-        self._take(env, 0, rewards)
+        self._add_reward(env, 0, rewards)
 
     def shadow(self, env: str, rewards: Iterable[GroupReward]) -> None:
         """Take in rewards of the other one."""
-        self._take(env, 1, rewards)
+        self._add_reward(env, 1, rewards)
 
-    def _take(self, env: str, side: int, rewards: Iterable[GroupReward]) -> None:
-        kept = self._envs.setdefault(env, _Env())
+    def _add_reward(self, env: str, side: int, rewards: Iterable[GroupReward]) -> None:
+        kept = self._envs.setdefault(env, _EnvWindow())
         for reward in rewards:
-            kept.take(side, msgspec.structs.replace(reward, stamps=[]))
+            kept.add_reward(side, msgspec.structs.replace(reward, stamps=[]))
 
     def figures(self) -> RollingFigures:
         """Return how the two differ over the newest groups of each environment."""
@@ -83,11 +83,11 @@ class Rolling:
             return RollingFigures()
         comparable = [(a, b) for a, b in pairs if a.verdict == b.verdict == "trainable"]
         ranks = [_ranks(env.pairs) for env in self._envs.values() if env.pairs]
-        told = [rho for rho in ranks if rho is not None]
+        known = [rho for rho in ranks if rho is not None]
         live, shadow = (sum(pair[side].verdict == "zero_variance" for pair in pairs) / len(pairs) for side in (0, 1))
         return RollingFigures(
             pairs=len(pairs),
-            rank_correlation=min(told) if len(told) == len(ranks) else None,
+            rank_correlation=min(known) if len(known) == len(ranks) else None,
             sign_flips=sum(flipped(a, b) for a, b in comparable) / len(comparable) if comparable else None,
             zero_variance_live=live,
             zero_variance=shadow,

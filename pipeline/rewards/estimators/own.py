@@ -21,7 +21,7 @@ from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["EstimatorFunction", "OwnEstimator", "estimator"]
 
-LARGEST_ADVANTAGE = 1e6
+MAX_ABS_ADVANTAGE = 1e6
 """Largest magnitude of an advantage that is taken from a user's function."""
 
 _MAX_REASON = 400
@@ -91,10 +91,10 @@ class OwnEstimator(Estimator):
             raise DataError(f"estimator {self.name}: {type(error).__name__}: {error}"[:_MAX_REASON]) from error
         if len(values) != group.n:
             raise DataError(f"estimator {self.name} returned {len(values)} advantages for {group.n} rewards.")
-        wrong = next((value for value in values if not abs(value) <= LARGEST_ADVANTAGE), None)
+        wrong = next((value for value in values if not abs(value) <= MAX_ABS_ADVANTAGE), None)
         if wrong is not None:
             raise DataError(
-                f"estimator {self.name} returned {wrong}; advantages are finite and at most {LARGEST_ADVANTAGE:g}."
+                f"estimator {self.name} returned {wrong}; advantages are finite and at most {MAX_ABS_ADVANTAGE:g}."
             )
         return values
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-__all__ = ["FRACTION_BITS", "LIMIT", "Accumulator", "Moments", "decay_weights", "fold", "quantize"]
+__all__ = ["FRACTION_BITS", "MAX_ABS_VALUE", "MomentAccumulator", "Moments", "decay_weights", "fold", "quantize"]
 
 FRACTION_BITS = 32
-LIMIT = 1e12
+MAX_ABS_VALUE = 1e12
 """Largest magnitude that is accepted; beyond it a reward is a fault, and its square would drown all others."""
 
 
@@ -23,7 +23,7 @@ def quantize(value: float) -> int:
 
 
 @dataclass(slots=True)
-class Accumulator:
+class MomentAccumulator:
     """Sums over quantized values: `total` = sum q, `squares` = sum q^2. `low` and `high` are 0 while empty."""
 
     count: int = 0
@@ -38,9 +38,9 @@ class Accumulator:
         values = [quantize(value) for value in column if value is not None]
         if not values:
             return
-        self.merge(Accumulator(len(values), 1, sum(values), sum(q * q for q in values), min(values), max(values)))
+        self.merge(MomentAccumulator(len(values), 1, sum(values), sum(q * q for q in values), min(values), max(values)))
 
-    def merge(self, other: "Accumulator") -> None:
+    def merge(self, other: "MomentAccumulator") -> None:
         """Add what another accumulator holds."""
         if other.count == 0:
             return
@@ -83,10 +83,10 @@ def decay_weights(decay: float, length: int) -> list[int]:
     return weights
 
 
-def fold(parts: Iterable[tuple[int, Accumulator]]) -> Moments | None:
+def fold(parts: Iterable[tuple[int, MomentAccumulator]]) -> Moments | None:
     """Return the moments of accumulators with integer weights; None if there is nothing with a weight."""
     weight = total = squares = 0
-    plain = Accumulator()
+    plain = MomentAccumulator()
     for factor, part in parts:
         weight += factor * part.count
         total += factor * part.total

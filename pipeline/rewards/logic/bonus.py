@@ -20,7 +20,7 @@ from lachesis.pipeline.scoring.logic.signals import distinct_share
 from lachesis.pipeline.scoring.raters.boxed import boxed
 from lachesis.schemas.annotations import GroupShaping
 
-__all__ = ["Shapeable", "has_marker", "length_bonus", "shape"]
+__all__ = ["ShapingSample", "has_marker", "length_bonus", "shape"]
 
 _ENDED = {"stop", "tool"}
 _THINK = "<think>"
@@ -28,7 +28,7 @@ _THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
-class Shapeable:
+class ShapingSample:
     """What shaping sees of a sample: its last completion, its generated tokens int32 [T], why it ended, its score, and
     whether it succeeded (None: nobody could tell)."""
 
@@ -39,7 +39,7 @@ class Shapeable:
     succeeded: bool | None
 
 
-def shape(samples: Sequence[Shapeable], config: RewardConfig, min_success: float) -> GroupShaping:
+def shape(samples: Sequence[ShapingSample], config: RewardConfig, min_success: float) -> GroupShaping:
     """Return what the samples would get, where `min_success` is the lowest score of a success."""
     markers = {
         marker.marker: [has_marker(sample.completion, marker.marker) for sample in samples] for marker in config.markers

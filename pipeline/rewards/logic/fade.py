@@ -1,7 +1,7 @@
 """How much of the bonuses is in force: it falls with the highest success rate an environment has had, never back.
 
 In: by window of ROLLOUTS, how many samples succeeded, of how many, in how many groups. Out: the highest rate up to a
-window, each rate taken over as many of the newest windows as hold `FEWEST` groups: samples of one group succeed
+window, each rate taken over as many of the newest windows as hold `MIN_GROUPS` groups: samples of one group succeed
 together, and the highest of many rates over few groups would soon be high by chance. Windows are fed in order and by
 number, so neither arrival nor restarts matter; the sums are integers.
 """
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 
-__all__ = ["FEWEST", "SuccessPeaks", "scale"]
+__all__ = ["MIN_GROUPS", "SuccessPeaks", "scale"]
 
-FEWEST = 128
+MIN_GROUPS = 128
 """Groups that a success rate needs."""
 
 
@@ -36,7 +36,7 @@ class SuccessPeaks:
         for near in sorted((w for w in counts if window - self._reach < w <= window), reverse=True):
             more = counts[near]
             successes, samples, groups = successes + more[0], samples + more[1], groups + more[2]
-            if groups >= FEWEST:  # a quotient of integers is correctly rounded
+            if groups >= MIN_GROUPS:  # a quotient of integers is correctly rounded
                 self.peaks[window] = max(self.after(window) or 0.0, successes / samples)
                 return
 

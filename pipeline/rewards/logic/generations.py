@@ -15,87 +15,87 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.normalizer import Columns, EnvNormalizer, Ready, Step
+from lachesis.pipeline.rewards.logic.normalizer import Columns, EnvNormalizer, NormalizerStep, ReadyGroup
 from lachesis.pipeline.rewards.logic.reward import RewardRule
-from lachesis.pipeline.rewards.logic.snapshot import Snapshot
+from lachesis.pipeline.rewards.logic.snapshot import NormalizationSnapshot
 from lachesis.schemas.errors import DataError
 from lachesis.schemas.values import Seq, shaped
 
-__all__ = ["Change", "Generation", "Generations", "Terms", "promotions_in"]
+__all__ = ["NormalizerChange", "RevisionNormalizer", "RevisionNormalizers", "RewardTerms", "promotions_in"]
 
-_OWN = 1
+_OWN_NORMALIZER = 1
 
 
-class Terms(NamedTuple):
+class RewardTerms(NamedTuple):
     """How a revision makes rewards of an environment's scores."""
 
     normalization: NormalizationConfig
     rule: RewardRule
 
 
-class Generation:
+class RevisionNormalizer:
     """One revision's normalizer. `promoted` is the sequence of ROLLOUTS it begins with; None: the run's own."""
 
-    def __init__(self, env: str, terms: Terms, promoted: int | None) -> None:
+    def __init__(self, env: str, terms: RewardTerms, promoted: int | None) -> None:
         self.promoted = promoted
-        self.first = promoted or _OWN
+        self.first = promoted or _OWN_NORMALIZER
         self.rule = terms.rule
         self.normalizer = EnvNormalizer(env, terms.normalization, terms.rule.finish, first=self.first)
 
 
-class Change(NamedTuple):
+class NormalizerChange(NamedTuple):
     """What one step of one generation gives; `delta` is to be committed with it."""
 
-    generation: Generation
-    ready: list[Ready]
+    generation: RevisionNormalizer
+    ready: list[ReadyGroup]
     delta: bytes
 
 
-class _Tagged(msgspec.Struct, frozen=True):
+class _RevisionState(msgspec.Struct, frozen=True):
     """A delta of a promoted generation."""
 
     promoted: Seq
     delta: dict[str, Any]
 
 
-class _Saved(msgspec.Struct, frozen=True):
+class _SavedNormalizers(msgspec.Struct, frozen=True):
     promoted: Seq | None
     state: dict[str, Any]
 
 
-class _State(msgspec.Struct, frozen=True):
-    generations: list[_Saved]
+class _NormalizersState(msgspec.Struct, frozen=True):
+    generations: list[_SavedNormalizers]
 
 
 def promotions_in(state: Any, deltas: Sequence[Any]) -> list[int]:
     """Return the first sequences of the promotions that committed state and deltas are of. Raises `SchemaError`."""
-    saved: list[_Saved] = []
+    saved: list[_SavedNormalizers] = []
     if isinstance(state, dict) and "generations" in state:
-        saved = shaped("normalizer state", _State, state).generations
+        saved = shaped("normalizer state", _NormalizersState, state).generations
     tagged = [delta["promoted"] for delta in deltas if isinstance(delta, dict) and "promoted" in delta]
     return [*(one.promoted for one in saved if one.promoted), *shaped("normalizer deltas", list[Seq], tagged)]
 
 
-class Generations:
+class RevisionNormalizers:
     """See the module's docstring. `env` is the environment, `own` what the run's configuration says."""
 
-    def __init__(self, env: str, own: Terms) -> None:
+    def __init__(self, env: str, own: RewardTerms) -> None:
         self._env = env
-        self._live = [Generation(env, own, None)]
+        self._live = [RevisionNormalizer(env, own, None)]
         self._ended: set[int] = set()  # by first sequence: promotions whose later rollouts were taken
         self._read = 0
 
     # -- which there are
 
-    def knows(self, promoted: int | None) -> bool:
+    def is_known(self, promoted: int | None) -> bool:
         """Whether scores of that promotion can be fed, or are of one that is done."""
         return promoted is None or promoted <= (self._live[-1].promoted or 0)
 
-    def promote(self, first: int, terms: Terms) -> None:
+    def promote(self, first: int, terms: RewardTerms) -> None:
         """Make a promotion known. In rising order; a repeated one changes nothing."""
-        if self.knows(first):
+        if self.is_known(first):
             return
-        generation = Generation(self._env, terms, first)
+        generation = RevisionNormalizer(self._env, terms, first)
         self._live.append(generation)
         if self._read >= first:
             self._end_older()
@@ -110,13 +110,13 @@ class Generations:
                 if one.member:
                     newer.normalizer.member(one.seq, one.group)
                 if one.dead:
-                    newer.normalizer.outcome(one.group, one.seq, None, source=one.source)
+                    newer.normalizer.resolve(one.group, one.seq, None, source=one.source)
 
-    def _of(self, seq: int) -> Generation | None:
+    def _of(self, seq: int) -> RevisionNormalizer | None:
         """Return whose rollout is at `seq`; None: of one that is done."""
         return next((one for one in reversed(self._live) if one.first <= seq), None)
 
-    def rule(self, promoted: int | None) -> RewardRule:
+    def rule_of(self, promoted: int | None) -> RewardRule:
         """Return the rule by which scores of a known promotion are folded."""
         return next((one.rule for one in self._live if one.promoted == promoted), self._live[-1].rule)
 
@@ -135,7 +135,7 @@ class Generations:
             return  # an older one has folded it: it ended without scores before its revision was known here
         mine.normalizer.member(seq, group)
 
-    def outcome(
+    def resolve(
         self, group: str, seq: int, values: Columns | None, *, source: int, promoted: int | None = None
     ) -> None:
         """Record a group's scores by a promotion that is known, or that it ended without.
@@ -146,24 +146,24 @@ class Generations:
         if mine is None:
             return
         if values is not None and mine.promoted != promoted:
-            if mine.normalizer.awaits(seq, group):
+            if mine.normalizer.is_unresolved(seq, group):
                 judge, other = (
                     f"revision promoted at {one}" if one else "run's own" for one in (mine.promoted, promoted)
                 )
                 raise DataError(f"group {group}: judged by the {other}, where the {judge} judges; requeue it")
             mine.normalizer.unknown += 1
             return
-        mine.normalizer.outcome(group, seq, values, source=source)
+        mine.normalizer.resolve(group, seq, values, source=source)
 
     # -- output
 
-    def step(self) -> Change | None:
+    def step(self) -> NormalizerChange | None:
         """Hand out what became ready in one generation; call again until there is nothing."""
         for one in self._live:
-            step: Step = one.normalizer.step()
+            step: NormalizerStep = one.normalizer.step()
             if step.delta is not None:
                 delta = step.delta if one.promoted is None else {"promoted": one.promoted, "delta": step.delta}
-                return Change(one, step.ready, msgspec.msgpack.encode(delta))
+                return NormalizerChange(one, step.ready, msgspec.msgpack.encode(delta))
         return None
 
     def forget_done(self) -> None:
@@ -196,7 +196,7 @@ class Generations:
         held = [source for one in self._live if (source := one.normalizer.oldest_source()) is not None]
         return min(held, default=None)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> NormalizationSnapshot:
         """Return what the newest knows after its newest closed window."""
         return self._live[-1].normalizer.snapshot()
 
@@ -207,19 +207,19 @@ class Generations:
     # -- durable state
 
     @property
-    def switched(self) -> bool:
+    def has_promotions(self) -> bool:
         """Whether there is a promotion."""
         return self._live[-1].promoted is not None
 
     def state(self) -> bytes:
         """Return the folded state, without that of generations that are done."""
         self.forget_done()
-        if not self.switched:
+        if not self.has_promotions:
             return msgspec.msgpack.encode(self._live[0].normalizer.state_dict())
-        saved = [_Saved(one.promoted, one.normalizer.state_dict()) for one in self._live]
-        return msgspec.msgpack.encode(_State(saved))
+        saved = [_SavedNormalizers(one.promoted, one.normalizer.state_dict()) for one in self._live]
+        return msgspec.msgpack.encode(_NormalizersState(saved))
 
-    def restore(self, state: Any, deltas: Sequence[Any], promotions: Mapping[int, Terms]) -> None:
+    def restore(self, state: Any, deltas: Sequence[Any], promotions: Mapping[int, RewardTerms]) -> None:
         """Take over what was committed, before anything is fed; `promotions` are by first sequence.
 
         Raises `SchemaError` when it is malformed, `ConfigError` as `EnvNormalizer`.
@@ -227,8 +227,10 @@ class Generations:
         for first in sorted(promotions):
             self.promote(first, promotions[first])
         if isinstance(state, dict) and "generations" in state:
-            saved = {one.promoted: one.state for one in shaped("normalizer state", _State, state).generations}
-            oldest = min((promoted or _OWN for promoted in saved), default=_OWN)
+            saved = {
+                one.promoted: one.state for one in shaped("normalizer state", _NormalizersState, state).generations
+            }
+            oldest = min((promoted or _OWN_NORMALIZER for promoted in saved), default=_OWN_NORMALIZER)
             self._live = [one for one in self._live if one.first >= oldest]
             for one in self._live:
                 if one.promoted in saved:
@@ -237,7 +239,7 @@ class Generations:
             self._live[0].normalizer.load_state_dict(state)
         for delta in deltas:
             if isinstance(delta, dict) and "promoted" in delta:
-                tagged = shaped("normalizer delta", _Tagged, delta)
+                tagged = shaped("normalizer delta", _RevisionState, delta)
                 for one in self._live:
                     if one.promoted == tagged.promoted:
                         one.normalizer.apply(tagged.delta)

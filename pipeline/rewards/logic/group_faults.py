@@ -6,13 +6,13 @@ group, and is the same whenever the group is judged.
 
 from lachesis.schemas.annotations import GroupScore
 
-__all__ = ["fault_of"]
+__all__ = ["find_group_fault"]
 
-_LONGEST_SURE_RUN = 3000
-_ENOUGH_TOKENS = 32
+_MAX_CERTAIN_RUN_TOKENS = 3000
+_MIN_TOKENS = 32
 
 
-def fault_of(score: GroupScore) -> str | None:
+def find_group_fault(score: GroupScore) -> str | None:
     """Return why a group must not be trained on, None if nothing is wrong with it.
 
     The trainer: it cannot use the group, which would cost the group at best and its batch at worst.
@@ -26,12 +26,12 @@ def fault_of(score: GroupScore) -> str | None:
         return None
     if signals.untrainable is not None:
         return signals.untrainable
-    if signals.sure_run >= _LONGEST_SURE_RUN:
+    if signals.sure_run >= _MAX_CERTAIN_RUN_TOKENS:
         return f"repetition: {signals.sure_run} tokens in a row with p > .99"
     for count, length in zip(signals.unlikely, score.lengths, strict=False):
         if count >= 2 and count > length / 1000:
             return f"gibberish: {count} of {length} tokens are rare ones drawn against the odds"
     total = sum(score.lengths)
-    if total >= _ENOUGH_TOKENS and signals.zeros == total:
+    if total >= _MIN_TOKENS and signals.zeros == total:
         return f"logprobs: 0 for each of {total} tokens, so none were recorded; request them from the inference server"
     return None

@@ -16,15 +16,31 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.accumulator import FRACTION_BITS, LIMIT, Accumulator, decay_weights, fold
+from lachesis.pipeline.rewards.logic.accumulator import (
+    FRACTION_BITS,
+    MAX_ABS_VALUE,
+    MomentAccumulator,
+    decay_weights,
+    fold,
+)
 from lachesis.pipeline.rewards.logic.fade import SuccessPeaks
 from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.rewards.logic.saved import saved_delta, saved_state
-from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.rewards.logic.snapshot import KeyStats, NormalizationSnapshot
 from lachesis.pipeline.rewards.logic.windows import WindowKind, make_windows
 from lachesis.schemas.errors import ConfigError, DataError, SettingsChangedError
 
-__all__ = ["DUPLICATE_WINDOWS", "LAG", "SUCCESS", "Columns", "EnvNormalizer", "Finish", "Moved", "Ready", "Step"]
+__all__ = [
+    "DUPLICATE_WINDOWS",
+    "LAG",
+    "SUCCESS",
+    "Columns",
+    "EnvNormalizer",
+    "Finish",
+    "HandedOver",
+    "NormalizerStep",
+    "ReadyGroup",
+]
 
 LAG = 2
 """Windows between a group and the newest one its snapshot may contain."""
@@ -35,7 +51,7 @@ DUPLICATE_WINDOWS = 16
 STATE_VERSION = 1
 _NUMBER = (int, float)
 _T = TypeVar("_T")
-_MOST = 1 << 16
+_MAX_VALUES_PER_STEP = 1 << 16
 """Values handed out by one step, about, so that their commit fits into a message; a group weighs 16 more."""
 
 Columns = Mapping[str, Sequence[float | None]]
@@ -43,11 +59,11 @@ Columns = Mapping[str, Sequence[float | None]]
 a key that begins with a dot is there for its statistics alone; nobody normalizes it."""
 
 
-Finish = Callable[[Columns, Snapshot], Columns]
+Finish = Callable[[Columns, NormalizationSnapshot], Columns]
 """A pure function; what it returns is what is handed out, and what statistics are folded of."""
 
 
-class Ready(NamedTuple):
+class ReadyGroup(NamedTuple):
     """A group that can be normalized now: `snapshot.normalize(key, values[key])`.
 
     `source` is that of the outcome that counts; 0: it had none.
@@ -56,11 +72,11 @@ class Ready(NamedTuple):
     group: str
     seq: int
     values: Columns
-    snapshot: Snapshot
+    snapshot: NormalizationSnapshot
     source: int
 
 
-class Moved(NamedTuple):
+class HandedOver(NamedTuple):
     """A group that another normalizer takes over; `dead`: it has no scores, by the outcome of source `source`.
 
     Where it is no `member`, that outcome came first.
@@ -73,15 +89,15 @@ class Moved(NamedTuple):
     source: int | None
 
 
-class Step(NamedTuple):
+class NormalizerStep(NamedTuple):
     """Newly ready groups in sequence order, and the state change to commit with their outputs (None: no change)."""
 
-    ready: list[Ready]
+    ready: list[ReadyGroup]
     delta: dict[str, Any] | None
 
 
 @dataclass(slots=True)
-class _Member:
+class _PendingMember:
     group: str
     resolved: bool = False
     values: Columns | None = None
@@ -98,7 +114,7 @@ class _Early(NamedTuple):
 
 @dataclass(slots=True)
 class _Window:
-    members: dict[int, _Member] = field(default_factory=dict)
+    members: dict[int, _PendingMember] = field(default_factory=dict)
     unresolved: int = 0
     waiting: set[int] = field(default_factory=set)  # has values, not handed out yet
 
@@ -117,7 +133,7 @@ class EnvNormalizer:
         """Outcomes dropped because no such member exists, since this object was made."""
         self._weights = decay_weights(config.decay, config.history)
         self._windows = make_windows(config.windows, config.window, first)
-        self._ring: dict[int, dict[str, Accumulator]] = {}  # folded windows that had members
+        self._ring: dict[int, dict[str, MomentAccumulator]] = {}  # folded windows that had members
         self._ranks: dict[int, dict[str, RankCounts]] = {}  # of folded windows, for keys normalized to ranks
         self._successes = SuccessPeaks(config.history)
         self._emitted: set[int] = set()  # sequences handed out, in windows not folded
@@ -129,7 +145,7 @@ class EnvNormalizer:
         self._tail: list[tuple[int, str]] = []  # folded groups without scores, since the last one with scores
         self._last = 0
         self._end = 0  # where another one begins, once that is known
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, NormalizationSnapshot] = {}
 
     # -- inputs
 
@@ -152,12 +168,12 @@ class EnvNormalizer:
         else:
             self._windows.add(seq)
             opened = self._open.setdefault(window, _Window())
-            opened.members[seq] = _Member(group)
+            opened.members[seq] = _PendingMember(group)
             opened.unresolved += 1
             self._known[group] = seq
         self._take_early(group)
 
-    def outcome(self, group: str, seq: int, values: Columns | None, source: int | None = None) -> None:
+    def resolve(self, group: str, seq: int, values: Columns | None, source: int | None = None) -> None:
         """Record a group's scores, or None if it ended without any. The first outcome of a group counts.
 
         Scores of a later copy are the group's too; that a copy ended without any says nothing about the first. What
@@ -201,12 +217,12 @@ class EnvNormalizer:
         else:
             self.duplicates += 1  # folded already
 
-    def end(self, first: int) -> list["Moved"]:
+    def end(self, first: int) -> list["HandedOver"]:
         """Leave what is stored from sequence `first` on to another one, and return what is known of that.
 
         Every membership below `first` must have been given. After that all windows close, the last one included.
         """
-        moved = [Moved(group, seq, True, True, None) for seq, group in self._tail if seq >= first]
+        moved = [HandedOver(group, seq, True, True, None) for seq, group in self._tail if seq >= first]
         for window, opened in list(self._open.items()):
             for seq in [seq for seq in opened.members if seq >= first]:
                 member = opened.members.pop(seq)
@@ -214,12 +230,12 @@ class EnvNormalizer:
                 opened.waiting.discard(seq)
                 if self._known.get(member.group) == seq:
                     del self._known[member.group]
-                moved.append(Moved(member.group, seq, True, member.resolved, member.source))
+                moved.append(HandedOver(member.group, seq, True, member.resolved, member.source))
             if not opened.members:
                 del self._open[window]
         for group, early in list(self._early.items()):
             moved += [
-                Moved(group, one.seq, False, True, one.source)
+                HandedOver(group, one.seq, False, True, one.source)
                 for one in early
                 if one.values is None and one.seq >= first
             ]
@@ -235,7 +251,7 @@ class EnvNormalizer:
         """Return whether `group` at `seq` was folded here although a later normalizer starts at `first`."""
         return self._windows.has_folded_beyond(seq, first) or self._folded.get(group) == seq
 
-    def awaits(self, seq: int, group: str) -> bool:
+    def is_unresolved(self, seq: int, group: str) -> bool:
         """Whether `group`, stored at `seq`, has no outcome yet, as far as is known here."""
         member = self._member_at(seq)
         if member is not None:
@@ -244,14 +260,14 @@ class EnvNormalizer:
 
     # -- output
 
-    def step(self) -> Step:
+    def step(self) -> NormalizerStep:
         """Hand out what became ready and close what can be closed. Commit the delta with the outputs.
 
         A backlog is handed out in several steps: call again until there is no change.
         """
         for group in [group for group, early in self._early.items() if early[0].seq <= self._last]:
             self._take_early(group)
-        ready: list[Ready] = []
+        ready: list[ReadyGroup] = []
         weight = 0
         closed: list[dict[str, Any]] = []
         windows, before = self._windows, self._windows.base
@@ -262,7 +278,7 @@ class EnvNormalizer:
                 ready.extend(handed_out)
                 weight += sum(16 + sum(map(len, item.values.values())) for item in handed_out)
             opened = self._open.get(windows.base)
-            if opened is None or opened.unresolved or weight >= _MOST:
+            if opened is None or opened.unresolved or weight >= _MAX_VALUES_PER_STEP:
                 break
             if not (self._end or windows.is_full(windows.base, self._last)):
                 break
@@ -273,7 +289,7 @@ class EnvNormalizer:
             self._forget()
         handed = [item.seq for item in ready if item.seq >= windows.watermark]
         if not ready and windows.base == before:
-            return Step([], None)
+            return NormalizerStep([], None)
         delta = {
             "version": STATE_VERSION,
             "width": self.config.window,
@@ -282,7 +298,7 @@ class EnvNormalizer:
             "emitted": sorted(handed),
             **self._kind(),
         }
-        return Step(sorted(ready, key=lambda item: item.seq), delta)
+        return NormalizerStep(sorted(ready, key=lambda item: item.seq), delta)
 
     def _kind(self) -> dict[str, Any]:
         """Return what state and deltas say of the windows; nothing where they are those of older builds."""
@@ -308,7 +324,7 @@ class EnvNormalizer:
         held.extend(one.source for early in self._early.values() for one in early)
         return min((source for source in held if source is not None), default=None)
 
-    def snapshot(self, through: int | None = None) -> Snapshot:
+    def snapshot(self, through: int | None = None) -> NormalizationSnapshot:
         """Return the snapshot after window `through`; by default that of the newest closed window.
 
         Raises ValueError if that window is not closed yet, or too old to be rebuilt.
@@ -373,7 +389,7 @@ class EnvNormalizer:
         self._require_same(saved.version, saved.window, saved.windows)
         self._windows.restore(saved.base, saved.watermark, saved.starts)
         for window, keys in saved.ring.items():
-            self._ring[int(window)] = {key: Accumulator.from_list(fields) for key, fields in keys.items()}
+            self._ring[int(window)] = {key: MomentAccumulator.from_list(fields) for key, fields in keys.items()}
         for window, ranks in saved.ranks.items():
             self._ranks[int(window)] = {key: RankCounts.from_list(counts) for key, counts in ranks.items()}
         self._successes.peaks = {int(window): peak for window, peak in saved.peaks.items()}
@@ -391,7 +407,7 @@ class EnvNormalizer:
         self._require_same(saved.version, saved.width, saved.windows)
         self._require_unfed()
         for part in saved.closed:
-            self._ring[part.window] = {key: Accumulator.from_list(f) for key, f in part.keys.items()}
+            self._ring[part.window] = {key: MomentAccumulator.from_list(f) for key, f in part.keys.items()}
             if part.ranks:
                 self._ranks[part.window] = {key: RankCounts.from_list(c) for key, c in part.ranks.items()}
             self._note_success(part.window)
@@ -427,7 +443,7 @@ class EnvNormalizer:
                 "on; or start a new run, and set its `model` to a checkpoint of this one if you like"
             )
 
-    def _member_at(self, seq: int) -> _Member | None:
+    def _member_at(self, seq: int) -> _PendingMember | None:
         """Return the member at `seq`, if it is one of a window that is not folded."""
         opened = self._open.get(self._windows.of(seq))
         return opened.members.get(seq) if opened is not None else None
@@ -450,7 +466,7 @@ class EnvNormalizer:
             raise DataError(f"group {group}: columns have lengths { {k: len(c) for k, c in checked.items()} }.")
         for key, column in checked.items():
             for i, value in enumerate(column):
-                if value is not None and not (isinstance(value, _NUMBER) and abs(value) <= LIMIT):
+                if value is not None and not (isinstance(value, _NUMBER) and abs(value) <= MAX_ABS_VALUE):
                     raise DataError(f"group {group}: {key}[{i}] is {value!r:.40}; rewards are numbers within +-1e12.")
         return checked
 
@@ -465,7 +481,7 @@ class EnvNormalizer:
         if values is not None and seq not in self._emitted:
             window.waiting.add(seq)
 
-    def _hand_out(self, window: int) -> list[Ready]:
+    def _hand_out(self, window: int) -> list[ReadyGroup]:
         opened = self._open.get(window)
         if opened is None or not opened.waiting:
             return []
@@ -475,20 +491,20 @@ class EnvNormalizer:
             member = opened.members[seq]
             if member.values is not None:
                 values = self._finish(member.values, snapshot) if self._finish else member.values
-                ready.append(Ready(member.group, seq, values, snapshot, member.source or 0))
+                ready.append(ReadyGroup(member.group, seq, values, snapshot, member.source or 0))
         self._emitted |= opened.waiting
         opened.waiting = set()
         return ready
 
     def _fold(self, window: int, opened: _Window) -> dict[str, Any]:
-        keys: dict[str, Accumulator] = {}
+        keys: dict[str, MomentAccumulator] = {}
         ranks: dict[str, RankCounts] = {}
         for member in opened.members.values():
             values = member.values or {}
             if self._finish and values:
                 values = self._finish(values, self.snapshot(max(window - LAG, -1)))
             for key, column in values.items():
-                keys.setdefault(key, Accumulator()).add_group(column)
+                keys.setdefault(key, MomentAccumulator()).add_group(column)
                 if self.config.ranks(key):
                     ranks.setdefault(key, RankCounts()).add_group(column)
         del self._open[window]
@@ -537,11 +553,13 @@ class EnvNormalizer:
         self._windows.forget(since)
         self._snapshots = {w: s for w, s in self._snapshots.items() if w >= base - 1 - LAG}
 
-    def _build(self, through: int) -> Snapshot:
+    def _build(self, through: int) -> NormalizationSnapshot:
         folded = {key: fold(parts) for key, parts in self._reached(self._ring, through).items()}
         stats = {key: KeyStats.of(moments) for key, moments in folded.items() if moments is not None}
         ranks = {key: RankTable.of(parts) for key, parts in self._reached(self._ranks, through).items()}
-        return Snapshot.build(self.env, through, self.config, stats, ranks, success=self._successes.after(through))
+        return NormalizationSnapshot.build(
+            self.env, through, self.config, stats, ranks, success=self._successes.after(through)
+        )
 
     def _reached(self, windows: Mapping[int, Mapping[str, _T]], through: int) -> dict[str, list[tuple[int, _T]]]:
         """Return by key what the windows hold that a snapshot after `through` reaches back to, with their weights."""

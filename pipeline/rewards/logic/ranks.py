@@ -1,7 +1,7 @@
 """Distributions as sparse counts, for mid-rank normalization: exact to a cell, mergeable, bounded.
 
 In: finite rewards. Out: what share of the rewards seen lies below a value. Values are held as the integers of
-`accumulator.quantize`, in cells of 2^shift of them, where shift is the smallest with which no more than `MOST_CELLS`
+`accumulator.quantize`, in cells of 2^shift of them, where shift is the smallest with which no more than `MAX_CELLS`
 cells are occupied. Cells of a larger shift are unions of those of a smaller one, so counts depend neither on the order
 of adding nor on the way of merging, and one far outlier costs a cell, not resolution.
 """
@@ -15,11 +15,11 @@ import msgspec
 
 from lachesis.pipeline.rewards.logic.accumulator import FRACTION_BITS, quantize
 
-__all__ = ["LARGEST_SHIFT", "MOST_CELLS", "RankCounts", "RankTable"]
+__all__ = ["MAX_CELLS", "MAX_SHIFT", "RankCounts", "RankTable"]
 
-MOST_CELLS = 128
+MAX_CELLS = 128
 """Occupied cells of one window and key; stored they take 34 bytes each at most."""
-LARGEST_SHIFT = 73
+MAX_SHIFT = 73
 """A shift at which values of magnitude 1e12 lie in two cells."""
 
 
@@ -51,7 +51,7 @@ class RankCounts:
         self._bound()
 
     def _bound(self) -> None:
-        while len(self.cells) > MOST_CELLS:
+        while len(self.cells) > MAX_CELLS:
             self.shift += 1
             self.cells = _coarser(self.cells, 1)
 

@@ -10,11 +10,11 @@ independent ones, and are outvoted by three. So this is for ensembles whose rate
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["FLOOR", "LARGEST_SHARE", "residuals", "shares", "weighted"]
+__all__ = ["MAX_SHARE", "MIN_RESIDUAL_VARIANCE", "residuals", "shares", "weighted"]
 
-FLOOR = 1e-3
+MIN_RESIDUAL_VARIANCE = 1e-3
 """Smallest residual variance, of ratings in [0, 1]."""
-LARGEST_SHARE = 0.5
+MAX_SHARE = 0.5
 
 Ratings = Mapping[str, Sequence[float | None]]
 
@@ -37,13 +37,13 @@ def residuals(ratings: Ratings) -> dict[str, list[float | None]]:
 
 def shares(variances: Mapping[str, float]) -> dict[str, float]:
     """Return each rater's share of all weight, summing to 1, from the variance of its residuals."""
-    odds = {name: 1 / max(variance, FLOOR) for name, variance in variances.items()}
+    odds = {name: 1 / max(variance, MIN_RESIDUAL_VARIANCE) for name, variance in variances.items()}
     total = math.fsum(odds.values())
     best = max(odds, key=lambda name: odds[name])
-    if len(odds) < 2 or odds[best] <= LARGEST_SHARE * total:
+    if len(odds) < 2 or odds[best] <= MAX_SHARE * total:
         return {name: value / total for name, value in odds.items()}
     rest = math.fsum(value for name, value in odds.items() if name != best)  # at most one can be above half
-    return {name: LARGEST_SHARE if name == best else (1 - LARGEST_SHARE) * value / rest for name, value in odds.items()}
+    return {name: MAX_SHARE if name == best else (1 - MAX_SHARE) * value / rest for name, value in odds.items()}
 
 
 def weighted(ratings: Ratings, scores: Sequence[float | None], weights: Mapping[str, float]) -> list[float | None]:

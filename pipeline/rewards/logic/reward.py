@@ -13,11 +13,11 @@ from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.rewards.estimators.estimator import GroupAdvantage
 from lachesis.pipeline.rewards.estimators.registry import load_estimator
 from lachesis.pipeline.rewards.logic.fade import scale
-from lachesis.pipeline.rewards.logic.group_faults import fault_of
-from lachesis.pipeline.rewards.logic.normalizer import SUCCESS, Columns, Ready
+from lachesis.pipeline.rewards.logic.group_faults import find_group_fault
+from lachesis.pipeline.rewards.logic.normalizer import SUCCESS, Columns, ReadyGroup
 from lachesis.pipeline.rewards.logic.reliability import residuals, shares, weighted
 from lachesis.pipeline.rewards.logic.shaped import shaped_advantage
-from lachesis.pipeline.rewards.logic.snapshot import Snapshot
+from lachesis.pipeline.rewards.logic.snapshot import NormalizationSnapshot
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupShaping, Stamp
 from lachesis.schemas.errors import DataError
 
@@ -52,7 +52,7 @@ class RewardRule:
             columns |= {RESIDUAL + name: column for name, column in residuals(score.ratings).items()}
         return columns
 
-    def finish(self, columns: Columns, snapshot: Snapshot) -> Columns:
+    def finish(self, columns: Columns, snapshot: NormalizationSnapshot) -> Columns:
         """Return the columns with the score that `snapshot` makes of them."""
         if not self.reliability:
             return columns
@@ -62,7 +62,7 @@ class RewardRule:
             return columns  # not known of every rater: they weigh alike, as the scorer had it
         return {**columns, KEY: weighted(ratings, columns[KEY], weights)}
 
-    def reward(self, ready: Ready, score: GroupScore, *stamps: Stamp) -> GroupReward:
+    def reward(self, ready: ReadyGroup, score: GroupScore, *stamps: Stamp) -> GroupReward:
         """Return the reward of `score`'s group, with its stamps and `stamps`.
 
         A group that must not be trained on, or that the estimator refuses, is quarantined with the reason.
@@ -91,7 +91,7 @@ class RewardRule:
             shaping_scale=in_force,
             stamps=[*score.stamps, *stamps],
         )
-        fault = fault_of(score)
+        fault = find_group_fault(score)
         if fault is not None:
             return msgspec.structs.replace(reward, reason=fault)
         try:
@@ -118,7 +118,7 @@ class RewardRule:
         return self.estimator.advantages(rewards, score.lengths, score.ratings)
 
     def _added(
-        self, ready: Ready, rewards: Sequence[float | None], shaping: GroupShaping | None
+        self, ready: ReadyGroup, rewards: Sequence[float | None], shaping: GroupShaping | None
     ) -> tuple[list[float | None], float | None]:
         """Return what is added to each normalized reward for form and length, and the share of bonuses in force.
 
@@ -153,11 +153,11 @@ def _trained_lengths(score: GroupScore) -> list[int]:
 def _why_unscorable(score: GroupScore, n_valid: int) -> str | None:
     if not score.failures:
         return None
-    told = "; ".join(f"rater {name}: {text}" for name, text in sorted(score.failures.items()))
-    return f"{n_valid} of {len(score.scores)} samples have a reward; {told}"[:_MAX_REASON]
+    text = "; ".join(f"rater {name}: {text}" for name, text in sorted(score.failures.items()))
+    return f"{n_valid} of {len(score.scores)} samples have a reward; {text}"[:_MAX_REASON]
 
 
-def reliability_shares(snapshot: Snapshot) -> dict[str, float]:
+def reliability_shares(snapshot: NormalizationSnapshot) -> dict[str, float]:
     """Return each rater's share of the weight as far as `snapshot` knows it; {} while it knows too little of any."""
     known = {key: stats for key, stats in snapshot.keys.items() if key.startswith(RESIDUAL)}
     fewest, groups = snapshot.config.warmup_samples, snapshot.config.warmup_groups

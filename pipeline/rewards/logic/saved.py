@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from lachesis.pipeline.rewards.logic.accumulator import LIMIT, Accumulator, quantize
-from lachesis.pipeline.rewards.logic.ranks import LARGEST_SHIFT, MOST_CELLS, RankCounts
+from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE, MomentAccumulator, quantize
+from lachesis.pipeline.rewards.logic.ranks import MAX_CELLS, MAX_SHIFT, RankCounts
 from lachesis.pipeline.rewards.logic.windows import WindowKind
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.values import Seq, shaped
@@ -24,13 +24,13 @@ _Sums = tuple[_Digits, _Digits, _Digits, _Digits, _Digits, _Digits]
 _Keys = dict[str, _Sums]
 # shift, groups, cells: at most MOST_CELLS of 19 and 12 digits
 _Counts = tuple[
-    Annotated[int, Meta(ge=0, le=LARGEST_SHIFT)],
+    Annotated[int, Meta(ge=0, le=MAX_SHIFT)],
     Annotated[int, Meta(ge=0, le=1 << 48)],
-    Annotated[str, Meta(pattern=r"\A(-?[0-9a-f]{1,19}:[0-9a-f]{1,12}( (?!\Z)|\Z))*\Z", max_length=MOST_CELLS * 34)],
+    Annotated[str, Meta(pattern=r"\A(-?[0-9a-f]{1,19}:[0-9a-f]{1,12}( (?!\Z)|\Z))*\Z", max_length=MAX_CELLS * 34)],
 ]
 _Ranks = dict[str, _Counts]
 _Number = Annotated[int, Meta(ge=0, le=1 << 48)]
-_LARGEST = 2 * quantize(LIMIT)
+_MAX_QUANTIZED = 2 * quantize(MAX_ABS_VALUE)
 _Window = Annotated[str, Meta(pattern=r"\A[0-9]{1,18}\Z")]
 
 
@@ -56,7 +56,7 @@ class SavedState(msgspec.Struct, frozen=True):
     """The newest folded groups, from the last one with scores on: none of these has any."""
 
 
-class _Closed(msgspec.Struct, frozen=True):
+class _ClosedWindow(msgspec.Struct, frozen=True):
     window: _Number
     keys: _Keys
     members: list[tuple[Seq, str]]
@@ -70,7 +70,7 @@ class SavedDelta(msgspec.Struct, frozen=True):
 
     version: int
     base: _Number
-    closed: list[_Closed]
+    closed: list[_ClosedWindow]
     emitted: list[Seq]
     width: int | None = None
     """Groups or sequences a window; None in what an older build wrote."""
@@ -108,7 +108,7 @@ def saved_delta(value: Any) -> SavedDelta:
 def _check(windows: Iterable[_Keys]) -> None:
     for keys in windows:
         for key, fields in keys.items():
-            sums = Accumulator.from_list(fields)
+            sums = MomentAccumulator.from_list(fields)
             possible = (
                 0 <= sums.groups <= sums.count
                 and sums.low <= sums.high
@@ -125,10 +125,10 @@ def _check_ranks(windows: Iterable[_Ranks]) -> None:
             counts = RankCounts.from_list(fields)
             values = sum(counts.cells.values())
             possible = (
-                len(fields[2].split()) == len(counts.cells) <= MOST_CELLS
+                len(fields[2].split()) == len(counts.cells) <= MAX_CELLS
                 and all(counts.cells.values())
                 and bool(values) <= counts.groups <= values
-                and all(abs(cell << counts.shift) <= _LARGEST for cell in counts.cells)
+                and all(abs(cell << counts.shift) <= _MAX_QUANTIZED for cell in counts.cells)
             )
             if not possible:
                 raise SchemaError(f"normalizer state: the ranks of {key[:40]!r} are those of no values")

@@ -14,7 +14,7 @@ from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.accumulator import Moments
 from lachesis.pipeline.rewards.logic.ranks import RankTable
 
-__all__ = ["KeyStats", "Normalized", "Snapshot"]
+__all__ = ["KeyStats", "NormalizationSnapshot", "NormalizedColumn"]
 
 
 class KeyStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class KeyStats(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Normalized(msgspec.Struct, frozen=True, kw_only=True):
+class NormalizedColumn(msgspec.Struct, frozen=True, kw_only=True):
     """One normalized column. `warmup`: passed unchanged for lack of statistics. `clipped`: how many were moved."""
 
     values: list[float | None]
@@ -48,7 +48,7 @@ class Normalized(msgspec.Struct, frozen=True, kw_only=True):
     warmup: bool
 
 
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+class NormalizationSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What was known of environment `env` after the windows up to `through` (-1: none)."""
 
     id: str
@@ -71,7 +71,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ranks: dict[str, RankTable] | None = None,
         *,
         success: float | None = None,
-    ) -> "Snapshot":
+    ) -> "NormalizationSnapshot":
         """Return the snapshot with its id."""
         more = [*([ranks] if ranks else []), *([{"success": success}] if success is not None else [])]
         bounds = dict(sorted(config.bounds.items()))
@@ -87,21 +87,23 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
             return False
         return stats.count >= self.config.warmup_samples and stats.groups >= self.config.warmup_groups
 
-    def normalize(self, key: str, column: Sequence[float | None]) -> Normalized:
+    def normalize(self, key: str, column: Sequence[float | None]) -> NormalizedColumn:
         """Normalize one group's values of `key`; None stays None."""
         config = self.config
         if config.mode == "none":
-            return Normalized(values=list(column), clipped=0, warmup=False)
+            return NormalizedColumn(values=list(column), clipped=0, warmup=False)
         if config.mode == "minmax" and key in config.bounds:
             low, high = config.bounds[key]
             inside = [None if x is None else min(max(x, low), high) for x in column]
             values = [None if x is None else (x - low) / (high - low) for x in inside]
-            return Normalized(values=values, clipped=_moved(column, inside), warmup=False)
+            return NormalizedColumn(values=values, clipped=_moved(column, inside), warmup=False)
         if not self.warm(key):
-            return Normalized(values=list(column), clipped=0, warmup=True)
+            return NormalizedColumn(values=list(column), clipped=0, warmup=True)
         if config.ranks(key):
             table = self.ranks[key]
-            return Normalized(values=[None if x is None else table.rank(x) for x in column], clipped=0, warmup=False)
+            return NormalizedColumn(
+                values=[None if x is None else table.rank(x) for x in column], clipped=0, warmup=False
+            )
         stats = self.keys[key]
         std = max(stats.std, config.std_floor)
         # The clip bounds the distance from the mean in both modes. Clipping x/std itself would pin every reward of an
@@ -110,7 +112,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         inside = [None if x is None else min(max(x, stats.mean - reach), stats.mean + reach) for x in column]
         centre = stats.mean if config.mode == "zscore" else 0.0
         values = [None if x is None else (x - centre) / std for x in inside]
-        return Normalized(values=values, clipped=_moved(column, inside), warmup=False)
+        return NormalizedColumn(values=values, clipped=_moved(column, inside), warmup=False)
 
 
 def _moved(before: Sequence[float | None], after: Sequence[float | None]) -> int:

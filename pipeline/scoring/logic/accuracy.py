@@ -10,12 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["FEWEST_RATERS", "RaterAccuracy", "rater_accuracies"]
+__all__ = ["MIN_RATERS", "RaterAccuracy", "rater_accuracies"]
 
-FEWEST_RATERS = 3
+MIN_RATERS = 3
 """Of two raters who differ nobody can tell which one errs."""
-_ROUNDS = 500
-_SETTLED = 1e-12
+_MAX_ROUNDS = 500
+_CONVERGED_AT = 1e-12
 
 
 class RaterAccuracy(NamedTuple):
@@ -33,17 +33,17 @@ def rater_accuracies(samples: Sequence[Mapping[str, bool]]) -> dict[str, RaterAc
     """
     judged = [sample for sample in samples if len(sample) > 1]
     raters = sorted({rater for sample in judged for rater in sample})
-    if len(raters) < FEWEST_RATERS:
-        raise ValueError(f"accuracies need verdicts of {FEWEST_RATERS} raters or more, there are those of {raters}.")
+    if len(raters) < MIN_RATERS:
+        raise ValueError(f"accuracies need verdicts of {MIN_RATERS} raters or more, there are those of {raters}.")
     yes = [sum(sample.values()) / len(sample) for sample in judged]  # probability that the answer is yes
     accuracies: dict[str, float] = {}
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         before = accuracies
         accuracies = {rater: _accuracy(rater, judged, yes) for rater in raters}
         weights = {rater: _log_odds(accuracies[rater]) for rater in raters}
         prior = _log_odds((math.fsum(yes) + 1) / (len(yes) + 2))
         yes = [_sigmoid(math.fsum([prior, *_votes(sample, weights)])) for sample in judged]
-        if before and max(abs(accuracies[rater] - before[rater]) for rater in raters) < _SETTLED:
+        if before and max(abs(accuracies[rater] - before[rater]) for rater in raters) < _CONVERGED_AT:
             break
     return {
         rater: RaterAccuracy(accuracies[rater], _log_odds(accuracies[rater]), sum(rater in sample for sample in judged))

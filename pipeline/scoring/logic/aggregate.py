@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from lachesis.pipeline.scoring.config import Aggregation, ScoringConfig
-from lachesis.pipeline.scoring.logic.accuracy import FEWEST_RATERS
+from lachesis.pipeline.scoring.logic.accuracy import MIN_RATERS
 from lachesis.pipeline.scoring.rater import Rating
 from lachesis.schemas.errors import ConfigError, DataError
 
-__all__ = ["Ensemble", "EnsembleMember", "Scores"]
+__all__ = ["Ensemble", "EnsembleMember", "EnsembleScores"]
 
 
 class EnsembleMember(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class EnsembleMember(msgspec.Struct, frozen=True, kw_only=True):
     params: dict[str, Any] = {}
 
 
-class Scores(NamedTuple):
+class EnsembleScores(NamedTuple):
     """Scores of one group. Lists have one entry a sample; None is missing.
 
     `ratings` are calibrated to [0, 1]. `statuses` holds only raters of which a rating is missing. `disagreement` is the
@@ -57,10 +57,8 @@ class Ensemble:
             raise ConfigError(f"scoring.raters: needs one or more raters of different names, has {names}.")
         self.members = tuple(members)
         self.aggregation: Aggregation = config.aggregation or ("lcb" if len(names) >= 3 else "min")
-        if self.aggregation in {"dawid_skene", "reliability"} and len(names) < FEWEST_RATERS:
-            raise ConfigError(
-                f"scoring.aggregation {self.aggregation} needs {FEWEST_RATERS} raters or more, has {names}."
-            )
+        if self.aggregation in {"dawid_skene", "reliability"} and len(names) < MIN_RATERS:
+            raise ConfigError(f"scoring.aggregation {self.aggregation} needs {MIN_RATERS} raters or more, has {names}.")
         if config.quorum is not None:
             self.quorum = config.quorum
         else:
@@ -76,7 +74,7 @@ class Ensemble:
         """Rater name -> version."""
         return {member.name: member.version for member in self.members}
 
-    def score(self, ratings: Mapping[str, Sequence[Rating]]) -> Scores:
+    def score(self, ratings: Mapping[str, Sequence[Rating]]) -> EnsembleScores:
         """Aggregate the ratings of one group. Raises DataError on a rater too many or too few, or unequal lengths."""
         names = [member.name for member in self.members]
         if set(ratings) != set(names):
@@ -96,7 +94,7 @@ class Ensemble:
             self._score(sample, x, variance) for sample, x, variance in zip(samples, judged, variances, strict=True)
         ]
         spreads = [math.sqrt(variance) for x, variance in zip(present, variances, strict=True) if len(x) > 1]
-        return Scores(
+        return EnsembleScores(
             scores=scores,
             ratings=calibrated,
             statuses={

@@ -3,14 +3,14 @@
 from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha
 from lachesis.schemas.annotations import GroupScore
 
-__all__ = ["Agreement"]
+__all__ = ["RaterAgreement"]
 
 _GROUPS = 128
 _Ratings = dict[str, tuple[float, int]]
 """By rater: the sum of its ratings, and how many they are."""
 
 
-class Agreement:
+class RaterAgreement:
     """Over the newest groups: between `_GROUPS` and twice as many of them, once there are so many."""
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Agreement:
         self._ratings_newer: _Ratings = {}
         self._groups = 0
 
-    def add(self, group: GroupScore) -> None:
+    def add_group(self, group: GroupScore) -> None:
         """Take in a scored group."""
         if self._groups % _GROUPS == 0:
             self._older, self._newer = self._newer, IntervalAlpha()
@@ -34,7 +34,7 @@ class Agreement:
         if group.disagreement is None:
             return  # fewer than two raters
         for unit in zip(*group.ratings.values(), strict=True):
-            self._newer.add(unit)
+            self._newer.add_unit(unit)
         total, count = self._spread_newer
         self._spread_newer = total + group.disagreement[0], count + 1
 

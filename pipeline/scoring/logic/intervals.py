@@ -18,7 +18,7 @@ from lachesis.pipeline.scoring.logic.krippendorff import IntervalAlpha
 
 __all__ = ["Interval", "StreamingCI", "alpha_interval"]
 
-_FEW = 50
+_MIN_GROUPS = 50
 _SCALE = 1 << 16
 """Ratings are rounded to 2^-16 here, so that sums over 10^8 units of ratings up to 1 fit in 64 bits."""
 _POISSON_TAIL = np.cumsum([np.exp(-1.0) / float(np.prod(range(1, k + 1), dtype=float)) for k in range(12)])
@@ -39,11 +39,11 @@ def alpha_interval(
     """Return the interval over recorded units; None where alpha, or every replicate of it, is undefined."""
     whole = IntervalAlpha()
     for unit in units:
-        whole.add(unit)
+        whole.add_unit(unit)
     kept = [unit for unit in units if sum(x is not None for x in unit) > 1]
     if whole.alpha().value is None:
         return None
-    if len(kept) < _FEW:
+    if len(kept) < _MIN_GROUPS:
         return _jackknife(whole, kept, level)
     sums = np.array([_sums(unit) for unit in kept])
     weights = np.random.default_rng(seed).multinomial(len(kept), np.full(len(kept), 1 / len(kept)), replicates)
@@ -57,7 +57,7 @@ def _jackknife(whole: IntervalAlpha, units: Sequence[Sequence[float | None]], le
     for unit in units:
         whole.remove(unit)
         one = whole.alpha().value
-        whole.add(unit)
+        whole.add_unit(unit)
         if one is None:
             return None
         without.append(one)
@@ -76,7 +76,7 @@ class StreamingCI:
         self.replicates = replicates
         self.sums: dict[int, NDArray[np.int64]] = {}  # m -> [replicates, (units, S1, S2, S1^2)]
 
-    def add(self, name: str, unit: Sequence[float | None], times: int = 1) -> None:
+    def add_unit(self, name: str, unit: Sequence[float | None], times: int = 1) -> None:
         """Add the unit called `name`, unique among all units; `times` of -1 takes it back."""
         values = [round(x * _SCALE) for x in unit if x is not None]
         m = len(values)

@@ -1,9 +1,10 @@
 """Krippendorff's alpha, exact and streaming: how far raters agree, beyond what their own spread would give.
 
-In: units (the ratings of one sample, None where one is missing). Out: `Alpha`, an exact fraction. Units can be added,
-removed and merged in any order with the same bits. alpha = 1 - D_o/D_e; units with fewer than two ratings do not count.
-It is None, with the reason, where it is undefined: without variation it is not 1, since saturation, where reward
-hacking ends, would read as perfect agreement. Source: Krippendorff 2011, "Computing Krippendorff's Alpha-Reliability".
+In: units (the ratings of one sample, None where one is missing). Out: `AlphaEstimate`, an exact fraction. Units can be
+added, removed and merged in any order with the same bits. alpha = 1 - D_o/D_e; units with fewer than two ratings do
+not count. It is None, with the reason, where it is undefined: without variation it is not 1, since saturation, where
+reward hacking ends, would read as perfect agreement. Source: Krippendorff 2011, "Computing Krippendorff's
+Alpha-Reliability".
 
 `IntervalAlpha` needs O(raters) time a unit and constant memory; `CategoryAlpha` (nominal, ordinal, ratio) keeps a
 sparse coincidence table and is for values from a small set; `RaterReliability` adds alpha without each rater.
@@ -16,12 +17,12 @@ from fractions import Fraction
 from itertools import accumulate, combinations
 from typing import Any, Literal, NamedTuple
 
-__all__ = ["Alpha", "CategoryAlpha", "IntervalAlpha", "RaterReliability"]
+__all__ = ["AlphaEstimate", "CategoryAlpha", "IntervalAlpha", "RaterReliability"]
 
 _SCALE = float(1 << 32)
 
 
-class Alpha(NamedTuple):
+class AlphaEstimate(NamedTuple):
     """`value` is alpha, `exact` the same as a fraction, `observed` and `expected` are D_o and D_e, in squared units of
     the ratings for the interval metric. `units` counts those with two or more ratings. `reason` says why value is None.
     """
@@ -47,7 +48,7 @@ class IntervalAlpha:
     def __init__(self) -> None:
         self.sums: dict[int, list[int]] = {}
 
-    def add(self, unit: Sequence[float | None]) -> None:
+    def add_unit(self, unit: Sequence[float | None]) -> None:
         """Add one unit. Raises ValueError on NaN or infinity."""
         # Called for every sample there is, so it calls nothing of ours: that would cost as much as the arithmetic
         try:
@@ -74,21 +75,21 @@ class IntervalAlpha:
     def add_sums(self, m: int, s1: int, s2: int, times: int = 1) -> None:
         """Add a unit of m quantized ratings given as sums, `times` times (-1 takes it back)."""
         if m > 1:
-            self._add(m, (times, times * s1, times * s2, times * s1 * s1))
+            self._add_unit(m, (times, times * s1, times * s2, times * s1 * s1))
 
     def merge(self, other: "IntervalAlpha") -> None:
         """Add all units of another."""
         for m, sums in other.sums.items():
-            self._add(m, sums)
+            self._add_unit(m, sums)
 
-    def _add(self, m: int, sums: Sequence[int]) -> None:
+    def _add_unit(self, m: int, sums: Sequence[int]) -> None:
         total = [a + b for a, b in zip(self.sums.get(m, (0, 0, 0, 0)), sums, strict=True)]
         if total[0]:
             self.sums[m] = total
         else:  # dropped, so that equal contents mean equal tables
             self.sums.pop(m, None)
 
-    def alpha(self) -> Alpha:
+    def alpha(self) -> AlphaEstimate:
         """Return alpha over the units held."""
         units = sum(sums[0] for sums in self.sums.values())
         n = sum(m * sums[0] for m, sums in self.sums.items())
@@ -122,7 +123,7 @@ class CategoryAlpha:
         self.counts: Counter[float] = Counter()  # n_c
         self.pairs: Counter[tuple[int, float, float]] = Counter()  # (m, c, k), c < k -> unordered pairs
 
-    def add(self, unit: Sequence[float | None], times: int = 1) -> None:
+    def add_unit(self, unit: Sequence[float | None], times: int = 1) -> None:
         """Add one unit, `times` times. Raises ValueError on NaN, infinity, or a negative value under metric ratio."""
         values = sorted(_finite(unit))
         if self.metric == "ratio" and values and values[0] < 0:
@@ -139,7 +140,7 @@ class CategoryAlpha:
 
     def remove(self, unit: Sequence[float | None]) -> None:
         """Take back one unit that was added."""
-        self.add(unit, -1)
+        self.add_unit(unit, -1)
 
     def merge(self, other: "CategoryAlpha") -> None:
         """Add all units of another of the same metric."""
@@ -151,7 +152,7 @@ class CategoryAlpha:
         for pair, count in other.pairs.items():
             _bump(self.pairs, pair, count)
 
-    def alpha(self) -> Alpha:
+    def alpha(self) -> AlphaEstimate:
         """Return alpha over the units held; O(V^2) in the number of distinct values."""
         values = sorted(self.counts)
         n = sum(self.counts.values())
@@ -188,7 +189,7 @@ class RaterReliability:
         self.whole = IntervalAlpha()
         self.without = {name: IntervalAlpha() for name in raters}
 
-    def add(self, unit: Mapping[str, float | None], times: int = 1) -> None:
+    def add_unit(self, unit: Mapping[str, float | None], times: int = 1) -> None:
         """Add one unit: rater -> rating, None or absent where missing. `times` of -1 takes it back."""
         names = [name for name, x in unit.items() if x is not None]
         values = dict(zip(names, _quantized([unit[name] for name in names]), strict=True))
@@ -209,7 +210,7 @@ class RaterReliability:
         for name, alpha in self.without.items():
             alpha.merge(other.without[name])
 
-    def leave_one_out(self) -> dict[str, Alpha]:
+    def leave_one_out(self) -> dict[str, AlphaEstimate]:
         """Return rater -> alpha of the others."""
         return {name: alpha.alpha() for name, alpha in self.without.items()}
 
@@ -243,14 +244,14 @@ def _bump(table: dict[Any, int], key: object, by: int) -> None:
         table.pop(key, None)
 
 
-def _undefined(units: int, observed: float | None) -> Alpha:
+def _undefined(units: int, observed: float | None) -> AlphaEstimate:
     if units == 0:
-        return Alpha(None, None, None, None, 0, "no unit has two or more ratings")
-    return Alpha(None, None, observed, 0.0, units, "the ratings do not vary")
+        return AlphaEstimate(None, None, None, None, 0, "no unit has two or more ratings")
+    return AlphaEstimate(None, None, observed, 0.0, units, "the ratings do not vary")
 
 
-def _result(observed: Fraction, expected: Fraction, units: int) -> Alpha:
+def _result(observed: Fraction, expected: Fraction, units: int) -> AlphaEstimate:
     if expected == 0:
         return _undefined(units, float(observed))
     exact = 1 - observed / expected
-    return Alpha(float(exact), exact, float(observed), float(expected), units, None)
+    return AlphaEstimate(float(exact), exact, float(observed), float(expected), units, None)

@@ -19,7 +19,7 @@ __all__ = ["distinct_share", "signals_of"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy, as in vLLM."""
-_SURE = math.log(0.99)
+_SURE_LOGPROB = math.log(0.99)
 _LONG = 32
 """Tokens from which on an answer says how varied it is."""
 _TAIL = 256
@@ -70,7 +70,7 @@ def _of_logprobs(ids: NDArray[np.int32], lps: NDArray[np.float32], samples: list
         ],
         "zeros": len(lps) - int(np.count_nonzero(lps)),
         "unlikely": _unlikely(ids, lps, samples),
-        "sure_run": longest_run(lps > _SURE, samples),
+        "sure_run": longest_run(lps > _SURE_LOGPROB, samples),
     }
 
 

@@ -2,8 +2,8 @@
 
 __all__ = ["boxed"]
 
-_LONGEST = 512
-_DEEPEST = 64
+_MAX_ANSWER_CHARS = 512
+_MAX_DEPTH = 64
 
 
 def boxed(text: str) -> str | None:
@@ -19,7 +19,7 @@ def boxed(text: str) -> str | None:
     if brace < 0 or text[start:brace].strip() not in {r"\boxed", r"\fbox"}:
         return None
     depth, i = 0, brace
-    while i < min(len(text), brace + _LONGEST + 2):
+    while i < min(len(text), brace + _MAX_ANSWER_CHARS + 2):
         match text[i]:
             case "\\":
                 i += 1  # an escaped brace is text
@@ -27,7 +27,7 @@ def boxed(text: str) -> str | None:
                 depth += 1
             case "}":
                 depth -= 1
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             return None
         i += 1
         if not depth:

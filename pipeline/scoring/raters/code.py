@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import anyio
 
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
+from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
 from lachesis.schemas.errors import ConfigError, DataError
 
 __all__ = ["CodeRater"]
@@ -49,7 +49,7 @@ class CodeRater(Rater):
             raise ConfigError("rater code: time_s, total_s, memory_mb and processes must be at least 1.")
         self.needs_s = total_s + 1.0
         self._total_s = total_s
-        limits = Limits(wall_s=total_s, cpu_s=time_s, memory_bytes=memory_mb << 20, processes=processes)
+        limits = SandboxLimits(wall_s=total_s, cpu_s=time_s, memory_bytes=memory_mb << 20, processes=processes)
         self._sandbox = Sandbox(limits, required=required, packages=packages)
 
     async def rate(self, sample: Sample) -> float | None:

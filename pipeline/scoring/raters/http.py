@@ -7,12 +7,12 @@ import msgspec
 
 from lachesis.schemas.errors import InfrastructureError
 
-__all__ = ["LONGEST_S", "RefusedError", "post_json"]
+__all__ = ["MAX_TIMEOUT_S", "RefusedError", "post_json"]
 
-LONGEST_S = 600.0
+MAX_TIMEOUT_S = 600.0
 """Beyond every time limit of a rater, which is what ends a request."""
 
-_LARGEST = 1 << 20
+_MAX_REPLY_BYTES = 1 << 20
 _BUSY = 429
 
 
@@ -31,8 +31,8 @@ async def post_json(client: httpx.AsyncClient, url: str, body: object) -> Any:
             data = b""
             async for part in response.aiter_bytes():
                 data += part
-                if len(data) > _LARGEST:
-                    raise RefusedError(f"{url} answered more than {_LARGEST} bytes")
+                if len(data) > _MAX_REPLY_BYTES:
+                    raise RefusedError(f"{url} answered more than {_MAX_REPLY_BYTES} bytes")
     except httpx.HTTPError as error:
         raise InfrastructureError(f"{url}: {type(error).__name__}: {error}") from error
     if response.status_code == _BUSY or response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:

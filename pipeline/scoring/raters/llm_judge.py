@@ -13,7 +13,7 @@ import httpx
 
 from lachesis.pipeline.scoring.rater import Rater, Sample, check_bounds
 from lachesis.pipeline.scoring.raters.answer import reference
-from lachesis.pipeline.scoring.raters.http import LONGEST_S, post_json
+from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, post_json
 from lachesis.schemas.errors import ConfigError
 
 __all__ = ["LLMJudge"]
@@ -65,7 +65,7 @@ class LLMJudge(Rater):
     @cached_property
     def _client(self) -> httpx.AsyncClient:  # open as long as the process
         key = os.environ[self._key_env] if self._key_env else None
-        return httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=LONGEST_S)
+        return httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=MAX_TIMEOUT_S)
 
     async def rate(self, sample: Sample) -> float | None:
         """Return the judge's score. Raises `UnreadableVerdictError` when no reply has one."""

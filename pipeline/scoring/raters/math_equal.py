@@ -20,8 +20,8 @@ from lachesis.schemas.errors import ConfigError, StartupError
 __all__ = ["MathRater", "equal"]
 
 _NUMBER = re.compile(r"[-+]?(\d[\d,]*)?\.?\d+([eE][-+]?\d+)?%?")
-_REMEMBERED = 4096
-_LONGEST = 512
+_MAX_CACHED_ANSWERS = 4096
+_MAX_ANSWER_CHARS = 512
 
 
 class MathRater(Rater):
@@ -43,14 +43,14 @@ class MathRater(Rater):
         gold, given = reference(sample), boxed(sample.completion)
         if gold is None:
             return None
-        if given is None or len(gold) > _LONGEST:
+        if given is None or len(gold) > _MAX_ANSWER_CHARS:
             return 0.0 if given is None else None
         if (gold, given) not in self._known:
             same = await anyio.to_process.run_sync(equal, gold, given, cancellable=True, limiter=self._limiter)
             if same is None:
                 return None
             self._known[gold, given] = same
-            if len(self._known) > _REMEMBERED:
+            if len(self._known) > _MAX_CACHED_ANSWERS:
                 self._known.popitem(last=False)
         return float(self._known[gold, given])
 

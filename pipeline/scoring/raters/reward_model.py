@@ -7,7 +7,7 @@ from typing import Literal
 import httpx
 
 from lachesis.pipeline.scoring.rater import Rater, Sample
-from lachesis.pipeline.scoring.raters.http import LONGEST_S, RefusedError, post_json
+from lachesis.pipeline.scoring.raters.http import MAX_TIMEOUT_S, RefusedError, post_json
 
 __all__ = ["RewardModel"]
 
@@ -30,7 +30,7 @@ class RewardModel(Rater):
 
     @cached_property
     def _client(self) -> httpx.AsyncClient:  # open as long as the process
-        return httpx.AsyncClient(timeout=LONGEST_S)
+        return httpx.AsyncClient(timeout=MAX_TIMEOUT_S)
 
     async def rate(self, sample: Sample) -> float | None:
         """Return the model's score of the conversation."""

@@ -21,7 +21,7 @@ import time
 
 FAILED, REFUSED = 1, 97
 SIGKILL = 9  # the module signal would cost a fifth of the launcher's start
-NOBODY = 65534
+NOBODY_UID = 65534
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 0x2, 0x4, 0x1000, 0x4000, 0x40000, 2
@@ -38,7 +38,7 @@ PROGRAM, INPUT, SCRATCH, OLD_ROOT, EMPTY = "/program.py", "/input", "/tmp", "/ol
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Settings:
+class LauncherSettings:
     """What the scorer asks for, read from the command line."""
 
     def __init__(self, arguments: list[str]) -> None:
@@ -63,11 +63,11 @@ def fields(text: str) -> list[str]:
     return text.split("\t")
 
 
-class LackingError(OSError):
+class ProtectionMissingError(OSError):
     """A protection that the machine does not grant; the message starts with its name."""
 
 
-class Granting:
+class RequiredProtection:
     """Name the protection in errors, so that the scorer knows what is missing."""
 
     def __init__(self, protection: str) -> None:
@@ -78,10 +78,10 @@ class Granting:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, OSError):
-            raise LackingError(f"{self.protection}: {error}") from error
+            raise ProtectionMissingError(f"{self.protection}: {error}") from error
 
 
-def must(result: int, what: str) -> None:
+def check_call(result: int, what: str) -> None:
     """Raise OSError if a call of the C library failed."""
     if result < 0:
         number = ctypes.get_errno()
@@ -121,7 +121,7 @@ def read_exactly(size: int) -> bytes:
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    must(
+    check_call(
         libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()),
         f"mount {source} at {target}",
     )
@@ -131,13 +131,15 @@ def protect(path: str, flags: int) -> None:
     """Make what is mounted at `path` read-only, without devices and set-user-id programs."""
     attributes = (ctypes.c_uint64 * 4)(ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV, 0, 0, 0)
     size = ctypes.sizeof(attributes)
-    must(libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size), f"protect {path}")
+    check_call(
+        libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, ctypes.byref(attributes), size), f"protect {path}"
+    )
 
 
 def own_user_namespace(proc: int, flags: int = 0) -> None:
     """Enter a user namespace with one user, who is not root in it either; `proc` is an open /proc."""
     uid, gid = os.getuid(), os.getgid()
-    must(libc.unshare(NEWUSER | flags), "enter namespaces")
+    check_call(libc.unshare(NEWUSER | flags), "enter namespaces")
     write_kernel_file("self/setgroups", "deny", proc)
     write_kernel_file("self/uid_map", f"{uid} {uid} 1", proc)
     write_kernel_file("self/gid_map", f"{gid} {gid} 1", proc)
@@ -147,20 +149,20 @@ def enter_namespaces(proc: int) -> None:
     """Enter namespaces of our own; root keeps its user until the init drops it, since it may own the interpreter."""
     flags = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP
     if os.getuid() == 0:
-        must(libc.unshare(flags), "enter namespaces")
+        check_call(libc.unshare(flags), "enter namespaces")
     else:
         own_user_namespace(proc, flags)
 
 
-def make_root(settings: Settings, program: bytes, text: bytes) -> None:
+def make_root(settings: LauncherSettings, program: bytes, text: bytes) -> None:
     """Make a root of the interpreter's files, /dev/null, the program, its input and the scratch folder."""
-    uid, gid = (NOBODY, NOBODY) if os.getuid() == 0 else (os.getuid(), os.getgid())
+    uid, gid = (NOBODY_UID, NOBODY_UID) if os.getuid() == 0 else (os.getuid(), os.getgid())
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     size = len(program) + len(text) + ROOT_SPARE_BYTES
     mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={size},mode=755,nr_inodes={MAX_ROOT_INODES}")
     os.mkdir("/tmp" + OLD_ROOT)
     number = PIVOT_ROOT.get(os.uname().machine, -1)
-    must(libc.syscall(number, b"/tmp", b"/tmp" + OLD_ROOT.encode()), "change the root")
+    check_call(libc.syscall(number, b"/tmp", b"/tmp" + OLD_ROOT.encode()), "change the root")
     os.chdir("/")
     os.umask(0o022)
     for folder in (EMPTY, SCRATCH, "/dev"):
@@ -178,7 +180,7 @@ def make_root(settings: Settings, program: bytes, text: bytes) -> None:
     write(INPUT, text)
     bind(OLD_ROOT + "/dev/null", "/dev/null")
     os.symlink(INPUT, "/dev/stdin")  # some programs read it by this name
-    must(libc.umount2(OLD_ROOT.encode(), MNT_DETACH), "let go of the machine's files")
+    check_call(libc.umount2(OLD_ROOT.encode(), MNT_DETACH), "let go of the machine's files")
     os.rmdir(OLD_ROOT)
     protect("/", 0)
     scratch = f"size={settings.scratch_bytes},mode=700,nr_inodes={MAX_SCRATCH_INODES},uid={uid},gid={gid}"
@@ -195,28 +197,30 @@ def bind(source: str, target: str) -> None:
     mount(source, target, "", MS_BIND | MS_REC)
 
 
-def restrict_files(settings: Settings) -> None:
+def restrict_files(settings: LauncherSettings) -> None:
     """Restrict a program to the interpreter's files and its folder with Landlock.
 
     For a program that has no root of its own.
     """
     version = libc.syscall(LANDLOCK_CREATE, None, 0, 1)
-    must(version, "Landlock")
+    check_call(version, "Landlock")
     rights = (1 << LANDLOCK_RIGHTS.get(version, 16)) - 1
     signals = 2 if version >= 6 else 0  # it may signal no process but its own
     handled = struct.pack("=QQQ", rights, 0, signals)[: 24 if version >= 6 else 8]
     ruleset = libc.syscall(LANDLOCK_CREATE, handled, len(handled), 0)
-    must(ruleset, "Landlock")
+    check_call(ruleset, "Landlock")
     allowed = [(path, READ_RIGHTS) for path in (*settings.readable, settings.python)]
     for path, wanted in [*allowed, (settings.folder, READ_RIGHTS), (settings.folder + SCRATCH, rights)]:
-        beneath(ruleset, path, wanted if os.path.isdir(path) else wanted & READ_FILE_RIGHTS)
-    beneath(ruleset, "/dev/null", DEVICE_RIGHTS)
-    must(libc.syscall(LANDLOCK_RESTRICT, ruleset, 0), "Landlock")
+        allow_path(ruleset, path, wanted if os.path.isdir(path) else wanted & READ_FILE_RIGHTS)
+    allow_path(ruleset, "/dev/null", DEVICE_RIGHTS)
+    check_call(libc.syscall(LANDLOCK_RESTRICT, ruleset, 0), "Landlock")
 
 
-def beneath(ruleset: int, path: str, rights: int) -> None:
+def allow_path(ruleset: int, path: str, rights: int) -> None:
     file = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    must(libc.syscall(LANDLOCK_ADD, ruleset, LANDLOCK_BENEATH, struct.pack("=Qi", rights, file), 0), f"allow {path}")
+    check_call(
+        libc.syscall(LANDLOCK_ADD, ruleset, LANDLOCK_BENEATH, struct.pack("=Qi", rights, file), 0), f"allow {path}"
+    )
     os.close(file)
 
 
@@ -226,26 +230,26 @@ def drop_root(proc: int, *, namespaces: bool) -> None:
         return
     try:
         os.setgroups([])
-        os.setresgid(NOBODY, NOBODY, NOBODY)
-        os.setresuid(NOBODY, NOBODY, NOBODY)
+        os.setresgid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
+        os.setresuid(NOBODY_UID, NOBODY_UID, NOBODY_UID)
     except OSError as error:
         raise OSError(error.errno, f"root cannot change to the user nobody: {error.strerror}") from error
     if namespaces:
-        with Granting("namespaces"):
-            must(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "own /proc/self")
+        with RequiredProtection("namespaces"):
+            check_call(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "own /proc/self")
             own_user_namespace(proc)
 
 
 def die_with(launcher: int) -> None:
     """Die when the launcher dies; `launcher` is its pidfd. After all changes of user, which would undo it."""
-    must(libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "die with the launcher")
+    check_call(libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "die with the launcher")
     watch = select.poll()
     watch.register(launcher, select.POLLIN)
     if watch.poll(0):
         os._exit(FAILED)
 
 
-def limit(settings: Settings) -> None:
+def limit(settings: LauncherSettings) -> None:
     for kind, value in (
         (resource.RLIMIT_CPU, settings.cpu_s),
         (resource.RLIMIT_AS, settings.memory_bytes),
@@ -263,48 +267,48 @@ def limit(settings: Settings) -> None:
         resource.setrlimit(kind, (lower, lower))
 
 
-def execute(settings: Settings, filter_code: bytes) -> None:
+def execute(settings: LauncherSettings, filter_code: bytes) -> None:
     """Become the program."""
     folder = settings.folder
     os.dup2(os.open(folder + INPUT, os.O_RDONLY), 0)
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     os.chdir(folder + SCRATCH)
-    must(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new privileges")
     if settings.landlock:
-        with Granting("landlock"):
+        with RequiredProtection("landlock"):
             restrict_files(settings)
     limit(settings)
     if filter_code:
         held = ctypes.create_string_buffer(filter_code, len(filter_code))
         described = struct.pack("HxxxxxxQ", len(filter_code) // 8, ctypes.addressof(held))
-        with Granting("seccomp"):
-            must(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "set the filter")
+        with RequiredProtection("seccomp"):
+            check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, described, 0, 0), "set the filter")
     environment = {"PATH": "/usr/bin:/bin", "HOME": folder + SCRATCH, "LANG": "C.UTF-8"}
     os.execve(settings.python, [settings.python, "-I", folder + PROGRAM], environment)  # noqa: S606
 
 
-def attempt(settings: Settings, filter_code: bytes, report: int) -> None:
+def attempt(settings: LauncherSettings, filter_code: bytes, report: int) -> None:
     """Become the program, or report why not; never return."""
     try:
         execute(settings, filter_code)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the program never ran
-        tell(report, error)
+        report_error(report, error)
     finally:
         os._exit(REFUSED)
 
 
-def tell(report: int, error: BaseException) -> None:
+def report_error(report: int, error: BaseException) -> None:
     os.write(report, (str(error) if isinstance(error, OSError) else repr(error)).encode())
 
 
-class Groups:
+class ControlGroups:
     """The control groups of this program, which limit the memory and the processes of all of it together."""
 
     def __init__(self) -> None:
         self.name = f"lachesis-{os.getpid()}"
         self.folders: list[int] = []
 
-    def make(self, settings: Settings) -> None:
+    def make(self, settings: LauncherSettings) -> None:
         for path, *limits in settings.cgroups:
             folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             os.mkdir(self.name, dir_fd=folder)
@@ -323,11 +327,11 @@ class Groups:
             os.rmdir(self.name, dir_fd=folder)
 
 
-def be_init(settings: Settings, filter_code: bytes, groups: Groups, proc: int, launcher: int) -> None:
+def be_init(settings: LauncherSettings, filter_code: bytes, groups: ControlGroups, proc: int, launcher: int) -> None:
     """Start the program and wait for it, as process 1; without namespaces become the program. Never return."""
     report, program = os.dup(2), None
     try:
-        with Granting("cgroups"):
+        with RequiredProtection("cgroups"):
             groups.join()
         write_kernel_file("self/oom_score_adj", "1000", proc)  # the first to go where memory is short
         drop_root(proc, namespaces=not settings.folder)
@@ -343,7 +347,7 @@ def be_init(settings: Settings, filter_code: bytes, groups: Groups, proc: int, l
         os._exit(0 if status == 0 else FAILED)
     except BaseException as error:  # noqa: BLE001 - a report, unless it is the program's doing, by a signal
         if program is None:
-            tell(report, error)
+            report_error(report, error)
     finally:
         os._exit(REFUSED)
 
@@ -362,18 +366,18 @@ def wait_for(init: int, deadline: float) -> int:
 
 def main() -> int:
     started = time.monotonic()
-    settings = Settings(sys.argv[1:])
+    settings = LauncherSettings(sys.argv[1:])
     filter_code, program, text = map(read_exactly, settings.sizes)
-    groups = Groups()
+    groups = ControlGroups()
     try:
-        with Granting("cgroups"):
+        with RequiredProtection("cgroups"):
             groups.make(settings)
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         if settings.folder:
             write(settings.folder + PROGRAM, program)
             write(settings.folder + INPUT, text)
         else:
-            with Granting("namespaces"):
+            with RequiredProtection("namespaces"):
                 enter_namespaces(proc)
                 make_root(settings, program, text)
         launcher = os.pidfd_open(os.getpid())
@@ -391,5 +395,5 @@ if __name__ == "__main__":
     try:
         os._exit(main())
     except BaseException as error:  # noqa: BLE001
-        tell(2, error)
+        report_error(2, error)
         os._exit(FAILED)

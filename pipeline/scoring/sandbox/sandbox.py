@@ -23,7 +23,7 @@ from lachesis.pipeline.scoring.sandbox.files import InterpreterFiles, interprete
 from lachesis.pipeline.scoring.sandbox.syscalls import build_filter
 from lachesis.schemas.errors import ConfigError, InfrastructureError, StartupError
 
-__all__ = ["PROTECTIONS", "Limits", "Sandbox"]
+__all__ = ["PROTECTIONS", "Sandbox", "SandboxLimits"]
 
 log = logging.getLogger("lachesis")
 
@@ -35,7 +35,7 @@ PROTECTIONS = {
 }
 """What the kernel can grant -> what it means if it does not. Landlock matters only without namespaces."""
 
-_NOBODY = 65534
+_NOBODY_UID = 65534
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _MAX_OUTPUT_BYTES = 1 << 16
 _SCRATCH_BYTES = 16 << 20
@@ -46,7 +46,7 @@ _LAUNCH_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """Of one program."""
 
     wall_s: float
@@ -58,7 +58,7 @@ class Limits:
 class Sandbox:
     """Runs programs within `limits`, on a machine that grants at least what is `required`."""
 
-    def __init__(self, limits: Limits, *, required: Sequence[str], packages: bool) -> None:
+    def __init__(self, limits: SandboxLimits, *, required: Sequence[str], packages: bool) -> None:
         """Try the sandbox. Raises `StartupError` if the machine lacks something that is required."""
         unknown = set(required) - set(PROTECTIONS)
         if unknown:
@@ -74,11 +74,14 @@ class Sandbox:
         lacking = [name for name in required if name in self.missing]
         if lacking:
             raise StartupError(
-                f"untrusted code cannot be isolated here: {self._told(lacking)}. Mend the machine (SECURITY.md), "
+                f"untrusted code cannot be isolated here: {self._reported_error(lacking)}. Mend the machine "
+                "(SECURITY.md), "
                 "or take the name out of the rater's `required`."
             )
         if self.missing:
-            log.warning("untrusted code runs with less isolation than it could: %s", self._told(list(self.missing)))
+            log.warning(
+                "untrusted code runs with less isolation than it could: %s", self._reported_error(list(self.missing))
+            )
 
     async def run(self, program: bytes, text: bytes) -> str | None:
         """Return what a Python program printed, None if it failed or printed more than 64 KiB. `text` is its input.
@@ -175,10 +178,10 @@ class Sandbox:
             scratch.mkdir()
             if os.getuid() == 0:
                 for path in (folder, scratch):
-                    os.chown(path, _NOBODY, _NOBODY)
+                    os.chown(path, _NOBODY_UID, _NOBODY_UID)
             yield folder
 
-    def _told(self, names: list[str]) -> str:
+    def _reported_error(self, names: list[str]) -> str:
         return "; ".join(f"no {name} ({self.missing[name]}): {PROTECTIONS[name]}" for name in names)
 
 

@@ -53,7 +53,7 @@ times=153 tkill=130 truncate=45 umask=166 uname=160 unlinkat=35 utimensat=88 wai
 writev=66
 """,
 }
-_NOT_ALONE = {
+_OTHER_PROCESS_CALLS = {
     "fork", "vfork", "kill", "tkill", "tgkill", "setsid", "setpgid",
     "chmod", "fchmod", "fchmodat", "utime", "utimes", "utimensat", "futimesat",
 }  # fmt: skip
@@ -91,7 +91,7 @@ def build_filter(machine: str, *, alone: bool = False) -> bytes | None:
     ]
     for entry in _NUMBERS[machine].split():
         name, _, number = entry.partition("=")
-        if not (alone and name in _NOT_ALONE):
+        if not (alone and name in _OTHER_PROCESS_CALLS):
             block = _allow(name, alone=alone)
             program += [(_JUMP_EQUAL, 0, len(block), int(number)), *block]
     program.append((_RETURN, 0, 0, _FAIL | errno.ENOSYS))

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, Disputed, EnvDifference, Figures
+from lachesis.pipeline.replay.logic.compare import METRICS, Comparison, DisputedSample, EnvDifference, RevisionFigures
 from lachesis.pipeline.replay.logic.statistics import Distribution
 from lachesis.schemas.rollout import Message
 
-__all__ = ["Report", "Table", "Text", "env_name", "report"]
+__all__ = ["DisputedText", "Report", "Table", "env_name", "report"]
 
-_LONGEST = 1200
+_MAX_TEXT_CHARS = 1200
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class DisputedText:
     """A sample that the revisions differ on: what each rater gave it, and what was said in it (role, text)."""
 
     title: str
@@ -36,7 +36,7 @@ class Report:
     title: str
     findings: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    texts: list[Text] = field(default_factory=list)
+    texts: list[DisputedText] = field(default_factory=list)
 
 
 def report(found: Comparison, said: Sequence[list[Message] | None]) -> Report:
@@ -165,7 +165,7 @@ def _findings(found: Comparison) -> list[str]:
     return said
 
 
-def _revision_row(one: Figures) -> tuple[str, ...]:
+def _revision_row(one: RevisionFigures) -> tuple[str, ...]:
     interval = one.alpha_interval
     alpha = number(one.alpha) + (f" ({number(interval.low)} to {number(interval.high)})" if interval else "")
     return (
@@ -186,7 +186,7 @@ def _distribution(values: Distribution | None) -> tuple[str, ...]:
     return (str(values.n), str(values.missing), *(number(x) for x in (values.mean, values.std, *quantiles)))
 
 
-def _text(one: Disputed, messages: list[Message] | None, found: Comparison) -> Text:
+def _text(one: DisputedSample, messages: list[Message] | None, found: Comparison) -> DisputedText:
     title = (
         f"{one.env}, group {one.group}, sample {one.sample}: score {number(one.score_a)} in {found.a.name}, "
         f"{number(one.score_b)} in {found.b.name}; advantage {number(one.advantage_a)}, {number(one.advantage_b)}"
@@ -197,9 +197,13 @@ def _text(one: Disputed, messages: list[Message] | None, found: Comparison) -> T
         if ratings
     ]
     if messages is None:
-        return Text(title, [*rated, ("", "its rollout was trimmed, or cannot be read")])
-    return Text(title, [*rated, *((message.role, _cut(message.content)) for message in messages)])
+        return DisputedText(title, [*rated, ("", "its rollout was trimmed, or cannot be read")])
+    return DisputedText(title, [*rated, *((message.role, _cut(message.content)) for message in messages)])
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text) - _LONGEST} characters more)"
+    return (
+        text
+        if len(text) <= _MAX_TEXT_CHARS
+        else f"{text[:_MAX_TEXT_CHARS]} ... ({len(text) - _MAX_TEXT_CHARS} characters more)"
+    )

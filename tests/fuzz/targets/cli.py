@@ -9,14 +9,14 @@ from fuzz.examples import EXAMPLES
 from fuzz.mutate import mutate_json, mutate_msgpack, mutate_text
 from fuzz.oracle import Target
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.embedded import read_endpoint
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.catalog import CHANNELS, channel_of
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, StartupError
 from lachesis.services.cli import dead
-from lachesis.services.cli.events import Where, json_line, text_line, to_plain
+from lachesis.services.cli.events import FieldFilter, json_line, text_line, to_plain
 from lachesis.services.output import printable
 
 __all__ = ["targets"]
@@ -53,7 +53,7 @@ def targets(things: ExitStack) -> list[Target]:
 
 def _feed_event(data: bytes) -> None:
     channel = CHANNELS[data[0] % len(CHANNELS)]
-    message = Stored("EVENTS", "rl.score.r.live.sums", 1, data[1:], 1)
+    message = StoredMessage("EVENTS", "rl.score.r.live.sums", 1, data[1:], 1)
     for full in (False, True):
         event = to_plain(message, channel, full=full)
         line = text_line(message, event)
@@ -68,9 +68,9 @@ def _feed_subject(data: bytes) -> str:
 
 def _feed_where(data: bytes) -> None:
     channel = next(channel for channel in CHANNELS if channel.name == "score")
-    where = Where.parse(data.decode("utf-8", "replace"), [channel])
+    where = FieldFilter.parse(data.decode("utf-8", "replace"), [channel])
     for example in EXAMPLES:
-        message = Stored("EVENTS", "rl.score.r.live.sums", 1, encode(example), 1)
+        message = StoredMessage("EVENTS", "rl.score.r.live.sums", 1, encode(example), 1)
         where.matches(message, to_plain(message, channel))
 
 

@@ -19,14 +19,14 @@ from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.curriculum.logic.sampler import Sampler
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.inference.directory import Directory
-from lachesis.pipeline.stage.attempts import Attempts
+from lachesis.pipeline.inference.directory import InferenceDirectory
+from lachesis.pipeline.stage.attempts import DeliveryAttempts
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.histogram import Histogram
-from lachesis.pipeline.telemetry.otlp import Otlp
+from lachesis.pipeline.telemetry.otlp import OtlpExporter
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
-from lachesis.pipeline.telemetry.tracing import Incident, Tracing
+from lachesis.pipeline.telemetry.tracing import TraceIncident, Tracing
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import CurriculumSnapshot, Heartbeat, LeaseRequest, PolicyRecord, StageIncident
@@ -66,9 +66,9 @@ class _Leased:
         self.now_s += 0.05
         usage = StreamUsage(first=1, last=1, messages=1, bytes=0, max_bytes=1 << 30)
         self.governor.usage(dict.fromkeys((subjects.ROLLOUTS, subjects.EVENTS), usage), self.now_s)
-        self.governor.contact(self.now_s)
-        self.governor.seen(self.now_s)
-        reply = self.governor.ask(decode(LeaseRequest, data), self.now_s)
+        self.governor.record_contact(self.now_s)
+        self.governor.mark_seen_until(self.now_s)
+        reply = self.governor.answer_request(decode(LeaseRequest, data), self.now_s)
         encode(reply)
         assert self.governor.outstanding <= self.governor.capacity, "more was granted than there is"
         assert all(math.isfinite(value) for value in self.governor.metrics().values())
@@ -94,14 +94,14 @@ class _Exported:
 
     def __init__(self) -> None:
         self.roots = 0
-        self._otlp = Otlp({"service.name": "lachesis-batcher"}, None, None)
+        self._otlp = OtlpExporter({"service.name": "lachesis-batcher"}, None, None)
 
     def emit(self, spans: Sequence[Span]) -> None:
         encode_spans([self._otlp._readable(span) for span in spans])
         assert all(span.start_ns <= span.end_ns for span in spans)
         self.roots += sum(span.parent is None for span in spans)
 
-    def observe(self, figures: Figures) -> None:
+    def observe(self, figures: ServiceFigures) -> None:
         pass
 
 
@@ -112,7 +112,7 @@ def _feed_incident(data: bytes) -> None:
     """Whatever is announced of a rollout that ended, its trace is exported once, and can be encoded."""
     event = decode(StageIncident, data)
     tracing, before = Tracing(TelemetryConfig(ratio=0.0), _SINK), _SINK.roots
-    incident = Incident(event.stamp, event.error_type, event.error)
+    incident = TraceIncident(event.stamp, event.error_type, event.error)
     tracing.end(
         RolloutEnd(
             group=event.group, run="r", env="sums", seq=1, sequences=2, policy_step=0, started_ns=1, ended_ns=2,
@@ -140,7 +140,7 @@ def _feed_attempts(data: bytes) -> None:
     async def read() -> int:
         async with MemoryBus() as bus:
             await bus.put(keys.attempts("d", "1"), data)
-            return await Attempts(bus, "d").deaths(1)
+            return await DeliveryAttempts(bus, "d").deaths(1)
 
     assert asyncio.run(read()) >= 0
 
@@ -153,7 +153,7 @@ def _feed_url(data: bytes) -> None:
     """A URL that cannot be used is passed over; the register goes on."""
 
     async def follow() -> None:
-        async with MemoryBus() as bus, Directory(1.0) as directory, anyio.create_task_group() as tasks:
+        async with MemoryBus() as bus, InferenceDirectory(1.0) as directory, anyio.create_task_group() as tasks:
             await bus.put(keys.inference("policy"), data)
             tasks.start_soon(directory.follow, bus, "r", "policy")
             await anyio.lowlevel.checkpoint()

@@ -12,7 +12,7 @@ from fuzz.mutate import mutate_bytes, mutate_json
 from fuzz.oracle import Target
 
 from lachesis.pipeline.gateway.body import unzipped
-from lachesis.pipeline.gateway.logic.convert import Origin, to_group
+from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
 from lachesis.pipeline.gateway.protocol import EnvironmentId, RegisterEnv, ScoredData, read_json
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.plan import Plan
@@ -21,7 +21,7 @@ from lachesis.schemas.rollout import RolloutGroup
 __all__ = ["targets"]
 
 _LIMIT = 1 << 16
-_ORIGIN = Origin(
+_ORIGIN = GroupOrigin(
     id="ab" * 16, run="fuzz", env="words", producer="gateway-words-1", epoch=1, counter=1,
     policy_version="3-first-abcdef", tokenizer_hash="t", started_ns=1, name="words", longest=8, most=4,
 )  # fmt: skip
@@ -50,10 +50,10 @@ _REGISTRATION = {"max_token_length": 64, "desired_name": "words", "weight": 1.0,
 def targets() -> list[Target]:
     """Return the targets."""
     groups = [msgspec.json.encode(value) for value in (_PLAIN, _FULL)]
-    asked = [msgspec.json.encode(value) for value in (_REGISTRATION, {"env_id": 3})]
+    request = [msgspec.json.encode(value) for value in (_REGISTRATION, {"env_id": 3})]
     return [
         Target("gateway.group", groups, mutate_json, _take_group, weight=3),
-        Target("gateway.registration", asked, mutate_json, _take_registration),
+        Target("gateway.registration", request, mutate_json, _take_registration),
         Target("gateway.gzip", [_zipped(body) for body in groups], _mutate_zipped, _unzip),
     ]
 

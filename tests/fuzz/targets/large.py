@@ -10,8 +10,8 @@ import msgspec
 from fuzz.mutate import mutate_msgpack
 from fuzz.oracle import Target
 
-from lachesis.pipeline.bus.api import PubAck, Stored
-from lachesis.pipeline.bus.blobs import CHUNK_BYTES, Blobs
+from lachesis.pipeline.bus.api import PubAck, StoredMessage
+from lachesis.pipeline.bus.blobs import CHUNK_BYTES, BlobStore
 from lachesis.pipeline.bus.publisher import Publisher
 from lachesis.pipeline.bus.routing import LARGE_HEADER
 from lachesis.schemas.errors import InfrastructureError, NotFoundError
@@ -22,7 +22,7 @@ __all__ = ["targets"]
 
 class _Stream:
     def __init__(self) -> None:
-        self.stored: dict[int, Stored] = {}
+        self.stored: dict[int, StoredMessage] = {}
 
     async def append(self, _: str, subject: str, data: bytes, *, after: int, headers: Mapping[str, str]) -> int:
         del after  # nobody else writes here
@@ -30,10 +30,10 @@ class _Stream:
 
     async def store(self, subject: str, data: bytes, headers: Mapping[str, str]) -> PubAck:
         seq = len(self.stored) + 1
-        self.stored[seq] = Stored("ROLLOUTS", subject, seq, data, 0, headers)
+        self.stored[seq] = StoredMessage("ROLLOUTS", subject, seq, data, 0, headers)
         return PubAck("ROLLOUTS", seq, duplicate=False)
 
-    async def fetch(self, _: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+    async def fetch(self, _: str, seqs: Sequence[int]) -> AsyncIterator[StoredMessage]:
         for seq in seqs:
             if not 0 < seq < 1 << 63:  # the server answers a request that is none, and that is no "not found"
                 raise InfrastructureError(f"sequence {seq}: invalid request")
@@ -43,7 +43,7 @@ class _Stream:
 
 
 _STREAM = _Stream()
-_BLOBS = Blobs(cast("Publisher", _STREAM), _STREAM.fetch)
+_BLOBS = BlobStore(cast("Publisher", _STREAM), _STREAM.fetch)
 _WHOLE = random.Random(0).randbytes(2 * CHUNK_BYTES + 100)
 
 
@@ -67,6 +67,6 @@ def targets() -> list[Target]:
 
 def _feed(seq: int, data: bytes) -> None:
     good = _STREAM.stored[seq]
-    joined = asyncio.run(_BLOBS.join(Stored(good.stream, good.subject, seq, data, 0, good.headers)))
+    joined = asyncio.run(_BLOBS.join(StoredMessage(good.stream, good.subject, seq, data, 0, good.headers)))
     assert LARGE_HEADER not in joined.headers
     assert joined.data == _WHOLE, "other data than was stored"

@@ -13,7 +13,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas.codec import decode, encode
@@ -24,7 +24,7 @@ from lachesis.schemas.plan import Plan
 __all__ = ["targets"]
 
 _REFUSALS = (DataError, LedgerError, ConfigError)
-_ITEMS = Items(8, difficulty=np.arange(8.0), skill=np.arange(8, dtype=np.int32) % 2, skills=("a", "b"))
+_ITEMS = ItemPool(8, difficulty=np.arange(8.0), skill=np.arange(8, dtype=np.int32) % 2, skills=("a", "b"))
 
 
 def targets() -> list[Target]:
@@ -61,7 +61,7 @@ def _normalizer() -> tuple[EnvNormalizer, dict[str, object]]:
     delta = None
     for seq in range(1, 14):
         normalizer.member(seq, f"{seq:032x}")
-        normalizer.outcome(f"{seq:032x}", seq, {"score": [0.0, float(seq)]}, source=seq)
+        normalizer.resolve(f"{seq:032x}", seq, {"score": [0.0, float(seq)]}, source=seq)
         delta = normalizer.step().delta or delta
     assert delta is not None
     return normalizer, delta
@@ -72,7 +72,7 @@ def _use(normalizer: EnvNormalizer) -> None:
     assert start >= 1
     for seq in range(start, start + 9):
         normalizer.member(seq, f"{seq:032x}")
-        normalizer.outcome(f"{seq:032x}", seq, {"score": [0.0, 1.0]}, source=seq)
+        normalizer.resolve(f"{seq:032x}", seq, {"score": [0.0, 1.0]}, source=seq)
     for ready in normalizer.step().ready:
         values = ready.snapshot.normalize("score", ready.values["score"]).values
         assert all(value is not None and abs(value) < 1e12 for value in values)
@@ -101,7 +101,7 @@ def _strategy(name: str) -> Strategy:
 def _taught(strategy: Strategy) -> Strategy:
     for number in range(12):
         strategy.observe(
-            Feedback(
+            ItemFeedback(
                 id=f"g{number}",
                 env="sums",
                 item=number % 8,
@@ -143,7 +143,7 @@ def _entry() -> LedgerEntry:
 def _feed_entry(data: bytes) -> None:
     """A batcher that starts from the entry takes a rollout in and describes itself again."""
     joiner = Joiner(BatchingConfig(), decode(LedgerEntry, data))
-    joiner.judge(0)
+    joiner.drop_stale(0)
     joiner.member(joiner.frontier + 1, "sums", Plan.of(group()), 1, 1)
     state = joiner.state()
     assert state.watermark <= joiner.frontier

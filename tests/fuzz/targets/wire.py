@@ -11,7 +11,7 @@ from fuzz.examples import EXAMPLES, floats, group
 from fuzz.mutate import mutate_msgpack, mutate_text
 from fuzz.oracle import Target
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.pipeline.scoring.judge import samples_of
@@ -95,7 +95,9 @@ def _feed_plan(data: bytes) -> None:
 
 def _feed_header(data: bytes) -> None:
     """A good group under a bad header: only the header that fits it exactly may pass."""
-    message = Stored("ROLLOUTS", "rl.rollout.r.sums", 1, encode(group()), 1, {PLAN_HEADER: data.decode("latin-1")})
+    message = StoredMessage(
+        "ROLLOUTS", "rl.rollout.r.sums", 1, encode(group()), 1, {PLAN_HEADER: data.decode("latin-1")}
+    )
     read_rollout(message)
     assert data.decode("latin-1") == Plan.of(group()).pack()
 

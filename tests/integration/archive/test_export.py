@@ -14,9 +14,9 @@ import pytest
 from integration.archive.world import RUN, World, a_group, a_world
 
 from lachesis.pipeline.archive.jsonl import JsonLinesWriter, read_lines, read_row
-from lachesis.pipeline.archive.logic.row import SCHEMA, Judgement, Row, content_digest, rows_of
+from lachesis.pipeline.archive.logic.row import SCHEMA, DerivedColumns, RolloutRow, content_digest, rows_of
 from lachesis.pipeline.archive.parquet import METADATA_KEY, arrow_schema, read_rows
-from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.flow.retention import read_record, update_record
 from lachesis.schemas.annotations import GroupScore
 from lachesis.schemas.codec import encode
 from lachesis.schemas.subjects import ROLLOUTS
@@ -28,7 +28,7 @@ async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[World]:
         yield made
 
 
-def rows(path: Path) -> list[Row]:
+def rows(path: Path) -> list[RolloutRow]:
     if path.suffix == ".parquet":
         return [row for _, row in read_rows(path)]
     return [read_row(line.data) for line in read_lines(path)]
@@ -57,7 +57,7 @@ async def test_rollouts_and_all_that_was_derived_come_out_and_the_rollouts_go_ba
     assert (other.outcome, other.outcome_reason, other.batch) == ("stale", "too old", None)
     assert (words.score, words.ratings, words.outcome, words.env) == (None, None, None, "words")
     assert (last.score is not None, last.reward, last.verdict) == (True, None, None)
-    assert (await record(world.bus, RUN)).holds == {}
+    assert (await read_record(world.bus, RUN)).holds == {}
     assert [entry.name for entry in world.folder.iterdir() if "index" in entry.name or "partial" in entry.name] == []
     if kind == "parquet":
         import pyarrow.parquet as pq
@@ -102,7 +102,7 @@ async def test_json_lines_load_whatever_is_null_at_first_where_the_columns_are_s
             score = GroupScore(
                 group=one.id, seq=n, item="", policy_step=0, scores=[0.5] * 8, lengths=[1] * 8, ratings={}
             )
-            writer.write(rows_of(one, n, 1, Judgement(revision="live", score=score if n > 190 else None)))
+            writer.write(rows_of(one, n, 1, DerivedColumns(revision="live", score=score if n > 190 else None)))
     assert path.stat().st_size > 12 << 20
     features = datasets.Features.from_arrow_schema(arrow_schema())
     cache = str(tmp_path / "cache")
@@ -132,7 +132,7 @@ async def test_a_replayed_revision_and_a_selection(world: World) -> None:
     assert "takes none of the rollouts" in await refusal("--subject", "rl.score.>")
     listed.write_text("f" * 32)
     assert "1 of the 1 groups listed are not selected" in await refusal("--groups", "ids")
-    await change(world.bus, RUN, lambda old: old.replace(trimmed={ROLLOUTS: 9}))
+    await update_record(world.bus, RUN, lambda old: old.replace(trimmed={ROLLOUTS: 9}))
     assert "kept from sequence 9 on, not from 3" in await refusal("--from-seq", "3")
     assert not (world.folder / "none.jsonl").exists()
     assert not (world.folder / "none.jsonl.partial").exists()

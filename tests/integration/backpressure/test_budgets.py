@@ -49,9 +49,9 @@ async def test_a_stream_at_its_stop_stops_the_producers_who_say_so_and_go_on_whe
         with anyio.fail_after(60):  # what was just stored counts twice for a second, so the last few come slowly
             while (await nats_bus.usage(subjects.ROLLOUTS)).bytes <= stop - reserved:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
-        await world.until(lambda: "stream ROLLOUTS" in str(environment.vitals.note))
+        await world.until(lambda: "stream ROLLOUTS" in str(environment.vitals.status_text))
         await world.until(lambda: not world.governor.now.leased)
-        await world.until(lambda: "raise" in str(environment.vitals.note))  # as soon as trimming has not helped
+        await world.until(lambda: "raise" in str(environment.vitals.status_text))  # as soon as trimming has not helped
         assert environment.vitals.state == "backpressure"
         full = await nats_bus.usage(subjects.ROLLOUTS)
         print(f"stopped at {full.bytes} of {stop:g} bytes; {environment.vitals.retried} publications refused")
@@ -95,7 +95,7 @@ async def test_what_the_server_itself_refuses_is_neither_lost_nor_stored_twice(
             for _ in range(3):
                 before = environment.vitals.retried
                 await world.until(lambda: environment.vitals.retried >= before + 8)  # noqa: B023 - awaited right here
-                await world.until(lambda: "maximum bytes exceeded" in str(environment.vitals.note))
+                await world.until(lambda: "maximum bytes exceeded" in str(environment.vitals.status_text))
                 assert environment.vitals.state == "backpressure"
                 assert environment.vitals.in_flight <= 8
                 seen = max((await world.fates()).keys())
@@ -128,7 +128,7 @@ async def test_a_group_larger_than_its_lease_is_refused_and_stands_in_nobodys_wa
     world.extra["liar"] = lambda: noise(100_000 if NOISE.random() < 0.8 else 10)
     async with world.running():
         liar = world.services["environment-liar"].vitals
-        await world.until(lambda: "raise longest_tokens of environment liar" in str(liar.note))
+        await world.until(lambda: "raise longest_tokens of environment liar" in str(liar.status_text))
         await world.trainer.until(10)
     largest = 4 * (64 * 16 + 4096)
     async with nats_bus.read(subjects.ROLLOUTS, [subjects.rollout(RUN)], follow=False) as messages:

@@ -20,7 +20,7 @@ async def test_without_a_governor_nothing_begins_and_with_the_next_one_the_run_g
         await world.trainer.until(5)
         environment = world.services["environment-words"].vitals
         world.kill("governor")
-        await world.until(lambda: environment.state == "waiting" and "governor" in str(environment.note))
+        await world.until(lambda: environment.state == "waiting" and "governor" in str(environment.status_text))
         await anyio.sleep(1.5 * world.config.flow.lease_s)
         granted = world.governor.granted
         assert len(world.inference.began_ns) <= granted, "generated without a lease"
@@ -61,7 +61,7 @@ async def test_a_group_larger_than_any_budget_is_refused_and_blocks_nobody(nats_
     world = World(nats_bus, msgspec.structs.replace(config, environments=environments))
     async with world.running():
         await world.trainer.until(10)
-        reason = str(world.services["environment-huge"].vitals.note)
+        reason = str(world.services["environment-huge"].vitals.status_text)
     print(reason)
     assert "in stream ROLLOUTS can never be admitted" in reason
     assert "streams.rollouts_bytes" in reason

@@ -33,7 +33,7 @@ async def test_a_stopped_trainer_stops_everything_within_the_bound_and_everythin
         assert (await nats_bus.usage(subjects.ROLLOUTS)).last == stored, "stored while the trainer stood still"
         assert len(world.inference.began_ns) == began, "generated while the trainer stood still"
         assert world.services["environment-words"].vitals.state == "backpressure"
-        assert "sequences are outstanding" in str(world.services["environment-words"].vitals.note)
+        assert "sequences are outstanding" in str(world.services["environment-words"].vitals.status_text)
 
         asked = len(world.governor.answers)
         trained = world.trainer.batches[-1].number + 1

@@ -18,7 +18,7 @@ import pytest
 from anyio.abc import TaskStatus
 
 from lachesis import Environment, Session, Task
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
@@ -31,7 +31,7 @@ from lachesis.pipeline.flow import stage as governor_stage
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.logic import Governor
 from lachesis.pipeline.flow.stage import run_governor
-from lachesis.pipeline.inference.client import Capabilities, Generation
+from lachesis.pipeline.inference.client import Capabilities, GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import ScoringConfig
@@ -120,7 +120,7 @@ class Inference(FakeInference):
 
     async def generate(
         self, prompt_ids: Any, n: int, sampling: SamplingParams | None = None, **_: Any
-    ) -> list[Generation]:
+    ) -> list[GeneratedSample]:
         version = f"{self.step}-{len(self.began_ns)}-x"
         self.began_ns.append(time.time_ns())
         if len(self.began_ns) > self.world.governor.granted:
@@ -177,9 +177,9 @@ class Granted:
                 super().__init__(*args, **kwargs)
                 notes.now = self
 
-            def ask(self, request: LeaseRequest, now_s: float) -> LeaseReply:
+            def answer_request(self, request: LeaseRequest, now_s: float) -> LeaseReply:
                 held = self._shares._held[request.env]
-                reply = super().ask(request, now_s)
+                reply = super().answer_request(request, now_s)
                 notes.granted += request.op == "acquire" and reply.granted
                 notes.worst = max(notes.worst, self.outstanding)
                 notes.answers.append(Answer(now_s, request, reply, held, self.capacity - self.outstanding))
@@ -208,7 +208,7 @@ class Trainer:
 
     async def run(self) -> None:
         await self._publish(0)
-        async with aclosing(follow_ledger(self.world.bus, RUN, "main", Position())) as entries:
+        async with aclosing(follow_ledger(self.world.bus, RUN, "main", LedgerPosition())) as entries:
             async for entry in entries:
                 if entry.batch is not None:
                     await anyio.sleep(self.step_s)
@@ -368,6 +368,6 @@ async def _role(server: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
     yield server
 
 
-def _made_by(version: str, answer: Generation) -> Generation:
+def _made_by(version: str, answer: GeneratedSample) -> GeneratedSample:
     spans = [WeightVersionSpan(version=version, start=0, end=len(answer.token_ids))]
     return msgspec.structs.replace(answer, weight_versions=spans)

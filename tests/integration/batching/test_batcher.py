@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.batching import stage as stage_module
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import fetch_batch, fetch_groups, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
@@ -145,7 +145,7 @@ async def read_until(bus: Bus, outcomes: int = 0, batches: int = 0) -> list[Ledg
     """Return the ledger's entries, as soon as they hold so many outcomes (batched ones too) and batches."""
     entries: list[LedgerEntry] = []
     with anyio.fail_after(60):
-        async with aclosing(follow_ledger(bus, RUN, "main", Position())) as ledger:
+        async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition())) as ledger:
             async for entry in ledger:
                 entries.append(entry)
                 done = sum(len(e.outcomes) + (len(e.batch.groups) if e.batch else 0) for e in entries)
@@ -276,14 +276,14 @@ async def test_kills_at_any_moment_leave_every_rollout_one_outcome(bus: Bus) -> 
     async with batcher(bus, config):
         with anyio.fail_after(240):
             while True:
-                found = fates([e async for e in follow_ledger(bus, RUN, "main", Position(), follow=False)])
+                found = fates([e async for e in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)])
                 left = [len(group.sequences) for seq, group in published if seq not in found]
                 if not make_a_batch(left) and all(seq in found for seq in repeats):
                     break
                 await anyio.sleep(0.02)
     assert {found[seq] for seq in repeats} == {"duplicate"}
     assert set(found) <= {seq for seq, _ in published} | set(repeats)
-    entries = [entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)]
+    entries = [entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
     batches = [entry.batch for entry in entries if entry.batch]
     assert [batch.number for batch in batches] == list(range(len(batches)))
     assert all(batch.sequences == 8 for batch in batches)
@@ -373,18 +373,18 @@ async def test_reading_goes_on_from_a_position_and_refuses_another_history(bus: 
             await world.reward(*[await world.rollout() for _ in range(2)])
             await read_until(bus, batches=n + 1)
     entries = await read_until(bus, batches=3)
-    position = Position()
+    position = LedgerPosition()
     for i, entry in enumerate(entries):
         position = position.after(entry)
         rest = [e.index async for e in follow_ledger(bus, RUN, "main", position, follow=False)]
         assert rest == [e.index for e in entries[i + 1 :]]
-    for wrong in (Position(1, "0" * 64), Position(len(entries) + 1, position.digest)):
+    for wrong in (LedgerPosition(1, "0" * 64), LedgerPosition(len(entries) + 1, position.digest)):
         with pytest.raises(LedgerError):
             await anext(follow_ledger(bus, RUN, "main", wrong, follow=False))  # before anything is opened
     with pytest.raises(LedgerError, match="where 0 follows"):
-        Position().after(entries[1])
+        LedgerPosition().after(entries[1])
     with pytest.raises(LedgerError, match="rolled back"):
-        Position(1, "f" * 64).after(entries[1])
+        LedgerPosition(1, "f" * 64).after(entries[1])
 
 
 async def test_the_deadline_of_a_batchers_life_before_still_holds(bus: Bus) -> None:

@@ -269,6 +269,6 @@ async def test_a_trainer_too_old_for_a_batch_stops_instead_of_leaving_it_out() -
 
 def test_a_service_that_meets_a_newer_build_ends_as_one_that_cannot_start(caplog: pytest.LogCaptureFixture) -> None:
     error = VersionError("ScoreEvent: schema version 2 is newer; upgrade this service")
-    assert process._explain(BaseExceptionGroup("", [ExceptionGroup("", [error]), error])) == process.STARTUP
+    assert process._explain(BaseExceptionGroup("", [ExceptionGroup("", [error]), error])) == process.EXIT_STARTUP
     assert [record.getMessage() for record in caplog.records][-1] == str(error)
     assert "Traceback" not in caplog.text

@@ -104,7 +104,7 @@ class Slow:
 
 
 async def sweep(bus: Bus) -> int:
-    return await bus.sweep(ROLLOUTS, before_ns=time.time_ns() + 10**10)
+    return await bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() + 10**10)
 
 
 @pytest.mark.parametrize("place", [1, 9, "head"])
@@ -118,7 +118,7 @@ async def test_a_producer_slower_than_the_sweep_sends_its_chunks_again(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: producer.publish_large(MATH, data, msg_id="slow"))
             await slow.reached.wait()
-            assert await nats_bus.sweep(ROLLOUTS, before_ns=time.time_ns() - 10**12) == 0  # too young
+            assert await nats_bus.delete_orphan_chunks(ROLLOUTS, before_ns=time.time_ns() - 10**12) == 0  # too young
             assert await sweep(nats_bus) == (10 if place == "head" else int(place)) + 1  # and what kept the head out
             slow.go_on.set()
     assert await sweep(nats_bus) == 0

@@ -11,7 +11,7 @@ from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
-from lachesis.pipeline.bus.link import Series
+from lachesis.pipeline.bus.link import AnswerSeries
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.errors import FencedError
 from lachesis.schemas.subjects import LEDGER, LIVE, ROLLOUTS, stream_name
@@ -26,7 +26,7 @@ async def lossy(nats_bus: NatsBus, nats_server: EmbeddedServer, monkeypatch: pyt
     """A bus whose next answers can be lost: `lossy.lose = n` drops n of them after the server has acted."""
     config = ConnectionConfig(ack_timeout_s=0.2)
     async with await connect(nats_server.url, run="run", name="lossy", token=nats_server.token, config=config) as bus:
-        ask = bus._link.ask
+        ask = bus._link.request_once
         bus.lose = 0  # type: ignore[attr-defined]
 
         async def losing(*args: object, **options: object) -> Msg | None:
@@ -36,7 +36,7 @@ async def lossy(nats_bus: NatsBus, nats_server: EmbeddedServer, monkeypatch: pyt
                 return None
             return msg
 
-        monkeypatch.setattr(bus._link, "ask", losing)
+        monkeypatch.setattr(bus._link, "request_once", losing)
         yield bus
 
 
@@ -58,7 +58,7 @@ async def test_a_lost_commit_is_settled_as_ours(lossy: NatsBus, nats_bus: NatsBu
 async def test_a_lost_commit_that_was_overtaken_is_fenced(
     lossy: NatsBus, nats_bus: NatsBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, overtaken = lossy._link.ask, False
+    ask, overtaken = lossy._link.request_once, False
 
     async def overtake(subject: str, *args: object, **options: object) -> Msg | None:
         nonlocal overtaken
@@ -69,7 +69,7 @@ async def test_a_lost_commit_that_was_overtaken_is_fenced(
         await nats_bus.commit(STATE, b"foreign", expected=1, msg_id="b-1")
         return None
 
-    monkeypatch.setattr(lossy._link, "ask", overtake)
+    monkeypatch.setattr(lossy._link, "request_once", overtake)
     with pytest.raises(FencedError):
         await lossy.commit(STATE, b"ours", expected=0, msg_id="a-0")
 
@@ -151,15 +151,15 @@ async def test_what_is_lost_of_many_answers_is_asked_for_again(
 ) -> None:
     for i in range(300):
         await nats_bus.publish(MATH, b"%d" % i, msg_id=str(i))
-    add, dropped = Series.add, []
+    add, dropped = AnswerSeries.push, []
 
-    def losing(series: Series, msg: Msg) -> None:
+    def losing(series: AnswerSeries, msg: Msg) -> None:
         if msg.data in (b"0", b"100", b"299") and msg.data not in dropped:
             dropped.append(msg.data)
         else:
             add(series, msg)
 
-    monkeypatch.setattr(Series, "add", losing)
+    monkeypatch.setattr(AnswerSeries, "push", losing)
     assert [m.seq async for m in nats_bus.fetch(ROLLOUTS, range(1, 301), MATH)] == list(range(1, 301))
     assert dropped == [b"0", b"100", b"299"]
 

@@ -74,7 +74,7 @@ async def test_a_consumer_that_is_given_up_for_another_goes_as_well(nats_bus: Na
     async with nats_bus.read(ROLLOUTS, [MATH]) as messages:
         assert (await anext(aiter(messages))).seq == 1
         (first,) = await consumers(nats_bus, ROLLOUTS)
-        messages.pull.lose()  # type: ignore[attr-defined]
+        messages.pull.recreate()  # type: ignore[attr-defined]
 
         async def replaced() -> bool:
             now = await consumers(nats_bus, ROLLOUTS)

@@ -31,7 +31,7 @@ async def test_commands_answer_without_a_quorum(tmp_path: Path, streams_config: 
             await connect(cluster.url, run="run", name="service", token=TOKEN, needs_jetstream=False) as bus,
             open_service(bus, "scorer", "run") as service,
         ):
-            service.recovered()
+            service.mark_ok()
             status = await command(cluster, "status", "--json")
             found = json.loads(status.stdout)
             assert status.returncode == 0

@@ -32,7 +32,7 @@ CUT_OFF_S = 600.0
 async def test_work_goes_on_beside_a_node_that_is_cut_off(
     tmp_path: Path, streams_config: StreamsConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failover, "_HOME_S", (0.5, 1.0))
+    monkeypatch.setattr(failover, "_HOME_INTERVAL_S", (0.5, 1.0))
     load = Load()
     async with open_split_cluster(tmp_path / "three nodes") as cluster:
         async with await cluster.connect("test") as other:

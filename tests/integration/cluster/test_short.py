@@ -49,7 +49,7 @@ async def test_one_copy_becomes_three_and_the_leader_leaves(tmp_path: Path, stre
                 with anyio.fail_after(60):
                     while len(load.read) < len(load.acked) or len(load.consumed) < len(load.acked):  # noqa: ASYNC110
                         await anyio.sleep(0.02)
-                    while (await bus._link.call(ConsumerInfo, subject, b"", what="scorer")).num_pending:  # noqa: ASYNC110
+                    while (await bus._link.call_api(ConsumerInfo, subject, b"", what="scorer")).num_pending:  # noqa: ASYNC110
                         await anyio.sleep(0.02)
                 readers.cancel_scope.cancel()
             assert [seq for seq, _ in load.read] == sorted(load.acked.values())

@@ -32,7 +32,7 @@ async def test_without_a_quorum_services_say_so_until_it_is_back(
                 bus.listen(subjects.heartbeat("run")) as heard,
                 anyio.create_task_group() as tasks,
             ):
-                service.recovered()
+                service.mark_ok()
                 tasks.start_soon(publish, bus)
                 beat = await next_beat(heard, lambda note: "no leader" in note)
                 assert beat.stage.state == "waiting"

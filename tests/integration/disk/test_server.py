@@ -94,11 +94,11 @@ async def test_a_server_that_dies_on_a_full_disk_comes_back_when_there_is_room(s
         await server.wait()
         tasks.start_soon(server.start_again)
         with anyio.fail_after(60):
-            while SHORTAGES.note is None:  # noqa: ASYNC110
+            while SHORTAGES.longest_wait_text is None:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         disk.free()
         with anyio.fail_after(60):
-            while SHORTAGES.note is not None:  # noqa: ASYNC110
+            while SHORTAGES.longest_wait_text is not None:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
     assert server.url == url  # where its clients look for it
 

@@ -12,12 +12,12 @@ import torch
 
 from lachesis.pipeline.bus.private import write_private
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.disk import SHORTAGES, LateFile, is_disk_full, write_when_room
+from lachesis.pipeline.disk import SHORTAGES, DeferredFile, is_disk_full, write_when_room
 from lachesis.pipeline.late_output import keep_output
 from lachesis.pipeline.training.checkpoint import checkpoint_bytes, load_checkpoint, only_writer, save_checkpoint
 from lachesis.pipeline.training.config import LearnerConfig
 from lachesis.pipeline.training.learner import Learner
-from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
 from lachesis.pipeline.training.state import latest_checkpoint
 from lachesis.pipeline.training.sums import verify_sums
 from lachesis.pipeline.training.tracking import METRICS_FILE, Tracking, append_row
@@ -26,14 +26,14 @@ from lachesis.pipeline.weights.tensors import policy_tensors, policy_version
 
 
 @pytest.fixture
-def policy() -> Policy:
+def policy() -> PolicyModel:
     return build_tiny_policy(0, width=64, layers=2, heads=2, max_length=64)
 
 
 async def waiting() -> None:
     """Wait until something waits for room."""
     with anyio.fail_after(60):
-        while SHORTAGES.note is None:  # noqa: ASYNC110
+        while SHORTAGES.longest_wait_text is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
 
@@ -41,7 +41,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
-async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(small_disk, policy: Policy) -> None:
+async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(small_disk, policy: PolicyModel) -> None:
     disk = small_disk(16)
     folder = disk.path / "checkpoints"
     learner = Learner(policy.model, LearnerConfig())
@@ -63,7 +63,7 @@ async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(s
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(write_when_room, folder, save, needed_bytes=checkpoint_bytes(policy, learner)))
         await waiting()
-        assert str(folder) in str(SHORTAGES.note)
+        assert str(folder) in str(SHORTAGES.longest_wait_text)
         assert files(folder) == before
         disk.free()
     latest = latest_checkpoint(folder)
@@ -73,7 +73,7 @@ async def test_a_checkpoint_waits_for_room_and_the_one_before_stays_the_latest(s
     assert not any(".partial" in name for name in files(folder))
 
 
-async def test_weights_wait_for_room(small_disk, policy: Policy) -> None:
+async def test_weights_wait_for_room(small_disk, policy: PolicyModel) -> None:
     disk = small_disk(16)
     tensors = policy_tensors(policy.model)
     version = policy_version(1, "a", tensors)
@@ -120,7 +120,7 @@ async def test_figures_wait_for_room_and_no_row_is_torn(small_disk) -> None:
 def test_small_files_are_whole_or_as_they_were(small_disk) -> None:
     disk = small_disk(1)
     secret, pids = disk.path / "endpoint.json", disk.path / "pids.json"
-    late = LateFile(pids)
+    late = DeferredFile(pids)
     write_private(secret, b"before")
     late.write(b"before")
     disk.fill()

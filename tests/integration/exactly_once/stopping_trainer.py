@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from lachesis.pipeline.training.feed import FedBatch
+from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.learner import Learner
 from lachesis.services.cli import main
 
 folder = Path(os.environ["TRAINER_FOLDER"])
 stop_in = int(os.environ.get("STOP_IN", "-1"))
-select, step = FedBatch.select, Learner.step
+select, step = LedgerBatch.select, Learner.step
 
 
 def selecting(batch, *args, **kwargs):
@@ -45,7 +45,7 @@ def stepping(learner, batch):
     return step(learner, batch)
 
 
-FedBatch.select = selecting
+LedgerBatch.select = selecting
 Learner.step = stepping
 if __name__ == "__main__":
     main()

@@ -6,7 +6,7 @@ import pytest
 from integration.batching.test_batcher import RUN, World, batcher, fates, make_config, read_until
 from integration.damage import damage_message, drop_blocks, truncate
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import find_position
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.config import ServerConfig
@@ -67,7 +67,7 @@ async def refused(bus, config) -> LedgerError:
     return error
 
 
-def save_state(config, position: Position, step: int) -> None:
+def save_state(config, position: LedgerPosition, step: int) -> None:
     """Write what a checkpoint of `step` knows of the ledger."""
     name = f"step-{step:08d}"
     path = config.path / CHECKPOINTS / name
@@ -84,7 +84,7 @@ def save_state(config, position: Position, step: int) -> None:
 
 
 def position_of(entry):
-    return Position(entry.index + 1, entry.digest())
+    return LedgerPosition(entry.index + 1, entry.digest())
 
 
 async def report(bus, entry):
@@ -145,7 +145,7 @@ async def test_a_report_that_names_more_than_the_ledger_holds_stops_the_batcher(
     await bus.publish(subjects.state(RUN, "trainer", LIVE, "main"), b"", msg_id="no report")  # is passed over
     assert (await find_position(bus, RUN, "main", position_of(entries[0]))) > 0
     feed = await BatchFeed.open(bus, RUN, "main", term="t")
-    feed.position = Position(3, foreign.digest())
+    feed.position = LedgerPosition(3, foreign.digest())
     await feed.report_trained(policy_version="3-a-b", step=3, lineage="a", checkpoint="step-3", voids=[])
     error = await refused(bus, config)
     assert "the trainer's report of step 3" in str(error)

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from integration.batching.test_batcher import RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import find_position, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.api import Bus
@@ -117,9 +117,9 @@ async def test_the_ledger_goes_on_past_foreign_messages_and_so_do_its_readers(
             await world.reward(*[await world.rollout() for _ in range(2)])
             entries = await read_until(bus, batches=3 + n)
         assert len(fates(entries)) == 6 + 2 * n
-    everything = [entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)]
+    everything = [entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
     assert [entry.index for entry in everything] == list(range(len(everything)))
-    assert await find_position(bus, RUN, "main", Position(1, first.digest())) == 1
+    assert await find_position(bus, RUN, "main", LedgerPosition(1, first.digest())) == 1
     told = [one for one in caplog.records if "rl.ledger.r.main: the message at sequence" in one.getMessage()]
     assert {one.levelno for one in told} == {logging.WARNING}
 

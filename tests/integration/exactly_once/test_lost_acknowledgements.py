@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.connection import connect
@@ -112,7 +112,7 @@ async def test_everything_takes_effect_once(nats_server, nats_bus, make_lab, see
             await main(Service(view, name, RUN), CONFIG)
 
     async def settled():
-        return fates([entry async for entry in follow_ledger(nats_bus, RUN, "main", Position(), follow=False)])
+        return fates([entry async for entry in follow_ledger(nats_bus, RUN, "main", LedgerPosition(), follow=False)])
 
     async with anyio.create_task_group() as tasks:
         for number, (name, main) in enumerate(STAGES):

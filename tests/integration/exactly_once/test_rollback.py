@@ -11,7 +11,7 @@ import torch
 from integration.batching.test_batcher import ENV, RUN, World, batcher, fates, make_config, read_until
 from integration.harness import trained_in_one_go
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus import reader
@@ -36,14 +36,14 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import HistoryLostError, LedgerError, leaves
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.process.service_process import STARTUP
+from lachesis.services.process.service_process import EXIT_STARTUP
 
 from .conftest import SUMS, Site
 
 
 @pytest.fixture(autouse=True)
 def _convinced_soon(monkeypatch):
-    monkeypatch.setattr(reader, "_CONVINCED_S", 0.5)
+    monkeypatch.setattr(reader, "_BELIEVE_LOSS_S", 0.5)
     yield
     torch.use_deterministic_algorithms(mode=False)
 
@@ -98,7 +98,7 @@ async def events(bus, kind, model):
 
 
 async def settled(bus):
-    return fates([entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)])
+    return fates([entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)])
 
 
 async def rewarded(bus):
@@ -290,7 +290,7 @@ async def test_a_refused_process_ends_with_one_line_that_says_what_to_do(site: S
     (site.folder / "copy").rename(site.store)
     async with site.server():
         second = site.start(config, "trainer")
-        assert await anyio.to_thread.run_sync(second.wait) == STARTUP, site.said(second)
+        assert await anyio.to_thread.run_sync(second.wait) == EXIT_STARTUP, site.said(second)
     assert "Traceback" not in site.said(second)
     assert "holds 0 entries, of which 2 were read already" in site.said(second)
     assert "no checkpoint in" in site.said(second)

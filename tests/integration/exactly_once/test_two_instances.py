@@ -8,7 +8,7 @@ import anyio
 import pytest
 from integration.batching.test_batcher import ENV, RUN, World, fates
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
 from lachesis.schemas import subjects
@@ -16,7 +16,7 @@ from lachesis.schemas.annotations import CurriculumEvent, GroupScore, RewardEven
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import StateSnapshot
 from lachesis.schemas.ledger import TrainReport
-from lachesis.services.process.service_process import FENCED
+from lachesis.services.process.service_process import EXIT_FENCED
 
 from .conftest import SUMS
 
@@ -66,7 +66,7 @@ async def one_of_two(site, bus, service, feed, *, config=CONFIG):
         tasks.start_soon(keep_feeding)
         found += await site.ended(first, second)
     (ended,) = found
-    assert ended.returncode == FENCED, site.said(ended)
+    assert ended.returncode == EXIT_FENCED, site.said(ended)
     assert "Traceback" not in site.said(ended)
     return (second if ended is first else first), ended
 
@@ -146,7 +146,7 @@ async def test_two_batchers(site):
             await world.reward(*groups)
 
         async def ledger():
-            return [entry async for entry in follow_ledger(bus, RUN, "main", Position(), follow=False)]
+            return [entry async for entry in follow_ledger(bus, RUN, "main", LedgerPosition(), follow=False)]
 
         survivor, ended = await one_of_two(site, bus, "batcher", feed)
 

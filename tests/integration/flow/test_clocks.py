@@ -8,9 +8,9 @@ import pytest
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.flow.config import FlowConfig, RetentionConfig
-from lachesis.pipeline.flow.history import History
+from lachesis.pipeline.flow.history import HistoryTrimmer
 from lachesis.pipeline.flow.logic import Governor
-from lachesis.pipeline.flow.retention import change, holding, record
+from lachesis.pipeline.flow.retention import holding, read_record, update_record
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.stage.service import open_service
 from lachesis.schemas import subjects
@@ -31,11 +31,11 @@ async def test_a_live_hold_stays_and_a_dead_one_lapses(
     for n in range(4):
         await nats_bus.publish(subjects.rollout(RUN, "words"), bytes(10_000), msg_id=f"{n}")
     dead = Hold(needs={ROLLOUTS: 1}, expires_ns=await nats_bus.server_time_ns() - 1, about="dead")
-    await change(nats_bus, RUN, lambda old: old.replace(holds={"dead": dead}))
+    await update_record(nats_bus, RUN, lambda old: old.replace(holds={"dead": dead}))
 
     monkeypatch.setattr(time, "time_ns", lambda: real_ns() + holder_ns)
     async with holding(nats_bus, RUN, "live", {ROLLOUTS: 1}, about="a replay") as held:
-        live = (await record(nats_bus, RUN)).holds[held.name]
+        live = (await read_record(nats_bus, RUN)).holds[held.name]
         assert 0 < live.expires_ns - await nats_bus.server_time_ns() <= 60 * 10**9
         monkeypatch.setattr(time, "time_ns", lambda: real_ns() + governor_ns)
         async with open_service(nats_bus, "governor", RUN) as service, anyio.create_task_group() as tasks:
@@ -44,7 +44,7 @@ async def test_a_live_hold_stays_and_a_dead_one_lapses(
                 while f"flow/trimmed_below/{ROLLOUTS}" not in service.vitals.metrics:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             tasks.cancel_scope.cancel()
-        assert set((await record(nats_bus, RUN)).holds) == {held.name}
+        assert set((await read_record(nats_bus, RUN)).holds) == {held.name}
 
 
 @pytest.mark.parametrize("governor_ns", [HOUR_NS, -HOUR_NS])
@@ -59,5 +59,5 @@ async def test_the_least_age_of_history_is_told_by_the_server(
         config = RunConfig(run=RUN, flow=FlowConfig(retention=RetentionConfig(min_age_s=min_age_s)))
         budget = Governor(config.flow, config.batching, term="t").budget
         async with open_service(nats_bus, "governor", RUN) as service:
-            history = History(service, config, budget)
+            history = HistoryTrimmer(service, config, budget)
             assert await history._old_enough(ROLLOUTS, [subject], seqs[-1] + 1) == expected

@@ -12,8 +12,8 @@ from integration.flow.test_history import start, trains_from_its_checkpoint  # n
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.collect import Collector, Limits
-from lachesis.pipeline.flow.retention import holding, record
+from lachesis.pipeline.flow.collect import GarbageCollector, GcLimits
+from lachesis.pipeline.flow.retention import holding, read_record
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import ConfigError, NotFoundError
@@ -41,8 +41,8 @@ async def test_beside_a_run_it_takes_what_nobody_needs_and_the_run_goes_on(start
         collected = 0
         for turn in range(4):
             await world.goes_on()
-            collector = Collector(world.bus, world.config)
-            found = await collector.find(Limits(older_than_s=0.0, ledger=True))
+            collector = GarbageCollector(world.bus, world.config)
+            found = await collector.plan(GcLimits(older_than_s=0.0, ledger=True))
             await collector.collect(found)
             collected += sum(one.messages for one in found.decisions.values())
             if turn % 2:
@@ -66,12 +66,12 @@ async def test_what_is_held_stays(start: Any) -> None:  # noqa: F811
         last = (await world.bus.usage(ROLLOUTS)).last
         async with holding(world.bus, history.RUN, "reader", {ROLLOUTS: last // 2}, about="a test"):
             await world.goes_on()
-            collector = Collector(world.bus, world.config)
-            await collector.collect(await collector.find(Limits(keep_bytes=0)))
+            collector = GarbageCollector(world.bus, world.config)
+            await collector.collect(await collector.plan(GcLimits(keep_bytes=0)))
             async with world.bus.read(ROLLOUTS, [], start=last // 2, headers_only=True, follow=False) as messages:
                 kept = [message.seq async for message in messages]
             assert kept[: last // 2] == list(range(last // 2, last + 1))[: last // 2]
-            assert (await record(world.bus, history.RUN)).trimmed[ROLLOUTS] <= last // 2
+            assert (await read_record(world.bus, history.RUN)).trimmed[ROLLOUTS] <= last // 2
         world.kill("producer")
 
 
@@ -117,7 +117,7 @@ class _KilledAfter:
         return getattr(self._bus, name)
 
     async def erase(self, stream: str, filters: list[str]) -> None:
-        await self._bus.erase(stream, filters)
+        await self._bus.delete_all(stream, filters)
         if stream == self._stream:
             raise KeyboardInterrupt
 
@@ -125,8 +125,8 @@ class _KilledAfter:
 async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
-    found = await collector.find(Limits(revisions=("short",)))
+    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    found = await collector.plan(GcLimits(revisions=("short",)))
     async with holding(world.bus, RUN, "replay", {}, about="replay short"):
         with pytest.raises(ConfigError, match="is kept for replay short"):
             await collector.collect(found)
@@ -137,24 +137,24 @@ async def test_a_revision_is_not_deleted_under_whoever_writes_it(world: World) -
 async def test_a_revision_is_kept_for_whoever_exports_it_or_has_yet_to_train_on_it(world: World) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
-    old = Limits(older_than_s=0.0, keep_bytes=0)
-    found = await collector.find(old)
+    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    old = GcLimits(older_than_s=0.0, keep_bytes=0)
+    found = await collector.plan(old)
     assert [one.name for one in found.going] == ["short"]
     async with holding(world.bus, RUN, "export", {}, about="export of short to out file.jsonl"):
-        assert (await collector.find(old)).revisions[0].held == "export of short to out file.jsonl"
+        assert (await collector.plan(old)).revisions[0].held == "export of short to out file.jsonl"
         with pytest.raises(ConfigError, match="is kept for export of short"):
             await collector.collect(found)
 
-    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
+    await world.bus.publish(subjects.offline_trainer(RUN, "again"), encode(PAST), msg_id="past")
     for trained in (None, 1):
         if trained is not None:
             await world.bus.publish(*_trained(trained), msg_id=f"trained {trained}")
         with pytest.raises(ConfigError, match=f"trainer again, {trained or 0} of 2 batches done"):
             await collector.collect(found)
-        assert (await collector.find(old)).going == []
+        assert (await collector.plan(old)).going == []
     await world.bus.publish(*_trained(2), msg_id="trained 2")
-    await collector.collect(await collector.find(old))
+    await collector.collect(await collector.plan(old))
     assert (await world.bus.usage(REPLAY)).messages == 0
 
 
@@ -163,14 +163,14 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
     for one in made.values():
         await world.store(one)
     await world.judge({n: made[n] for n in (1, 2, 3)})
-    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
+    await world.bus.publish(subjects.offline_trainer(RUN, "again"), encode(PAST), msg_id="past")
     ref = GroupRef(group=made[5].id, seq=5, env="sums", sequences=4, tokens=32, policy_step=0, advantages=[9.0] * 4)
     entry = LedgerEntry(
         run=RUN, trainer="again", index=0, previous="0" * 64, watermark=0, resolved=b"", events_cursor=0,
         batch=Batch(number=0, groups=[ref], sequences=4, tokens=32), next_batch=1, outcomes=[],
     )  # fmt: skip
     await world.bus.publish(subjects.ledger(RUN, "again"), encode(entry), msg_id="past entry")
-    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
     claims = [one for one in await collector._service_claims() if one.stream == ROLLOUTS]
     assert {one.needs for one in claims if one.holder.startswith("batcher")} == {3}, "the live ledger resolved two"
     assert [one.needs for one in claims if one.holder == "trainer again, for its batches"] == [5]
@@ -182,7 +182,7 @@ async def test_a_trainer_on_the_past_keeps_its_batches_and_nothing_else(world: W
 async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, killed: int) -> None:
     await world.store(a_group(1))
     await world.json("replay", "--revision", "short")
-    await world.bus.publish(subjects.past(RUN, "again"), encode(PAST), msg_id="past")
+    await world.bus.publish(subjects.offline_trainer(RUN, "again"), encode(PAST), msg_id="past")
     await world.bus.publish(subjects.ledger(RUN, "again"), b"an entry", msg_id="past entry")
     await world.bus.publish(*_trained(1), msg_id="trained 1")
     kept = await world.json("gc")
@@ -191,19 +191,21 @@ async def test_an_abandoned_trainer_on_the_past_goes_by_its_name(world: World, k
         False,
     )
     config = load(RunConfig, file=world.folder / "run.toml").config
-    both = Limits(revisions=("short",), trainers=("again",))
+    both = GcLimits(revisions=("short",), trainers=("again",))
     async with holding(world.bus, RUN, "train", {}, about="train again on short"):
         with pytest.raises(ConfigError, match=f"trainer again of run {RUN} is at work: stop it first"):
-            await Collector(world.bus, config).find(both)
+            await GarbageCollector(world.bus, config).plan(both)
     for _ in range(killed):
-        dying = Collector(_KilledAfter(world.bus, LEDGER), config)  # type: ignore[arg-type]
+        dying = GarbageCollector(_KilledAfter(world.bus, LEDGER), config)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
-            await dying.collect(await dying.find(both))
+            await dying.collect(await dying.plan(both))
     await world.json("gc", "--trainer", "again", "--revision", "short", "--yes")
     assert (await world.bus.usage(REPLAY)).messages == 0
-    assert await world.bus.stored_subjects(LEDGER, [subjects.past(RUN, "*"), subjects.ledger(RUN, "*")]) == []
+    assert (
+        await world.bus.stored_subjects(LEDGER, [subjects.offline_trainer(RUN, "*"), subjects.ledger(RUN, "*")]) == []
+    )
     with pytest.raises(NotFoundError, match="no offline trainer 'again' to delete; there are none"):
-        await Collector(world.bus, config).find(Limits(trainers=("again",)))
+        await GarbageCollector(world.bus, config).plan(GcLimits(trainers=("again",)))
 
 
 def _trained(batches: int) -> tuple[str, bytes]:
@@ -218,12 +220,12 @@ def _trained(batches: int) -> tuple[str, bytes]:
 async def test_what_is_held_since_it_was_found_stays(world: World) -> None:
     for n in range(1, 21):
         await world.store(a_group(n))
-    collector = Collector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
-    found = await collector.find(Limits())
+    collector = GarbageCollector(world.bus, load(RunConfig, file=world.folder / "run.toml").config)
+    found = await collector.plan(GcLimits())
     found.decisions[ROLLOUTS].before[subjects.rollout(RUN, "sums")] = 10
     async with holding(world.bus, RUN, "reader", {ROLLOUTS: 5}, about="a test"):
         await collector.collect(found)
         assert (await world.bus.usage(ROLLOUTS)).first == 5
-        assert (await record(world.bus, RUN)).trimmed[ROLLOUTS] == 5
+        assert (await read_record(world.bus, RUN)).trimmed[ROLLOUTS] == 5
     await collector.collect(found)
     assert (await world.bus.usage(ROLLOUTS)).first == 10

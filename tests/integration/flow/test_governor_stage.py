@@ -7,7 +7,7 @@ import anyio
 import pytest
 from integration.proxy import open_proxy
 
-from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, Position, make_batch
+from lachesis.pipeline.batching.chain import PREVIOUS_HEADER, Chain, LedgerPosition, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.pipeline.batching.read import follow_ledger
@@ -135,7 +135,7 @@ async def test_leases_follow_the_log(bus: Bus) -> None:
         for n, (seq, group) in enumerate(groups):
             await reward(bus, n, seq, group, 4)
         with anyio.fail_after(60):
-            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+            async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition())) as entries:
                 assert (await anext(entries)).batch is not None
         assert not (await ask(bus, acquire())).granted  # batched, not trained
         await train(bus, 1)
@@ -154,7 +154,7 @@ async def test_foreign_messages_on_the_ledger_hinder_neither_a_start_nor_a_gover
             await reward(bus, 2 * batches + n, seq, group, 4)
         batches += 1
         with anyio.fail_after(60):
-            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+            async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition())) as entries:
                 while (await anext(entries)).next_batch < batches:
                     pass
         await train(bus, batches)
@@ -213,7 +213,7 @@ async def test_a_start_knows_what_a_trainer_may_take_up_again(bus: Bus, reported
     follower = _Follower(service, config, Governor(config.flow, config.batching, term="t"))
     await follower.catch_up()
     assert follower.position == chain.position
-    assert follower.readers.untrained.lowest() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})
+    assert follower.readers.untrained.lowest_seqs() == ({subjects.ROLLOUTS: 5 + reported} if reported < 3 else {})
 
 
 async def test_a_restart_grants_nothing_until_earlier_leases_ran_out_and_counts_what_is_stored(bus: Bus) -> None:
@@ -272,7 +272,7 @@ async def test_no_mix_of_sizes_gets_stuck(bus: Bus, sizes: list[int], max_stalen
         tasks.start_soon(run_batcher, Service(bus, "batcher", RUN), config)
         tasks.start_soon(produce)
         with anyio.fail_after(60):
-            async with aclosing(follow_ledger(bus, RUN, "main", Position())) as entries:
+            async with aclosing(follow_ledger(bus, RUN, "main", LedgerPosition())) as entries:
                 while len(batches) < steps:
                     entry = await anext(entries)
                     if entry.batch is not None:
@@ -309,7 +309,7 @@ async def test_a_policy_record_that_cannot_be_read_does_not_end_the_governor(bus
     async with governor(bus, make_config()) as service:
         await granted(bus, acquire())
         with anyio.fail_after(60):
-            while "policy record" not in str(service.vitals.note):  # noqa: ASYNC110
+            while "policy record" not in str(service.vitals.status_text):  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         await bus.put(keys.POLICY, b"\xc1")
         await train(bus, 1)

@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 from integration.audit import audit
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import fetch_batch, follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
@@ -25,9 +25,9 @@ from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.curriculum.stage import run_curriculum
-from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.flow.config import FlowConfig
-from lachesis.pipeline.flow.retention import change, holding, record
+from lachesis.pipeline.flow.retention import holding, read_record, update_record
 from lachesis.pipeline.flow.stage import run_governor
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
@@ -111,7 +111,7 @@ class World:
             self.scopes.pop(name).cancel()
 
     async def _produce(self, service, _config) -> None:
-        leases = Leases(service, "p", "sums")
+        leases = ProducerLeases(service, "p", "sums")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(leases.renew)
             while (lease := await leases.acquire(2, GROUP_BYTES)) is not None:
@@ -148,7 +148,7 @@ class World:
             async for batch in batches:
                 assert not batch.unfetched, batch.unfetched
                 assert batch.batch.number == self.batches
-                feed.advance(batch)
+                feed.mark_trained(batch)
                 self.batches += 1
                 policy = PolicyRecord(run=RUN, version=self.version, weights="w", tokenizer_hash="tok", written_ns=1)
                 await feed.publish_policy(policy)
@@ -177,7 +177,7 @@ class World:
     def stopped_by(self) -> str:
         """What the governor says it waits for, if it does."""
         governor = self.services.get("governor")
-        return governor.vitals.note or "" if governor and governor.vitals.state == "backpressure" else ""
+        return governor.vitals.status_text or "" if governor and governor.vitals.state == "backpressure" else ""
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ async def trains_from_its_checkpoint(world: World) -> None:
     """Fetch every batch behind the last report: raises where a payload is gone."""
     stored = await world.bus.last(LEDGER, subjects.state(RUN, "trainer", "live", "main"))
     report = decode(TrainReport, stored.data)
-    position = Position(report.ledger_index + 1, report.chain)
+    position = LedgerPosition(report.ledger_index + 1, report.chain)
     async for entry in follow_ledger(world.bus, RUN, "main", position, follow=False):
         if entry.batch is not None:
             await fetch_batch(world.bus, entry.batch)
@@ -304,7 +304,7 @@ async def test_a_hold_keeps_history_until_it_ends(start) -> None:
         with pytest.raises(NotFoundError, match="is kept from sequence"):
             async with holding(world.bus, RUN, "late", {ROLLOUTS: 5}, about="too late"):
                 pass
-        assert "too late" not in {hold.about for hold in (await record(world.bus, RUN)).holds.values()}
+        assert "too late" not in {hold.about for hold in (await read_record(world.bus, RUN)).holds.values()}
 
 
 async def test_a_hold_that_yields_never_stops_the_run(start, caplog) -> None:
@@ -321,13 +321,13 @@ async def test_a_hold_that_nobody_renews_lapses(start, caplog) -> None:
     async with start() as world:
         with pytest.raises(NotFoundError, match="has lapsed"):  # noqa: PT012
             async with holding(world.bus, RUN, "gone", {ROLLOUTS: 1}, about="a replay", lease_s=2.0) as held:
-                old = (await record(world.bus, RUN)).holds[held.name]
+                old = (await read_record(world.bus, RUN)).holds[held.name]
                 past = type(old)(needs=old.needs, expires_ns=time.time_ns() - 1, about=old.about)
-                await change(world.bus, RUN, lambda it: it.replace(holds={held.name: past}))
-                await change(world.bus, RUN, lambda it: it.replace(holds={}))  # as a governor that trims does
+                await update_record(world.bus, RUN, lambda it: it.replace(holds={held.name: past}))
+                await update_record(world.bus, RUN, lambda it: it.replace(holds={}))  # as a governor that trims does
                 await anyio.sleep_forever()  # until the next renewal
         past_too = type(old)(needs={ROLLOUTS: 1}, expires_ns=time.time_ns() - 1, about="dead")
-        await change(world.bus, RUN, lambda it: it.replace(holds={"dead": past_too}))
+        await update_record(world.bus, RUN, lambda it: it.replace(holds={"dead": past_too}))
         world.start()
         await world.until(lambda: world.published * 2 * TOKENS * 8 > 2 * BUDGET)
         assert "hold dead (dead) was not renewed and has lapsed" in caplog.text

@@ -104,10 +104,10 @@ async def test_each_run_promises_its_own_bytes_whatever_others_hold(
         await one.bus.publish(subjects.rollout("one", "former"), b"x" * 10_000, msg_id="1")  # all that is stored
         async with one.running():
             with anyio.fail_after(60):
-                while len(one.held) < most or ROLLOUTS not in str(one.vitals.note):  # noqa: ASYNC110
+                while len(one.held) < most or ROLLOUTS not in str(one.vitals.status_text):  # noqa: ASYNC110
                     await anyio.sleep(0.02)
-            assert "ROLLOUTS has no room left: it holds 10,0" in str(one.vitals.note)
-            assert "more are promised to groups under way: wait until they end" in str(one.vitals.note)
+            assert "ROLLOUTS has no room left: it holds 10,0" in str(one.vitals.status_text)
+            assert "more are promised to groups under way: wait until they end" in str(one.vitals.status_text)
             async with two.running():
                 with anyio.fail_after(60):
                     while len(two.held) < most or not two.reason:  # noqa: ASYNC110

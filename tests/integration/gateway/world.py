@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import httpx
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.read import follow_ledger
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.bus.jetstream import NatsBus
@@ -119,7 +119,7 @@ class World:
 
     async def _train(self) -> None:
         await self._publish(0)
-        async with aclosing(follow_ledger(self.bus, self.config.run, "main", Position())) as entries:
+        async with aclosing(follow_ledger(self.bus, self.config.run, "main", LedgerPosition())) as entries:
             async for entry in entries:
                 if entry.batch is not None:
                     await self.trains.wait()
@@ -143,7 +143,7 @@ class World:
     async def outcomes(self) -> Counter[str]:
         """Count what became of the rollouts, by kind; asserts that none has two outcomes."""
         found: dict[int, str] = {}
-        async with aclosing(follow_ledger(self.bus, "g", "main", Position(), follow=False)) as entries:
+        async with aclosing(follow_ledger(self.bus, "g", "main", LedgerPosition(), follow=False)) as entries:
             async for entry in entries:
                 settled = [(outcome.seq, outcome.kind) for outcome in entry.outcomes]
                 settled += [(ref.seq, "batched") for ref in (entry.batch.groups if entry.batch else [])]

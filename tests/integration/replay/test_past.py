@@ -19,7 +19,7 @@ from fuzz.examples import group
 from integration.copies import copy_streams
 from integration.harness import until
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.config import ServerConfig
 from lachesis.pipeline.bus.connection import connect
 from lachesis.pipeline.bus.embedded import EmbeddedServer
@@ -151,11 +151,11 @@ async def world(tmp_path: Path, anyio_backend: str) -> World:
 
 def altering(
     subject: str, kind: type[Event], change: Callable[[Any], Any], *, nth: int = 0
-) -> Callable[[Stored], bytes]:
+) -> Callable[[StoredMessage], bytes]:
     """Return what changes the `nth` message on `subject`, as one who can sign what he stores would."""
     met = 0
 
-    def alter(message: Stored) -> bytes:
+    def alter(message: StoredMessage) -> bytes:
         nonlocal met
         if message.subject != subject:
             return message.data
@@ -199,7 +199,7 @@ async def test_a_ledger_that_was_deleted_is_stored_again_at_once(world: World) -
     async with world.server() as bus:
         await world.lachesis("replay", "--revision", "again")
         first = await world.lachesis("train", "--revision", "again", "--steps", "1")
-        await bus.erase(subjects.LEDGER, [subjects.ledger(RUN, "again")])
+        await bus.delete_all(subjects.LEDGER, [subjects.ledger(RUN, "again")])
         again = await world.lachesis("train", "--revision", "again", "--steps", "2")
         assert (again["steps"], again["chain"]) == (2, first["chain"])
 
@@ -227,8 +227,8 @@ async def test_what_a_teacher_gave_in_the_past_is_learned_from(world: World) -> 
         config.write_text(CONFIG.replace("[batching]", '[batching]\nteacher = "required"') + TAUGHT)
         assert "no logprobs of the teacher" in await world.refused("train", "--revision", "again", "--name", "taught")
         await teach(bus)
-        taught = await world.lachesis("train", "--revision", "again", "--name", "taught", "--steps", "3")
-    assert taught["policy_version"].rpartition("-")[2] != plain["policy_version"].rpartition("-")[2]
+        with_teacher = await world.lachesis("train", "--revision", "again", "--name", "taught", "--steps", "3")
+    assert with_teacher["policy_version"].rpartition("-")[2] != plain["policy_version"].rpartition("-")[2]
     folder = world.folder / "runs" / RUN / "trainers"
     for trainer, has_one in (("plain", False), ("taught", True)):
         steps = [json.loads(line) for line in (folder / trainer / "metrics.jsonl").read_text().splitlines()]

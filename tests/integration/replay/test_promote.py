@@ -20,7 +20,7 @@ from integration.replay.test_shadow import until
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.promotion.record import read
+from lachesis.pipeline.promotion.record import read_promotions
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import GroupReward, RewardEvent
 from lachesis.schemas.codec import decode
@@ -165,7 +165,7 @@ async def test_a_run_goes_on_with_a_revision_and_says_so(world: World) -> None:
     await switched(world, kills=0)
     code, out, err = await world.lachesis("promote", "honest", "--json")
     assert code == 0, err
-    assert json.loads(out)["first"] == (await read(world.bus, RUN, "live"))[0][0].first, "asked for once"
+    assert json.loads(out)["first"] == (await read_promotions(world.bus, RUN, "live"))[0][0].first, "asked for once"
     code, _, err = await world.lachesis("promote", "other")
     assert (code, b"has no revision 'other': try it first" in err) == (2, True)
     code, _, err = await world.lachesis("promote", "honest", "--set", "advantage.estimator=grpo")

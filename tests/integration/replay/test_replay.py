@@ -23,7 +23,7 @@ from lachesis.pipeline.bus.embedded import EmbeddedServer
 from lachesis.pipeline.bus.jetstream import NatsBus
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import change, record
+from lachesis.pipeline.flow.retention import read_record, update_record
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
@@ -172,7 +172,7 @@ async def test_a_rater_that_the_live_score_missed_is_found_and_the_live_run_is_n
     before = await world.events_digest()
     result = await world.replay("honest", "--max-rate", "400")
     assert (result["groups"], result["finished"]) == (40, True)
-    assert (await record(world.bus, RUN)).holds == {}
+    assert (await read_record(world.bus, RUN)).holds == {}
     site, text = world.folder / "report.html", world.folder / "report.md"
     code, out, err = await world.lachesis(
         "compare", "live", "honest", "--json", "--html", str(site), "--markdown", str(text),
@@ -197,7 +197,7 @@ async def test_a_rater_that_the_live_score_missed_is_found_and_the_live_run_is_n
     code, _, err = await world.lachesis("replay", "--revision", "none", "--min-step", "9")
     assert code == 2
     assert b"nothing is selected" in err
-    await change(world.bus, RUN, lambda old: old.replace(trimmed={subjects.ROLLOUTS: 9}))
+    await update_record(world.bus, RUN, lambda old: old.replace(trimmed={subjects.ROLLOUTS: 9}))
     code, _, err = await world.lachesis("replay", "--revision", "gone", "--from-seq", "3")
     assert (code, err.count(b"\n")) == (2, 1)
     assert b"kept from sequence 9 on, not from 3" in err
@@ -214,7 +214,7 @@ async def test_an_interrupted_replay_goes_on_where_it_was(world: World) -> None:
     assert code == 130, err
     part = json.loads(out)
     assert 0 < part["groups"] < 60
-    assert (await record(world.bus, RUN)).holds == {}
+    assert (await read_record(world.bus, RUN)).holds == {}
     whole, rest = await world.replay("whole"), await world.replay("paused")
     assert (rest["groups"], rest["digest"]) == (60, whole["digest"])
     assert await world.facts("paused") == await world.facts("whole")

@@ -13,7 +13,7 @@ from integration.replay.test_replay import LIVE, RUN, World, world
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import record
+from lachesis.pipeline.flow.retention import read_record
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
@@ -88,7 +88,7 @@ async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -
     (row,) = rows
     assert row["compared"]["rank_correlation"] < 0.6, "the bribed rater ranks otherwise"
     assert row["compared"]["sign_flips"] > 0.9
-    assert [hold.about for hold in (await record(world.bus, RUN)).holds.values()] == ["shadow honest"]
+    assert [hold.about for hold in (await read_record(world.bus, RUN)).holds.values()] == ["shadow honest"]
 
     async def shown() -> bool:
         code, out, err = await world.lachesis("status", "--json")
@@ -101,7 +101,7 @@ async def test_it_follows_the_live_run_and_is_listed_and_stopped(world: World) -
     code, out, err = await world.ended(process)
     assert code == 0, err
     assert json.loads(out)["digest"] == (await world.replay("whole"))["digest"]
-    assert (await record(world.bus, RUN)).holds == {}
+    assert (await read_record(world.bus, RUN)).holds == {}
     code, _, err = await world.lachesis("shadow", "stop", "honest")
     assert code == 2
     assert b"no shadow of revision 'honest' answers" in err

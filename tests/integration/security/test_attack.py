@@ -173,7 +173,7 @@ async def test_a_run_outlives_all_that_its_weakest_keys_can_send(secured_run: tu
         assert await run.wait(600) == 0, run.tail()
     async with server.during("audit") as bus:
         reader = LedgerReader(bus, RUN, "main")
-        assert not [problem.text for problem in await reader.look() if problem.breaks]
+        assert not [problem.text for problem in await reader.verify_new_entries() if problem.breaks]
         assert reader.entries
     log = b"".join(file.read_bytes() for file in (run.folder / "logs").iterdir())
     assert b"Traceback" not in log

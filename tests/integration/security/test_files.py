@@ -20,8 +20,8 @@ from fuzz.oracle import limited
 from integration.archive.world import a_group
 
 from lachesis.pipeline.archive.jsonl import JsonLinesWriter
-from lachesis.pipeline.archive.logic.atropos import Assumed
-from lachesis.pipeline.archive.logic.row import Judgement, rows_of
+from lachesis.pipeline.archive.logic.atropos import ImportAssumptions
+from lachesis.pipeline.archive.logic.row import DerivedColumns, rows_of
 from lachesis.pipeline.archive.parquet import ParquetWriter
 from lachesis.pipeline.archive.reading import check_kind, read_groups
 from lachesis.pipeline.bus.config import ConnectionConfig
@@ -54,7 +54,7 @@ from lachesis.services.observe.progress import (
 from lachesis.services.run.checkpoints import newest_checkpoint
 from lachesis.services.run.file import is_written_here
 from lachesis.services.run.known_runs import known_runs, register_run
-from lachesis.services.supervisor.supervisor import goes_on
+from lachesis.services.supervisor.supervisor import has_survivors
 
 HANG_S = 3.0
 MOST_BYTES = 2 << 30
@@ -107,7 +107,7 @@ def make_world(folder: Path) -> None:
         (folder / name).write_text("abc\n")
     (folder / "seed.nk").write_bytes(_new_seed())
     (folder / "groups").write_text(f"{1:032x}\n{2:032x}\n")
-    groups = [rows_of(a_group(n), n, 1, Judgement(revision="live")) for n in range(3)]
+    groups = [rows_of(a_group(n), n, 1, DerivedColumns(revision="live")) for n in range(3)]
     with (folder / "rows.jsonl").open("wb") as file:
         writer = JsonLinesWriter(file)
         for rows in groups:
@@ -146,7 +146,7 @@ def figures(world: World) -> None:
     training_rewards(world.run, 0, 9)
     with Tracking(RunConfig(folder=str(world.run))) as tracking:
         run_apart(lambda: tracking.resume(1))
-        run_apart(lambda: tracking.amend({"x": 1.0}))
+        run_apart(lambda: tracking.add_figures({"x": 1.0}))
 
 
 def archive(name: str) -> Callable[[World], None]:
@@ -154,7 +154,7 @@ def archive(name: str) -> Callable[[World], None]:
         path, atropos = world.folder / name, name == "atropos.jsonl"
         kind = "parquet" if name.endswith("parquet") else "jsonl"
         check_kind(path, kind, atropos=atropos)
-        assumed = Assumed(run="demo", env="sums", longest=64, most=64) if atropos else None
+        assumed = ImportAssumptions(run="demo", env="sums", longest=64, most=64) if atropos else None
         for placed in read_groups(path, kind, run="demo", assumed=assumed):
             assert placed.group is not None or name in placed.place
 
@@ -190,7 +190,7 @@ def checkpoint(world: World) -> None:
 
 READERS: dict[str, Callable[[World], object]] = {
     "run/run.toml": configured,
-    "run/pids.json": lambda world: goes_on(world.run),
+    "run/pids.json": lambda world: has_survivors(world.run),
     "run/nats/endpoint.json": lambda world: read_endpoint(world.run / "nats"),
     f"run/{METRICS_FILE}": figures,
     "state/lachesis/runs/one.json": registered,

@@ -45,7 +45,7 @@ async def governor(bus: NatsBus) -> AsyncIterator[Service]:
 
     async with open_service(bus, "governor", RUN) as service, bus.serve(subjects.lease(RUN), answer):
         await join_micro(bus, service, "grants leases")
-        await bus._link.ask("$JS.API.INFO", b"", timeout_s=60)  # by then the server knows the subscriptions
+        await bus._link.request_once("$JS.API.INFO", b"", timeout_s=60)  # by then the server knows the subscriptions
         yield service
 
 
@@ -92,7 +92,7 @@ async def test_a_server_without_accounts_gets_no_answer_for_a_foreign_subject(
                 await anyio.sleep(0.01)
         assert await environment.request(LEASE, b"mine", timeout_s=60) == b"mine"
         await service.heartbeat()
-        assert "requests were not answered" in (service.vitals.note or "")
+        assert "requests were not answered" in (service.vitals.status_text or "")
 
 
 async def test_a_service_does_not_send_back_headers_as_large_as_the_server_takes(secured: Secured) -> None:

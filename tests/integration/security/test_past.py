@@ -10,16 +10,16 @@ import torch
 from integration.security.conftest import RUN
 from integration.security.secured import Secured, auth_init
 
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.bus.config import StreamsConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.replay.past import PastRequest, past_record, past_trainer
-from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.replay.past import OfflineRequest, past_record, past_trainer
+from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training.model import build_tiny_policy, save_policy
-from lachesis.pipeline.training.stage import OnPast, run_trainer
+from lachesis.pipeline.training.stage import OfflineRun, run_trainer
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import AccessError
 from lachesis.schemas.replay import Selection
@@ -50,12 +50,12 @@ async def test_the_operator_trains_on_the_past_and_the_observer_rebuilds_it(
                     said = [[Message(role="assistant", content=str(draw.integers(2)))] for _ in range(4)]
                     await lab.store(lab.group(n, env="words", samples=4, messages=said, task={"answer": "1"},
                                               tokenizer_hash=policy.tokenizer_hash))  # fmt: skip
-            request = Request(revision="again", selection=Selection(envs=["words"]))
+            request = ReplayRequest(revision="again", selection=Selection(envs=["words"]))
             await run_replay(operator, config, request, draining=anyio.Event(), progress=lambda *_: None)
-            asked = PastRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
+            asked = OfflineRequest(trainer="again", revision="again", model=str(tmp_path / "model"))
             async with past_trainer(operator, config, asked, progress=lambda *_: None) as (record, _):
                 own = past_config(config, record, 2)
-                on_past = OnPast(Past(), trained=lambda _: None, durable=lambda _: None)
+                on_past = OfflineRun(OfflineStart(), trained=lambda _: None, durable=lambda _: None)
                 await run_trainer(Service(operator, "trainer", "one"), own, on_past)
             torch.use_deterministic_algorithms(mode=False)
             for subject in (subjects.ledger("one", "main"), subjects.state("one", "trainer", "live", "main")):

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from lachesis.pipeline.archive import jsonl, parquet
-from lachesis.pipeline.archive.logic.row import SCHEMA, Judgement, Row, content_digest, group_of, rows_of
+from lachesis.pipeline.archive.logic.row import SCHEMA, DerivedColumns, RolloutRow, content_digest, group_of, rows_of
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import Column, as_bytes, pack_mask
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import Attachment, Message, RolloutGroup, Sequences, ToolCall, VersionSpan
 
-NOTHING = Judgement(revision="live")
+NOTHING = DerivedColumns(revision="live")
 LINE = msgspec.json.encode(
     rows_of(
         group(
@@ -37,7 +37,7 @@ LINE = msgspec.json.encode(
 FULL = next(one for one in EXAMPLES if isinstance(one, RolloutGroup))
 
 
-def through(kind: str, rows: list[Row], folder: Path) -> list[Row]:
+def through(kind: str, rows: list[RolloutRow], folder: Path) -> list[RolloutRow]:
     path = folder / f"rows.{kind}"
     with path.open("wb") as file:
         if kind == "parquet":
@@ -130,7 +130,7 @@ def test_what_was_derived_is_on_the_row_of_its_sample(kind: str, tmp_path: Path)
         advantages=[1.5, None], shaping=[0.25, None], shaping_scale=0.5, snapshot="s", mean=0.5,
         std=None, range=0.0, n_valid=1,
     )  # fmt: skip
-    judged = Judgement(
+    judged = DerivedColumns(
         revision="again", score=score, ensemble="e", raters={"math": "1"}, reward=reward, estimator="rloo",
         outcome="batched", batch=4, batch_advantages=[1.25, None],
     )  # fmt: skip

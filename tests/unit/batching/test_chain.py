@@ -1,6 +1,6 @@
 import pytest
 
-from lachesis.pipeline.batching.chain import Chain, Position, make_batch
+from lachesis.pipeline.batching.chain import Chain, LedgerPosition, make_batch
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.codec import decode, encode
@@ -33,7 +33,7 @@ def test_a_writer_that_starts_again_continues_the_same_chain() -> None:
         entry = extend(one if two is None else two, batched=batched, dropped=dropped)
         entries.append(decode(LedgerEntry, encode(entry)))
         two = Chain("r", "t", "term2", entries[-1])
-    position = Position()
+    position = LedgerPosition()
     for entry in entries:
         position = position.after(entry)
     assert [entry.index for entry in entries] == [0, 1, 2, 3]
@@ -57,7 +57,7 @@ def test_who_wrote_it_and_when_is_outside_the_chain_and_everything_else_inside()
 def test_a_reader_refuses_a_gap_a_repeat_and_another_history() -> None:
     chain = Chain("r", "t", "a")
     first, second, third = (extend(chain, dropped=(seq,)) for seq in (1, 2, 3))
-    position = Position().after(first)
+    position = LedgerPosition().after(first)
     with pytest.raises(LedgerError, match="entry 2 where 1 follows"):
         position.after(third)
     with pytest.raises(LedgerError, match="entry 0 where 1 follows"):

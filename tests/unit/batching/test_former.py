@@ -33,18 +33,18 @@ def test_an_entry_records_its_batch_and_what_it_makes_too_old_is_in_the_next_one
     it = former(*(plan(counter) for counter in range(3)))
     groups = it.choose()
     assert groups
-    content = it.take(groups, 1e-3)
+    content = it.next_entry_content(groups, 1e-3)
     entry = it.write(content, written_ns=5)
     assert entry.batch
     assert [ref.seq for ref in entry.batch.groups] == [member.seq for member in content.batched] == [1, 2]
     assert (entry.watermark, entry.next_batch, entry.outcomes) == (2, 1, [])
     assert it.choose(incomplete=True) is None, "the third is too old for the next batch"
-    later = it.write(it.take([], 1e-3), written_ns=6)
+    later = it.write(it.next_entry_content([], 1e-3), written_ns=6)
     assert [(outcome.seq, outcome.kind) for outcome in later.outcomes] == [(3, "stale")]
     assert (later.batch, later.watermark) == (None, 3)
 
 
 def test_an_entry_holds_only_so_many_outcomes() -> None:
     it = former(*(plan(counter, policy_step=7) for counter in range(MAX_OUTCOMES_PER_ENTRY + 1)), rewarded=False)
-    sizes = [len(it.write(it.take([], 1e-3), written_ns=0).outcomes) for _ in range(2)]
+    sizes = [len(it.write(it.next_entry_content([], 1e-3), written_ns=0).outcomes) for _ in range(2)]
     assert sizes == [MAX_OUTCOMES_PER_ENTRY, 1]

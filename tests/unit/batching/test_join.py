@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lachesis.pipeline.batching import early as early_module
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner
-from lachesis.pipeline.batching.marks import Resolved
+from lachesis.pipeline.batching.marks import ResolvedSet
 from lachesis.schemas.alerts import Span, Standing
 from lachesis.schemas.annotations import DeadKind, DeadLetter, GroupReward, TeacherPointer, Verdict
 from lachesis.schemas.ledger import LedgerEntry
@@ -150,7 +150,7 @@ class Writer:
 
     def start(self) -> None:
         self.joiner = Joiner(self.config, self.entry)
-        self.joiner.judge(self.batches)
+        self.joiner.drop_stale(self.batches)
         self.next_rollout = (self.entry.watermark if self.entry else 0) + 1
         self.next_event = max(1, self.entry.events_cursor if self.entry else 1)
 
@@ -184,13 +184,13 @@ class Writer:
             if not self.offer(event, item):
                 while self.feed_rollout():
                     pass
-                self.joiner.all_seen()
+                self.joiner.end_of_rollouts()
                 assert self.offer(event, item)
         self.next_event = event + 1
         return True
 
     def commit(self, most: int) -> None:
-        self.joiner.judge(self.batches)
+        self.joiner.drop_stale(self.batches)
         batch = list(self.joiner.ready)[:most]
         for seq in batch:
             assert self.batches - self.joiner.ready[seq].policy_step <= self.config.max_staleness
@@ -209,7 +209,7 @@ class Writer:
     def check(self) -> None:
         """The entry says exactly which rollouts have an outcome, and its cursors skip nothing."""
         assert self.entry
-        recorded = Resolved(self.entry.watermark, self.entry.resolved)
+        recorded = ResolvedSet(self.entry.watermark, self.entry.resolved)
         for seq in self.world.rollouts:
             if seq <= self.joiner.frontier:
                 assert (seq in recorded) == (seq in self.outcomes)
@@ -322,7 +322,7 @@ def test_interleavings_agree_on_the_outcome() -> None:
 
 
 def test_early_annotations_are_bounded_and_the_refused_one_is_not_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_module, "_MOST", 3)
+    monkeypatch.setattr(early_module, "_MAX_PENDING", 3)
     joiner = Joiner(CONFIG)
     for n in range(1, 4):
         assert joiner.reward(10 + n, 0, make_reward(n, n))
@@ -331,7 +331,7 @@ def test_early_annotations_are_bounded_and_the_refused_one_is_not_skipped(monkey
     assert joiner.state().events_cursor == 11
     joiner.member(1, "e", make_plan(1), 0, 0)
     assert joiner.reward(14, 0, make_reward(4, 4))
-    joiner.all_seen()
+    joiner.end_of_rollouts()
     assert not joiner.waiting_for_members
     assert joiner.state().events_cursor == 11  # group 1 is ready, not recorded
     joiner.record([1])
@@ -469,14 +469,14 @@ def test_a_reward_that_does_not_fit_its_group_is_never_trained_on() -> None:
 
 def test_staleness_settles_what_was_ready_and_what_was_not_scored() -> None:
     joiner = Joiner(CONFIG)
-    joiner.judge(4)
+    joiner.drop_stale(4)
     joiner.member(1, "e", make_plan(1, step=3), 0, 0)
     joiner.member(2, "e", make_plan(2, step=3), 0, 0)
     joiner.member(3, "e", make_plan(3, step=4), 0, 0)
     joiner.reward(1, 0, make_reward(1, 1))
-    joiner.judge(4)
+    joiner.drop_stale(4)
     assert outcomes(joiner) == {}
-    joiner.judge(5)
+    joiner.drop_stale(5)
     assert joiner.ready == {}
     assert outcomes(joiner) == {1: "stale", 2: "stale"}
 
@@ -527,7 +527,7 @@ def test_another_stages_dead_letter_ends_nothing() -> None:
 
 def test_a_policy_that_cannot_exist_yet_ends_the_rollout_and_one_just_trained_does_not() -> None:
     joiner = Joiner(CONFIG)
-    joiner.judge(3)
+    joiner.drop_stale(3)
     joiner.member(1, "e", make_plan(1, step=3), 0, 0)
     for seq, step in ((2, 4), (3, 10**18)):
         joiner.member(seq, "e", make_plan(seq, step=step), 0, 0)

@@ -1,6 +1,6 @@
 """Lengths of what is trained and of what is dropped as stale, by environment, and in the figures."""
 
-from lachesis.pipeline.batching.join import Member
+from lachesis.pipeline.batching.join import PendingRollout
 from lachesis.pipeline.batching.lengths import RecentLengths, stale_lengths
 from lachesis.schemas.ledger import GroupRef, Outcome
 from lachesis.schemas.plan import Plan
@@ -10,7 +10,7 @@ def member(seq, kind, *, env="e", tokens=40, sequences=4, plan=True):
     made = Plan(group=f"{seq:032x}", sequences=sequences, samples=sequences, tokens=tokens, policy_step=0, producer="p",
                 epoch=1, counter=seq, started_ns=1)  # fmt: skip
     outcome = Outcome(seq, made.group, kind, sequences) if kind else None
-    return Member(seq, env, made if plan else None, 1, outcome=outcome)
+    return PendingRollout(seq, env, made if plan else None, 1, outcome=outcome)
 
 
 def ref(tokens, sequences):
@@ -28,13 +28,13 @@ def test_only_stale_groups_count_each_with_its_mean():
 def test_figures_are_means_and_what_there_is_none_of_is_left_out():
     recent = RecentLengths()
     assert recent.figures() == {}
-    recent.add([ref(40, 4), ref(20, 1)], {})
+    recent.record_entry([ref(40, 4), ref(20, 1)], {})
     assert recent.figures() == {
         "batching/tokens_per_sequence/batched": 15.0,
         "batching/tokens_per_sequence/generated": 15.0,
     }
-    recent.add([], {"e": [100], "f": [50, 60]})
+    recent.record_entry([], {"e": [100], "f": [50, 60]})
     assert recent.figures()["batching/tokens_per_sequence/stale"] == 70.0
     assert recent.figures()["batching/tokens_per_sequence/generated"] == 48.0
-    recent.add([ref(8, 1)] * 2000, {})
+    recent.record_entry([ref(8, 1)] * 2000, {})
     assert recent.figures()["batching/tokens_per_sequence/batched"] == 8.0

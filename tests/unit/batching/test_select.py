@@ -71,7 +71,7 @@ def test_thinning_finds_a_choice_where_there_is_one(shapes, batch_size, budget) 
     whole = select(groups, batch_size, token_budget=budget)
     for by_tokens in (False, True):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(select_module, "_MOST", 0)
+            patch.setattr(select_module, "_MAX_GROUPS_WEIGHED", 0)
             kept = select_module._thin(groups, batch_size, by_tokens=by_tokens)
         if by_tokens:
             thinned = select(kept, batch_size, token_budget=budget)

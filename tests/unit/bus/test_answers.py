@@ -14,7 +14,7 @@ from lachesis.pipeline.bus.answers import (
     to_ns,
     to_pub_ack,
 )
-from lachesis.pipeline.bus.puller import Metadata
+from lachesis.pipeline.bus.puller import AckMetadata
 from lachesis.schemas.errors import (
     ConfigError,
     DataError,
@@ -96,7 +96,7 @@ def test_metadata_of_both_forms(reply: str) -> None:
 
     message = Message()
     message.reply = reply  # type: ignore[attr-defined]
-    assert Metadata.of(message) == Metadata("scorer", 3, 17, 42, 1_700_000_000_000_000_000, 5)
+    assert AckMetadata.of(message) == AckMetadata("scorer", 3, 17, 42, 1_700_000_000_000_000_000, 5)
 
 
 NOW, LONG_AGO = {"active": 900_000_000}, {"active": 5_000_000_000}

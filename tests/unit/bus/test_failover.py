@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.bus import failover
 from lachesis.pipeline.bus.failover import LEAVE_AFTER_S, Failover
-from lachesis.pipeline.bus.stalls import Waits
+from lachesis.pipeline.bus.stalls import ServerWaits
 
 SERVED = {"cluster": {"leader": "b", "replicas": [{"active": 1_000_000_000}, {"active": 20_000_000_000}]}}
 CUT_OFF = {"cluster": {"leader": "a", "replicas": [{"active": 5_000_000_000}, {"active": 5_000_000_000}]}}
@@ -34,7 +34,7 @@ class FakeLink:
     def __init__(self, number, stream, account=ACCOUNT):
         self.run = "r"
         self.clock = Clock()
-        self.waits = Waits(self.clock)
+        self.waits = ServerWaits(self.clock)
         self.nc = SimpleNamespace(servers=URLS, server_id=f"id{number}", move_to=self.move_to)
         self.server_name = f"h{number}:4222"
         self.answers = {"STREAM": stream, "INFO": account}

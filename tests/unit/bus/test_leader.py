@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.bus import leader
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.schemas.errors import DamagedError, NotFoundError
 
 NOT_FOUND = {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
@@ -64,7 +64,7 @@ async def test_one_that_is_deleted_between_them_is_none():
 
 
 async def test_what_is_counted_and_never_found_is_damaged(monkeypatch):
-    monkeypatch.setattr(leader, "_CONVINCED_S", 0.0)
+    monkeypatch.setattr(leader, "_BELIEVE_ABSENCE_S", 0.0)
     link = Leader(NOT_FOUND, counts(7), counts(7, last=2), found(1), NOT_FOUND)
     with pytest.raises(DamagedError, match=r"counts 7 messages on a\.b, .*newest that can be read is at sequence 1\)"):
         await leader.last(link, "S", "a.b")
@@ -82,7 +82,7 @@ def test_the_newest_that_reads_is_found_by_halves(readable, end):
 
     async def next_from(seq):
         asked.append(seq)
-        return next((Stored("S", "a", one, b"", 0) for one in sorted(readable) if one >= seq), None)
+        return next((StoredMessage("S", "a", one, b"", 0) for one in sorted(readable) if one >= seq), None)
 
     coroutine = leader.newest_that_reads(end, next_from)
     with pytest.raises(StopIteration) as done:

@@ -3,10 +3,10 @@
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.bus.background import background
 from lachesis.pipeline.bus.config import StreamsConfig
-from lachesis.pipeline.bus.mailbox import Mailbox
+from lachesis.pipeline.bus.mailbox import SubscriptionBuffer
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.bus.streams import definitions
 from lachesis.schemas import subjects
@@ -52,9 +52,9 @@ async def test_background_keeps_several_errors_together() -> None:
 
 
 async def test_mailbox_fails_after_what_is_unread() -> None:
-    mailbox = Mailbox(2)
+    mailbox = SubscriptionBuffer(2)
     for i in range(3):
-        mailbox.push(Stored("", "s", 0, b"%d" % i, 0))
+        mailbox.push(StoredMessage("", "s", 0, b"%d" % i, 0))
     mailbox.fail(BusClosedError("closed"))
     assert [(await anext(mailbox)).data for _ in range(2)] == [b"1", b"2"]
     with pytest.raises(BusClosedError):

@@ -1,6 +1,6 @@
 import pytest
 
-from lachesis.pipeline.bus.reply_subjects import MAX_REPLY_CHARS, Unanswered, is_inbox, refused_publication
+from lachesis.pipeline.bus.reply_subjects import MAX_REPLY_CHARS, RefusedReplies, is_inbox, refused_publication
 
 
 @pytest.mark.parametrize(
@@ -43,17 +43,17 @@ def test_the_subject_of_a_refused_publication_is_found() -> None:
 
 
 def test_unanswered_requests_are_told_of_once_a_minute_and_noted_for_a_minute() -> None:
-    unanswered = Unanswered()
-    assert unanswered.note(0.0) is None
-    assert unanswered.add("\x1b[2J" + "a" * 1000, 10.0)
-    assert not unanswered.add("rl.any.thing", 20.0)
-    note = unanswered.note(79.0)
+    unanswered = RefusedReplies()
+    assert unanswered.summary(0.0) is None
+    assert unanswered.record("\x1b[2J" + "a" * 1000, 10.0)
+    assert not unanswered.record("rl.any.thing", 20.0)
+    note = unanswered.summary(79.0)
     assert note is not None
     assert "requests were not answered" in note
     assert unanswered.count == 2
     assert "'rl.any.thing'" in unanswered.describe()
-    assert unanswered.note(81.0) is None
-    assert unanswered.add("\x1b[2J" + "a" * 1000, 100.0)
+    assert unanswered.summary(81.0) is None
+    assert unanswered.record("\x1b[2J" + "a" * 1000, 100.0)
     long = unanswered.describe()
     assert long.isprintable()
     assert len(long) < 300

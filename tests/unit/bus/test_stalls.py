@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.stalls import RETRY_GAP_S, STALLED_AFTER_S, Waits
+from lachesis.pipeline.bus.stalls import RETRY_GAP_S, STALLED_AFTER_S, ServerWaits
 from lachesis.schemas.errors import InfrastructureError
 
 
@@ -16,7 +16,7 @@ class Clock:
 
 def test_a_wait_is_a_stall_once_it_is_long_and_until_it_ends():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     assert waits.stall is None
     with waits.waiting("publish a") as wait:
         clock.now += STALLED_AFTER_S - 0.1
@@ -31,7 +31,7 @@ def test_a_wait_is_a_stall_once_it_is_long_and_until_it_ends():
 
 def test_the_oldest_wait_is_told_and_then_the_next():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     with waits.waiting("old"):
         clock.now += 2
         with waits.waiting("young"):
@@ -43,7 +43,7 @@ def test_the_oldest_wait_is_told_and_then_the_next():
 
 def test_a_wait_that_fails_is_over():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     with pytest.raises(ZeroDivisionError), waits.waiting("it"):
         clock.now /= 0
     clock.now += 60
@@ -63,7 +63,7 @@ def give_up(clock, waits, seconds):
 
 def test_attempts_at_the_same_thing_are_one_wait():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     give_up(clock, waits, 2)
     clock.now += RETRY_GAP_S / 2
     assert waits.stall.seconds == 2 + RETRY_GAP_S / 2  # known between two attempts too
@@ -76,7 +76,7 @@ def test_attempts_at_the_same_thing_are_one_wait():
 
 def test_an_attempt_that_is_not_repeated_is_over():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     give_up(clock, waits, 10)
     clock.now += RETRY_GAP_S + 0.1
     assert waits.stall is None
@@ -86,7 +86,7 @@ def test_an_attempt_that_is_not_repeated_is_over():
 
 async def test_a_wait_that_was_cancelled_is_over():
     clock = Clock()
-    waits = Waits(clock)
+    waits = ServerWaits(clock)
     with anyio.CancelScope() as scope:
         with waits.waiting("it"):
             clock.now += 10

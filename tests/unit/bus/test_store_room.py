@@ -7,12 +7,12 @@ import pytest
 from lachesis.pipeline.bus.store_room import (
     KEEP_FREE_BYTES,
     RESTART_BYTES,
-    StoreLog,
+    StoreLogReader,
     assess,
     failed_streams,
     stored_bytes,
 )
-from lachesis.pipeline.disk import Room
+from lachesis.pipeline.disk import DiskRoom
 
 GIB = 1 << 30
 STORE = Path("/runs/a/nats")
@@ -26,7 +26,7 @@ FINE = "[1] 2026/11/22 23:46:58.377340 [INF]   Max Memory:      64.00 MB\n[1] 20
 
 
 def level(free: int, *, stored: int = 0, budget: int = 14 * GIB, failed: set[str] | None = None) -> str:
-    return assess(STORE, Room(free, 100 * GIB), stored, budget, failed or set()).level
+    return assess(STORE, DiskRoom(free, 100 * GIB), stored, budget, failed or set()).level
 
 
 def test_it_is_warned_of_before_the_disk_is_full_relative_to_what_may_still_be_stored() -> None:
@@ -45,7 +45,7 @@ def test_what_cannot_be_filled_is_not_warned_of(budget: int) -> None:
 
 
 def test_a_full_disk_is_named_with_what_is_missing() -> None:
-    text = str(assess(STORE, Room(1000, GIB), 0, 14 * GIB).text)
+    text = str(assess(STORE, DiskRoom(1000, GIB), 0, 14 * GIB).text)
     assert str(STORE) in text
     assert f"at least {KEEP_FREE_BYTES - 1000:,} more needed" in text
 
@@ -53,10 +53,10 @@ def test_a_full_disk_is_named_with_what_is_missing() -> None:
 def test_streams_that_failed_are_named_with_room_and_without() -> None:
     failed = {"ROLLOUTS", "EVENTS"}
     assert level(GIB, failed=failed) == level(0, failed=failed) == "failed"
-    without = str(assess(STORE, Room(0, GIB), 0, GIB, failed).text)
+    without = str(assess(STORE, DiskRoom(0, GIB), 0, GIB, failed).text)
     assert "is full" in without
     assert without.endswith("EVENTS, ROLLOUTS")
-    assert "is full" not in str(assess(STORE, Room(GIB, GIB), 0, GIB, failed).text)
+    assert "is full" not in str(assess(STORE, DiskRoom(GIB, GIB), 0, GIB, failed).text)
 
 
 def test_a_group_is_not_admitted_into_the_room_that_a_restart_needs() -> None:
@@ -70,7 +70,7 @@ def test_the_servers_log_names_the_streams_that_failed() -> None:
 
 def test_a_log_is_read_on_by_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    log = StoreLog(path)
+    log = StoreLogReader(path)
     log.read_on()  # there is none yet
     path.write_text(FINE + FAILED[:70])
     log.read_on()

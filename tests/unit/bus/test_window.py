@@ -5,11 +5,11 @@ import anyio.lowlevel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.pipeline.bus.publisher import Window
+from lachesis.pipeline.bus.publisher import PublishWindow
 
 
 async def test_bounds_and_order() -> None:
-    window = Window(max_bytes=100, max_messages=3)
+    window = PublishWindow(max_bytes=100, max_messages=3)
     order: list[int] = []
 
     async def enter(name: int, size: int) -> None:
@@ -21,31 +21,31 @@ async def test_bounds_and_order() -> None:
             tasks.start_soon(enter, name, size)
         await anyio.wait_all_tasks_blocked()
         assert order == [0, 1]  # the third does not fit, and nobody overtakes it
-        window.leave(50)
+        window.release(50)
         await anyio.wait_all_tasks_blocked()
         assert order == [0, 1, 2, 3]  # three messages are the limit
-        window.leave(40)
+        window.release(40)
         await anyio.wait_all_tasks_blocked()
         assert order == [0, 1, 2, 3, 4]
-        window.leave(20)
+        window.release(20)
     assert (window.bytes, window.messages) == (10, 2)
 
 
 async def test_larger_than_the_window_goes_alone() -> None:
-    window = Window(max_bytes=100, max_messages=3)
+    window = PublishWindow(max_bytes=100, max_messages=3)
     await window.enter(1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(window.enter, 1000)
         await anyio.wait_all_tasks_blocked()
         assert window.messages == 1
-        window.leave(1)
+        window.release(1)
     assert (window.bytes, window.messages) == (1000, 1)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 150), st.booleans()), min_size=1, max_size=30))
 async def test_cancelled_waiters_leave_no_trace(plan: list[tuple[int, bool]]) -> None:
-    window = Window(max_bytes=100, max_messages=4)
+    window = PublishWindow(max_bytes=100, max_messages=4)
     worst = 0
 
     async def use(size: int, cancelled: bool) -> None:
@@ -59,7 +59,7 @@ async def test_cancelled_waiters_leave_no_trace(plan: list[tuple[int, bool]]) ->
                     worst = max(worst, window.bytes)
                 await anyio.lowlevel.checkpoint()
             finally:
-                window.leave(size)
+                window.release(size)
 
     async with anyio.create_task_group() as tasks:
         for size, cancelled in plan:

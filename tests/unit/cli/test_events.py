@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupScore, RewardEvent, ScoreEvent, Stamp, TeacherLogprobs
 from lachesis.schemas.catalog import CHANNELS, channel_of
@@ -16,7 +16,7 @@ from lachesis.schemas.columns import Column, as_bytes
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ids import new_group_id
 from lachesis.schemas.replay import RescoreEvent
-from lachesis.services.cli.events import Where, json_line, plain, text_line, to_plain
+from lachesis.services.cli.events import FieldFilter, json_line, plain_values, text_line, to_plain
 
 SCORES = ScoreEvent(
     run="r", env="words", revision="live", ensemble="e", raters={},
@@ -29,12 +29,12 @@ SCORES = ScoreEvent(
 )  # fmt: skip
 
 
-def stored(subject: str, event: Event | bytes) -> Stored:
+def stored(subject: str, event: Event | bytes) -> StoredMessage:
     data = event if isinstance(event, bytes) else encode(event)
-    return Stored("EVENTS", subject, 5, data, 1_000_000_000)
+    return StoredMessage("EVENTS", subject, 5, data, 1_000_000_000)
 
 
-def shown(message: Stored, *, full: bool = False) -> dict[str, Any]:
+def shown(message: StoredMessage, *, full: bool = False) -> dict[str, Any]:
     channel = channel_of(message.subject)
     assert channel is not None
     return to_plain(message, channel, full=full)
@@ -58,14 +58,14 @@ def test_columns_are_summarised_or_shown_in_full() -> None:
     assert shown(message)["logprobs"] == {"dtype": "float32", "len": 2}
     assert shown(message, full=True)["logprobs"] == [-0.5, -1.5]
     column = Column(dtype="int16", data=as_bytes([1, 2, 3, 4], "int16"), width=2)
-    assert plain(column, full=False)["data"] == {"dtype": "int16", "len": 4}
-    assert plain(column, full=True)["data"] == [1, 2, 3, 4]
+    assert plain_values(column, full=False)["data"] == {"dtype": "int16", "len": 4}
+    assert plain_values(column, full=True)["data"] == [1, 2, 3, 4]
 
 
 def test_a_delta_is_decoded_in_full_and_survives_being_no_msgpack() -> None:
     good = Commit(term="t", index=0, cursors={}, delta=msgspec.msgpack.encode({"n": 1}))
-    assert plain(good, full=True)["delta"] == {"n": 1}
-    assert plain(Commit(term="t", index=0, cursors={}, delta=b"\xc1"), full=True)["delta"] == "wQ=="
+    assert plain_values(good, full=True)["delta"] == {"n": 1}
+    assert plain_values(Commit(term="t", index=0, cursors={}, delta=b"\xc1"), full=True)["delta"] == "wQ=="
 
 
 def test_replayed_annotations_are_told_apart() -> None:
@@ -121,7 +121,7 @@ def test_hostile_text_does_not_reach_the_terminal() -> None:
 def test_where(text: str, expected: bool) -> None:
     channel = channel_of(SCORE_MESSAGE.subject)
     assert channel is not None
-    assert Where.parse(text, [channel]).matches(SCORE_MESSAGE, shown(SCORE_MESSAGE)) is expected
+    assert FieldFilter.parse(text, [channel]).matches(SCORE_MESSAGE, shown(SCORE_MESSAGE)) is expected
 
 
 @pytest.mark.parametrize(
@@ -131,15 +131,15 @@ def test_a_wrong_filter_is_refused(text: str, hint: str) -> None:
     channel = channel_of(SCORE_MESSAGE.subject)
     assert channel is not None
     with pytest.raises(ConfigError, match=hint):
-        Where.parse(text, [channel])
+        FieldFilter.parse(text, [channel])
 
 
 def test_a_field_of_any_channel_may_be_filtered() -> None:
     channels = [channel for channel in CHANNELS if RewardEvent in channel.events or ScoreEvent in channel.events]
-    assert Where.parse("advantage=grpo", channels).value == "grpo"
+    assert FieldFilter.parse("advantage=grpo", channels).value == "grpo"
 
 
 def test_not_a_number_is_still_json() -> None:
     column = Column(dtype="float32", data=as_bytes(np.array([np.nan, -np.inf]), "float32"))
-    event = {"column": plain(column, full=True)}
+    event = {"column": plain_values(column, full=True)}
     assert json.loads(json_line(SCORE_MESSAGE, event))["event"]["column"]["data"] == [None, None]

@@ -13,7 +13,7 @@ from lachesis.pipeline.bus import memory
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.bus.memory_log import DUPLICATE_WINDOW_S
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.retention import change
+from lachesis.pipeline.flow.retention import update_record
 from lachesis.pipeline.stage.deadletter import dead_letter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -23,7 +23,7 @@ from lachesis.schemas.control import LeaseReply
 from lachesis.schemas.errors import DataError, InfrastructureError
 from lachesis.schemas.ledger import GENESIS, LedgerEntry, Outcome, OutcomeKind
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.requeue import Case, Requeuer, examine
+from lachesis.services.requeue import RequeueCase, Requeuer, examine
 
 CONFIG = RunConfig(
     run="r",
@@ -52,7 +52,7 @@ class World:
         )  # fmt: skip
         await self.bus.publish(subjects.ledger("r", "main"), encode(entry), msg_id="entry")
 
-    async def examine(self, stream: str = subjects.ROLLOUTS, seq: int = 1) -> Case:
+    async def examine(self, stream: str = subjects.ROLLOUTS, seq: int = 1) -> RequeueCase:
         letter = dead_letter(self.service, await self.bus.get(stream, seq), "data", DataError("a bug"))
         (case,) = await examine(self.bus, CONFIG, [(7, letter), (9, letter)])
         assert case.seq == 9, "the newest letter of a message speaks for it"
@@ -124,7 +124,7 @@ async def test_what_may_have_been_rewarded_in_trimmed_history_is_left_alone(
         return (await world.bus.publish(subject, b"no reward of it", msg_id=name)).seq
 
     async def refused(trimmed: int) -> str | None:
-        await change(world.bus, "r", lambda old: old.replace(trimmed={subjects.EVENTS: trimmed}))
+        await update_record(world.bus, "r", lambda old: old.replace(trimmed={subjects.EVENTS: trimmed}))
         await world.bus.trim(subjects.EVENTS, [subject], before=trimmed)
         return (await world.examine()).refusal
 
@@ -174,8 +174,8 @@ async def test_done_again_after_every_duplicate_window_it_is_done_once(world: Wo
     await world.settle("dead")
     async with world.bus.serve(subjects.lease("r"), grant):
         case = await world.examine()
-        stored = await Requeuer(world.service).put_back(case)
-        again = await Requeuer(world.service).put_back(case)  # two at once, of which neither saw the other's
+        stored = await Requeuer(world.service).requeue_case(case)
+        again = await Requeuer(world.service).requeue_case(case)  # two at once, of which neither saw the other's
         assert again == stored
     world.bus.advance(2 * DUPLICATE_WINDOW_S)
     later = await world.examine()
@@ -188,5 +188,5 @@ async def test_nothing_is_stored_without_a_lease(world: World) -> None:
     case = await world.examine()
     world.service.drain()
     with pytest.raises(InfrastructureError, match="before it was admitted"):
-        await Requeuer(world.service).put_back(case)
+        await Requeuer(world.service).requeue_case(case)
     assert (await world.bus.usage(subjects.ROLLOUTS)).messages == 1

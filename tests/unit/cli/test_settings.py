@@ -2,21 +2,23 @@ import json
 
 import pytest
 
-from lachesis.pipeline.config.load import Setting
+from lachesis.pipeline.config.load import ConfigSetting
 from lachesis.services.cli.options import Options
 from lachesis.services.cli.settings import masked, show_settings
 
 
 def test_secrets_are_masked_wherever_they_are() -> None:
-    row = Setting("environments.x.params", {"api_key": "k1", "deep": [{"password": "k2"}], "max_tokens": 3}, "f", "")
+    row = ConfigSetting(
+        "environments.x.params", {"api_key": "k1", "deep": [{"password": "k2"}], "max_tokens": 3}, "f", ""
+    )
     assert masked(row).value == {"api_key": "***", "deep": [{"password": "***"}], "max_tokens": 3}
-    row = Setting("nats.url", "nats://me:k3@h:1,nats://k4@h:2", "--set nats.url=nats://me:k3@h:1", "")
+    row = ConfigSetting("nats.url", "nats://me:k3@h:1,nats://k4@h:2", "--set nats.url=nats://me:k3@h:1", "")
     assert masked(row).value == "nats://***@h:1,nats://***@h:2"
     assert masked(row).origin == "--set nats.url"
-    assert masked(Setting("x.max_new_tokens", 5, "default", "")).value == 5
-    assert masked(Setting("flow.teacher_bytes_per_token", 4, "default", "")).value == 4
-    assert masked(Setting("nats.token_file", "/etc/t", "default", "")).value == "/etc/t"
-    assert masked(Setting("x.token", None, "default", "")).value is None
+    assert masked(ConfigSetting("x.max_new_tokens", 5, "default", "")).value == 5
+    assert masked(ConfigSetting("flow.teacher_bytes_per_token", 4, "default", "")).value == 4
+    assert masked(ConfigSetting("nats.token_file", "/etc/t", "default", "")).value == "/etc/t"
+    assert masked(ConfigSetting("x.token", None, "default", "")).value is None
 
 
 def test_show_prints_value_origin_and_meaning(

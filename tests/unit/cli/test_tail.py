@@ -3,7 +3,7 @@ import pytest
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.cli.tail import Span, first_of_last, resolve
+from lachesis.services.cli.tail import StreamSlice, first_seq_of_last, resolve
 
 
 def test_a_kind_means_this_runs() -> None:
@@ -28,7 +28,7 @@ def test_a_subject_that_nothing_travels_on_is_refused(subject: str) -> None:
 
 def test_two_beginnings_are_refused() -> None:
     with pytest.raises(ConfigError, match="one of them"):
-        Span(since_start=True, last=3)
+        StreamSlice(since_start=True, last=3)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 199), (3, 195), (100, 1), (101, 1), (1000, 1)])
@@ -38,9 +38,9 @@ async def test_first_of_last_counts_matching_messages_only(count: int, expected:
             subject = subjects.event("score", "r", "live", "b" if number % 2 else "a")
             await bus.publish(subject, b"x", msg_id=str(number))
         wanted = [subjects.event("score", "r", "live", "a")]
-        assert await first_of_last(bus, subjects.EVENTS, wanted, count) == expected
+        assert await first_seq_of_last(bus, subjects.EVENTS, wanted, count) == expected
 
 
 async def test_first_of_last_of_an_empty_stream_is_its_first() -> None:
     async with MemoryBus() as bus:
-        assert await first_of_last(bus, subjects.EVENTS, ["rl.score.r.*.*"], 5) == 1
+        assert await first_seq_of_last(bus, subjects.EVENTS, ["rl.score.r.*.*"], 5) == 1

@@ -2,7 +2,7 @@
 
 from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.curriculum.logic.strategy import Items
+from lachesis.pipeline.curriculum.logic.strategy import ItemPool
 from lachesis.pipeline.curriculum.stage import CurriculumWriter
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
@@ -30,16 +30,16 @@ async def test_a_backlog_larger_than_a_message_is_committed_in_parts(lab):
         await lab.bus.publish(subjects.event("reward", "r", subjects.LIVE, "sums"), encode(event), msg_id=str(m))
     config = RunConfig(run="r")
     service = Service(lab.bus, "curriculum", "r")
-    writer = CurriculumWriter(service, config, "sums", Items(8))
+    writer = CurriculumWriter(service, config, "sums", ItemPool(8))
     await writer.open()
     async with lab.bus.read(subjects.EVENTS, [], follow=False) as messages:
         burst = [message async for message in messages]
-    await writer.take(burst)
+    await writer.process_burst(burst)
     commits = await lab.events("curriculum", CurriculumEvent)
     assert sum(len(encode(event)) for event in commits) > MAX_MESSAGE_BYTES
     assert [group for event in commits for group in event.observed] == [f"{n:032x}" for n in range(MESSAGES * GROUPS)]
     assert commits[-1].commit.cursors == {subjects.EVENTS: burst[-1].seq + 1}
-    again = CurriculumWriter(service, config, "sums", Items(8))
+    again = CurriculumWriter(service, config, "sums", ItemPool(8))
     await again.open()
     assert again.strategy.state_dict() == writer.strategy.state_dict()
     assert again.cursors == writer.cursors

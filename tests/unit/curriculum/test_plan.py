@@ -32,7 +32,7 @@ async def test_the_service_names_the_environments_without_one(lab, caplog):
     config = RunConfig(run="r", environments={"shop": FOREIGN})
     async with lab.running(lambda service: run_curriculum(service, config), "curriculum") as service:
         await service.started.wait()
-        assert (service.vitals.note or "").startswith(NONE), "so `status` shows it"
+        assert (service.vitals.status_text or "").startswith(NONE), "so `status` shows it"
     assert any(record.getMessage().startswith(NONE) for record in caplog.records)
 
 

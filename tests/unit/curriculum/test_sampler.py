@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.curriculum.logic.sampler import Sampler, Snapshot
+from lachesis.pipeline.curriculum.logic.sampler import ItemWeights, Sampler
 from lachesis.schemas.errors import DataError
 
 weights = st.lists(st.floats(0, 1000, width=32, allow_subnormal=False), min_size=1, max_size=30).filter(any)
@@ -51,9 +51,9 @@ def test_bad_weights_are_refused(bad):
 
 
 def test_ids_follow_content_and_observations_and_weights_are_read_only():
-    first = Snapshot.of(np.ones(3, np.float32), 7)
-    assert first.id == Snapshot.of(np.ones(3, np.float32), 7).id
-    assert first.id != Snapshot.of(np.ones(4, np.float32), 7).id
-    assert first.id != Snapshot.of(np.ones(3, np.float32), 8).id
+    first = ItemWeights.of(np.ones(3, np.float32), 7)
+    assert first.id == ItemWeights.of(np.ones(3, np.float32), 7).id
+    assert first.id != ItemWeights.of(np.ones(4, np.float32), 7).id
+    assert first.id != ItemWeights.of(np.ones(3, np.float32), 8).id
     with pytest.raises(ValueError, match="read-only"):
         first.weights[0] = 2.0

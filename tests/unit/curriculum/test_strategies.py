@@ -16,11 +16,11 @@ from lachesis.pipeline.config.run import RunConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy, mix
 from lachesis.pipeline.curriculum.logic.schedules import bins_by_rank
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items, Strategy
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool, Strategy
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
 ALL = sorted(STRATEGIES)
-ITEMS = Items(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))
+ITEMS = ItemPool(60, np.arange(60.0)[::-1].copy(), np.arange(60, dtype=np.int32) % 3, ("a", "b", "c"))
 
 
 def make(strategy, items=ITEMS, **config):
@@ -28,7 +28,7 @@ def make(strategy, items=ITEMS, **config):
 
 
 def result(i, item, success, step=0, n=8, **fields):
-    return Feedback(id=f"g{i}", env="e", item=item, skill=None, n=n, success=success, policy_step=step, **fields)
+    return ItemFeedback(id=f"g{i}", env="e", item=item, skill=None, n=n, success=success, policy_step=step, **fields)
 
 
 def history(n=300, seed=0):
@@ -97,7 +97,7 @@ def test_bad_feedback_is_refused_and_leaves_the_state_untouched(name, bad):
 
 def test_late_feedback_counts_less_and_then_not_at_all():
     def moved(age, n=8):
-        strategy = make("irt", Items(1))
+        strategy = make("irt", ItemPool(1))
         strategy.observe(result(0, 0, None, step=100, status="infrastructure"))
         taught = strategy.observe(result(1, 0, 1.0, step=100 - age, n=n))
         return taught, strategy.arrays()["difficulty"][0], strategy.arrays()["ability"][0]
@@ -159,7 +159,7 @@ def test_sec_moves_towards_arms_with_mixed_results():
 
 
 def test_irt_by_hand():
-    strategy = make("irt", Items(2))
+    strategy = make("irt", ItemPool(2))
     strategy.observe(result(0, 0, 1.0))
     arrays = strategy.arrays()
     difficulty = arrays["difficulty"][0]
@@ -182,7 +182,7 @@ def test_irt_by_hand():
 
 
 def test_irt_expects_what_p_times_1_minus_p_is_on_average_under_the_error_of_a_difficulty():
-    strategy = make("irt", Items(50), explore=0.0, sharpness=1.0, chance=0.0)
+    strategy = make("irt", ItemPool(50), explore=0.0, sharpness=1.0, chance=0.0)
     arrays = strategy.arrays()
     arrays["difficulty"][:], arrays["variance"][:] = (
         np.tile(np.linspace(-6, 6, 10), 5),
@@ -198,7 +198,7 @@ def test_irt_expects_what_p_times_1_minus_p_is_on_average_under_the_error_of_a_d
 def follow(chance_decides, abilities, rate=0.5, items=60, seed=0):
     """Show every item at each of the abilities; item 0 passes at `rate` if chance decides it."""
     rng = np.random.default_rng(seed)
-    strategy = make("irt", Items(items), explore=0.0)
+    strategy = make("irt", ItemPool(items), explore=0.0)
     difficulty = np.linspace(-3.0, 3.0, items)
     difficulty[0] = 0.0
     for step, ability in enumerate(abilities):
@@ -220,14 +220,14 @@ def test_irt_finds_what_chance_decides_whichever_way_the_ability_goes(to, rate):
 
 
 def test_irt_weighs_by_the_probability_that_an_item_is_sound():
-    strategy = make("irt", Items(2), explore=0.0)
+    strategy = make("irt", ItemPool(2), explore=0.0)
     strategy.arrays()["odds"][:] = [-3.0, 3.0]
     sound, chance = strategy.weights()
     assert chance / sound == pytest.approx(math.exp(-3.0))
     for i in range(10):  # it was solved half of the time; a learner that moves on makes it sound again
         strategy.observe(result(i, 1, min(1.0, 0.3 + 0.1 * i)))
     assert strategy.arrays()["odds"][1] < 3.0
-    off = make("irt", Items(2), explore=0.0, chance=0.0)
+    off = make("irt", ItemPool(2), explore=0.0, chance=0.0)
     off.observe(result(0, 0, 0.5))
     off.observe(result(1, 1, 0.5))
     assert off.arrays()["samples"].tolist() == [0.0, 0.0]
@@ -243,7 +243,7 @@ def test_irt_keeps_to_what_is_half_solved_while_the_learner_learns_nothing():
 
 @pytest.mark.parametrize("first", range(9))
 def test_irt_does_not_starve_a_sound_item_after_one_lucky_or_unlucky_group(first):
-    strategy = make("irt", Items(100), explore=0.0)
+    strategy = make("irt", ItemPool(100), explore=0.0)
     for i in range(1, 100):  # all others do as a coin would
         strategy.observe(result(f"other{i}", i, 0.5))
     strategy.observe(result(0, 0, first / 8))
@@ -256,7 +256,7 @@ def test_irt_does_not_starve_a_sound_item_after_one_lucky_or_unlucky_group(first
 def test_irt_draws_all_sound_items_of_a_small_pool_for_epochs():
     rng = np.random.default_rng(0)
     difficulty, coin = rng.normal(0.0, 2.0, 128), np.arange(128) % 12 == 0
-    strategy = make("irt", Items(128))
+    strategy = make("irt", ItemPool(128))
     for step in range(150):
         p = np.where(coin, 0.5, 1 / (1 + np.exp(difficulty + 1.0 - step / 75)))
         for n, item in enumerate(draw.item for draw in strategy.sample(16, rng)):
@@ -274,11 +274,11 @@ groups = st.tuples(st.integers(0, 2), st.floats(0, 1), st.integers(1, 1 << 40), 
 
 @given(st.lists(groups, max_size=40), st.sampled_from([0.0, 0.15, 100.0]), st.sampled_from([0.0, 1e-300, 0.3, 0.999]))
 def test_irt_stays_fit_to_draw_from_and_to_store_whatever_the_results(results, wander, chance):
-    strategy = make("irt", Items(3), wander=wander, chance=chance)
+    strategy = make("irt", ItemPool(3), wander=wander, chance=chance)
     for n, (item, success, samples, step) in enumerate(results):
         strategy.observe(result(n, item, success, step=step, n=samples))
     assert np.abs(strategy.arrays()["odds"]).max() <= 3.0
-    again = make("irt", Items(3), wander=wander, chance=chance)
+    again = make("irt", ItemPool(3), wander=wander, chance=chance)
     again.load_state_dict(strategy.state_dict())
     assert again.snapshot().id == strategy.snapshot().id
     assert np.isfinite(again.snapshot().weights).all()
@@ -286,7 +286,11 @@ def test_irt_stays_fit_to_draw_from_and_to_store_whatever_the_results(results, w
 
 def test_irt_starts_from_a_prior():
     spread = np.array([-3.0, 0.0, 3.0])
-    told, untold, even = make("irt", Items(3, spread)), make("irt", Items(3)), make("irt", Items(3, np.ones(3)))
+    told, untold, even = (
+        make("irt", ItemPool(3, spread)),
+        make("irt", ItemPool(3)),
+        make("irt", ItemPool(3, np.ones(3))),
+    )
     assert np.std(told.arrays()["difficulty"]) == pytest.approx(2.0)
     assert told.arrays()["variance"].tolist() == [4.0] * 3
     for strategy in (untold, even):
@@ -297,7 +301,7 @@ def test_irt_starts_from_a_prior():
 def test_irt_draws_what_is_neither_solved_nor_hopeless_and_lets_impossible_items_fade():
     rng = np.random.default_rng(0)
     difficulty = np.repeat([-4.0, 0.0, 4.0], 20)
-    strategy = make("irt", Items(60))
+    strategy = make("irt", ItemPool(60))
     for i in range(1200):
         item = strategy.sample(1, rng)[0].item
         p = 1 / (1 + math.exp(difficulty[item]))
@@ -309,7 +313,7 @@ def test_irt_draws_what_is_neither_solved_nor_hopeless_and_lets_impossible_items
 
 
 def test_irt_ability_moves_every_item_of_the_skill_and_no_other():
-    strategy = make("irt", Items(3, skill=np.array([0, 0, 1], np.int32), skills=("x", "y")))
+    strategy = make("irt", ItemPool(3, skill=np.array([0, 0, 1], np.int32), skills=("x", "y")))
     before = strategy.success()
     strategy.observe(result(0, 0, 1.0))
     after = strategy.success()
@@ -318,7 +322,7 @@ def test_irt_ability_moves_every_item_of_the_skill_and_no_other():
 
 
 def test_extreme_difficulties_still_draw():
-    strategy = make("irt", Items(2))
+    strategy = make("irt", ItemPool(2))
     strategy.arrays()["difficulty"][:] = [1e6, -1e6]
     assert strategy.snapshot().weights.sum() == pytest.approx(2.0)
 
@@ -326,7 +330,7 @@ def test_extreme_difficulties_still_draw():
 def drawn(curriculum, steps=40):
     """Mean difficulty of the first and the last quarter of draws, where items pass as their difficulty says."""
     rng = np.random.default_rng(5)
-    strategy = load_strategy(Items(200, np.linspace(-4.0, 4.0, 200)), curriculum)
+    strategy = load_strategy(ItemPool(200, np.linspace(-4.0, 4.0, 200)), curriculum)
     found = []
     for step in range(steps):
         for item in [draw.item for draw in strategy.sample(16, rng)]:
@@ -377,7 +381,7 @@ def test_a_strategy_of_ones_own_is_found_by_its_module(tmp_path, monkeypatch):
     (tmp_path / "few_results.py").write_text(textwrap.dedent(source))
     monkeypatch.syspath_prepend(tmp_path)
     config = load(RunConfig, sets=["curriculum.strategy=few_results:FewestResults"]).config.curriculum
-    first, second = load_strategy(Items(4), config), load_strategy(Items(4), config)
+    first, second = load_strategy(ItemPool(4), config), load_strategy(ItemPool(4), config)
     for n in range(3):
         first.observe(result(n, 1, 0.5))
     assert first.snapshot().weights.tolist() == pytest.approx([4 / 3.25, 1 / 3.25, 4 / 3.25, 4 / 3.25])
@@ -406,7 +410,7 @@ def test_a_name_that_is_no_strategy_is_refused(monkeypatch):
 )  # fmt: skip
 def test_wrong_items_are_refused(wrong):
     with pytest.raises(ConfigError, match="items"):
-        Items(**wrong)
+        ItemPool(**wrong)
 
 
 def test_state_of_another_strategy_or_environment_is_refused():
@@ -416,7 +420,7 @@ def test_state_of_another_strategy_or_environment_is_refused():
     assert "curriculum.strategy is 'pools' now" in str(strategy.value)
     assert "Set curriculum.strategy back to 'irt', or start a new run" in str(strategy.value)
     with pytest.raises(SettingsChangedError) as items:
-        make("irt", Items(3)).load_state_dict(state)
+        make("irt", ItemPool(3)).load_state_dict(state)
     assert "there are 3 items now, but there were 60" in str(items.value)
     assert "Set the environment's params back, or start a new run" in str(items.value)
     for error in (strategy.value, items.value):
@@ -475,7 +479,7 @@ def test_mix_keeps_the_floor_and_sums_to_one():
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_a_state_that_cannot_be_is_refused_before_it_is_taken_over(name):
-    strategy = load_strategy(Items(4), CurriculumConfig(strategy=name))
+    strategy = load_strategy(ItemPool(4), CurriculumConfig(strategy=name))
     state = strategy.state_dict()
     wrong = [{"step": -1}, {"counts": [1, 2]}, {"counts": [-1, 0, 0, 0]}, {"ids": [1]}, {"arrays": []}]
     wrong += [{"arrays": {**state["arrays"], key: value[:-1]}} for key, value in state["arrays"].items()]

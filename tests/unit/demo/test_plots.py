@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from unit.demo.test_summary import CONFIG, summary
 
-from lachesis.services.demo.observed import Drawn, Observed, StageFigures
+from lachesis.services.demo.observed import DrawnGroup, RunObservation, StageFigures
 from lachesis.services.demo.plots import draw_plots, smoothed
 from lachesis.services.observe.services import Quantiles
 
@@ -51,8 +51,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_no_log_axis_begins_at_0_and_nothing_is_drawn_from_there(drawn: dict[str, Any], tmp_path: Path) -> None:
-    observed = Observed(CONFIG)
-    observed.drawn = {str(n): Drawn(n, 0, 0.5) for n in range(30)}
+    observed = RunObservation(CONFIG)
+    observed.drawn = {str(n): DrawnGroup(n, 0, 0.5) for n in range(30)}
     told = {
         "scorer": stage(Quantiles(1e-4, 2e-4, 1e-3), Quantiles(0.01, 0.02, 0.1)),
         "batcher": stage(Quantiles(), Quantiles(0.0, 0.0, 0.5)),
@@ -68,7 +68,7 @@ def test_no_log_axis_begins_at_0_and_nothing_is_drawn_from_there(drawn: dict[str
 
 
 def test_what_has_no_data_is_drawn_empty(drawn: dict[str, Any], tmp_path: Path) -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     draw_plots(tmp_path, summary(observed), observed, [], [])
     assert (
         sorted(drawn)

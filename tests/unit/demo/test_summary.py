@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
@@ -15,15 +15,15 @@ from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat, StageVitals
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry, Outcome
 from lachesis.schemas.plan import PLAN_HEADER, Plan
-from lachesis.services.demo.observed import Observed
-from lachesis.services.demo.prepare import Prepared
+from lachesis.services.demo.observed import RunObservation
+from lachesis.services.demo.prepare import PreparedModel
 from lachesis.services.demo.report import render
 from lachesis.services.demo.settings import DemoOptions, demo_config
-from lachesis.services.demo.summary import State, Summary, Walls, latest_figures, summarize
+from lachesis.services.demo.summary import DemoSummary, State, WallTimes, latest_figures, summarize
 from lachesis.services.demo.view import progress_line, showing, stage_table
 
 CONFIG = demo_config(DemoOptions(run="r", steps=2))
-PREPARED = Prepared(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
+PREPARED = PreparedModel(folder="m", cached=True, key="k", seconds=1.0, difficulties=[3.0])
 GROUPS = [os.urandom(16).hex() for _ in range(3)]
 S = 1_000_000_000
 
@@ -35,11 +35,11 @@ def evaluation(step: int, avg: float, *, items: int = 200, greedy: float | None 
     )  # fmt: skip
 
 
-def stored(stream: str, subject: str, seq: int, event: Any = None, **headers: str) -> Stored:
-    return Stored(stream, subject, seq, encode(event) if event else b"", 0, headers)
+def stored(stream: str, subject: str, seq: int, event: Any = None, **headers: str) -> StoredMessage:
+    return StoredMessage(stream, subject, seq, encode(event) if event else b"", 0, headers)
 
 
-def ledger(seq: int, groups: Sequence[str], outcomes: Sequence[Outcome] = ()) -> Stored:
+def ledger(seq: int, groups: Sequence[str], outcomes: Sequence[Outcome] = ()) -> StoredMessage:
     refs = [
         GroupRef(group=g, seq=1, env="words", sequences=8, tokens=100, policy_step=0, advantages=[]) for g in groups
     ]
@@ -56,15 +56,17 @@ def beat(service: str, pid: int, instance: str, handled: int, waits: Sequence[fl
     return Heartbeat(run="r", service=service, instance=instance, pid=pid, time_ns=handled, stage=vitals)
 
 
-def summary(observed: Observed, *, state: State = "finished", gate: bool = True, figures: Any = ()) -> Summary:
-    walls = Walls(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
+def summary(
+    observed: RunObservation, *, state: State = "finished", gate: bool = True, figures: Any = ()
+) -> DemoSummary:
+    walls = WallTimes(prepare=1.0, start=2.0, train=10.0, finish=3.0, total=16.0)
     return summarize(
         CONFIG, observed, PREPARED, list(figures), walls, state=state, gate=gate, places={"config": "/a b/run.toml"}
     )
 
 
-def with_evaluations(*events: EvalEvent) -> Observed:
-    observed = Observed(CONFIG)
+def with_evaluations(*events: EvalEvent) -> RunObservation:
+    observed = RunObservation(CONFIG)
     for seq, event in enumerate(events, 1):
         observed.stored(stored(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), seq, event))
     return observed
@@ -118,7 +120,7 @@ def test_the_model_is_named_as_cached() -> None:
 
 
 def test_the_ledger_is_counted_once_and_the_oversampling_ratio_follows() -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     stale = [Outcome(9, None, "stale"), Outcome(10, None, "zero_variance")]
     for message in (ledger(1, GROUPS[:2]), ledger(2, GROUPS[2:], stale), ledger(2, GROUPS[2:], stale)):
         observed.stored(message)
@@ -130,7 +132,7 @@ def test_the_ledger_is_counted_once_and_the_oversampling_ratio_follows() -> None
 
 
 def test_end_to_end_times_join_rollouts_batches_and_steps() -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     for seq, (group, started_s) in enumerate(zip(GROUPS, (1, 2, 3), strict=True), 1):
         plan = Plan(
             group=group, sequences=8, samples=8, tokens=100, policy_step=0, producer="p", epoch=0, counter=seq,
@@ -150,7 +152,7 @@ def test_end_to_end_times_join_rollouts_batches_and_steps() -> None:
 
 
 def test_the_processes_of_a_service_add_up_and_more_than_planned_are_restarts() -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     for heartbeat in (
         beat("scorer", 1, "1-a", 5, [0.1]),
         beat("scorer", 1, "1-a", 10, [0.1, 0.1]),
@@ -180,16 +182,16 @@ def test_a_step_taken_again_counts_once_and_a_void_one_not_at_all() -> None:
 
 
 def test_hostile_messages_are_passed_over() -> None:
-    observed = Observed(CONFIG)
-    observed.stored(Stored(subjects.LEDGER, subjects.ledger("r", "main"), 1, b"\xff", 0))
-    observed.stored(Stored(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), 1, b"", 0))
-    observed.stored(Stored(subjects.ROLLOUTS, "rl.rollout.r.words", 1, b"", 0))
+    observed = RunObservation(CONFIG)
+    observed.stored(StoredMessage(subjects.LEDGER, subjects.ledger("r", "main"), 1, b"\xff", 0))
+    observed.stored(StoredMessage(subjects.EVENTS, subjects.event("eval", "r", "live", "words"), 1, b"", 0))
+    observed.stored(StoredMessage(subjects.ROLLOUTS, "rl.rollout.r.words", 1, b"", 0))
     assert summary(observed).groups == 0
 
 
 def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
     judged = summary(with_evaluations(evaluation(0, 0.1), evaluation(2, 0.5)))
-    assert msgspec.json.decode(msgspec.json.encode(judged), type=Summary) == judged
+    assert msgspec.json.decode(msgspec.json.encode(judged), type=DemoSummary) == judged
     text = render(judged)
     for command in ("tail reward", "replay", "compare live median", "top"):
         assert f"lachesis {command} --config '/a b/run.toml'" in text
@@ -197,7 +199,7 @@ def test_the_summary_is_json_and_its_text_says_how_to_look_further() -> None:
 
 
 def test_progress_is_one_line_whatever_is_known_yet() -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     assert "step 0/2 | reward - | held out -" in progress_line(observed, 3.0)
     observed = with_evaluations(evaluation(0, 0.25), evaluation(2, 0.5))
     trainer = Heartbeat(
@@ -234,7 +236,7 @@ async def test_without_a_terminal_the_lines_fit_as_well(
 
 
 def test_the_live_table_has_a_row_for_each_service() -> None:
-    observed = Observed(CONFIG)
+    observed = RunObservation(CONFIG)
     observed.heartbeat(beat("trainer", 3, "3-c", 1))
     observed.heartbeat(beat("batcher", 2, "2-b", 4, [0.5]))
     console = Console(width=80, file=StringIO())

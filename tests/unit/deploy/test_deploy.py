@@ -19,7 +19,7 @@ from unit.telemetry.test_metric_names import HEARTBEAT
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.telemetry.figures import Figures
+from lachesis.pipeline.telemetry.figures import ServiceFigures
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.metrics import metrics_data
 from lachesis.schemas import subjects
@@ -200,7 +200,7 @@ def exported() -> dict[str, set[str]]:
     texts = [name.replace("ENV", "shop").replace("RATER", "r").replace("STREAM", "EVENTS") for name in HEARTBEAT]
     waits = Histogram.of([0.5]).pack()
     stage = StageVitals(handled=1, wait=waits, process=waits, lag=1, in_flight=1)
-    data = metrics_data(Figures(stage, dict.fromkeys(texts, 1.0), 1, 2), Resource({}), InstrumentationScope("s"))
+    data = metrics_data(ServiceFigures(stage, dict.fromkeys(texts, 1.0), 1, 2), Resource({}), InstrumentationScope("s"))
     found: dict[str, set[str]] = {}
     for metric in data.resource_metrics[0].scope_metrics[0].metrics:
         name = re.sub(r"[^a-zA-Z0-9]", "_", metric.name)

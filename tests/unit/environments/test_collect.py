@@ -16,7 +16,7 @@ from lachesis.pipeline.environments.config import CollectConfig
 from lachesis.pipeline.environments.inference import Inference
 from lachesis.pipeline.environments.load import load_environment
 from lachesis.pipeline.environments.testing import FakeInference
-from lachesis.pipeline.inference.client import Generation
+from lachesis.pipeline.inference.client import GeneratedSample
 from lachesis.pipeline.inference.protocol import SamplingParams, WeightVersionSpan
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import (
@@ -184,7 +184,9 @@ class Flaky(FakeInference):
         self.error = error
         self.calls = 0
 
-    async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> list[Generation]:
+    async def generate(
+        self, prompt_ids: object, n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
         self.calls += 1
         if self.calls in self.failures:
             raise self.error
@@ -435,14 +437,16 @@ class Aborting(FakeInference):
         super().__init__(lambda prompt, call: text[len(prompt.rpartition("<assistant>")[2]) :])
         self.per_request = per_request
 
-    async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> list[Generation]:
+    async def generate(
+        self, prompt_ids: object, n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
         self.version = f"{len(self.requests)}-main-00"
         whole = await super().generate(prompt_ids, n, sampling)  # type: ignore[arg-type]
         k = self.per_request
         return [
             one
             if len(one.token_ids) <= k and k
-            else Generation(
+            else GeneratedSample(
                 token_ids=one.token_ids[:k],
                 logprobs=one.logprobs[:k],
                 text=one.text[:k],
@@ -509,7 +513,9 @@ class Losing(FakeInference):
         self.asked: list[tuple[int, int | None]] = []
         self._failed: dict[tuple[int, ...], Exception] = {}
 
-    async def generate(self, prompt_ids: object, n: int, sampling: SamplingParams | None = None) -> list[Generation]:
+    async def generate(
+        self, prompt_ids: object, n: int, sampling: SamplingParams | None = None
+    ) -> list[GeneratedSample]:
         key = (*prompt_ids, -1, (sampling.seed or 0) if sampling else 0)  # type: ignore[misc]
         if key not in self._failed:
             if len(self.asked) in self.failing:

@@ -4,7 +4,7 @@ import numpy as np
 
 from lachesis.pipeline.config.run import EnvironmentConfig
 from lachesis.pipeline.environments.stage import _Producer
-from lachesis.pipeline.inference.directory import Directory
+from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.schemas import keys
 from lachesis.schemas.codec import encode
 from lachesis.schemas.columns import as_bytes
@@ -31,7 +31,7 @@ async def test_a_snapshot_that_cannot_be_drawn_by_is_passed_over(lab):
     async def follow(service):
         settings = EnvironmentConfig(kind="k")
         producer = service.producer = _Producer(
-            service, "sums", range(2), settings, Directory(1.0), held_out=np.empty(0, np.int64), seed=0
+            service, "sums", range(2), settings, InferenceDirectory(1.0), held_out=np.empty(0, np.int64), seed=0
         )
         async with service.until_drained():
             await producer.follow_curriculum()

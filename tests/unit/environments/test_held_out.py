@@ -11,14 +11,14 @@ from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, RunConfig, TrainingConfig
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import STRATEGIES, load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Feedback
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback
 from lachesis.pipeline.curriculum.stage import items_of
 from lachesis.pipeline.environments import evaluator as evaluator_module
 from lachesis.pipeline.environments.evaluator import run_evaluator
 from lachesis.pipeline.environments.stage import _Producer
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.evaluation.plan import held_out_tasks
-from lachesis.pipeline.inference.directory import Directory
+from lachesis.pipeline.inference.directory import InferenceDirectory
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.schemas import keys
 from lachesis.schemas.annotations import EvalEvent
@@ -57,7 +57,7 @@ async def test_a_held_out_task_is_never_drawn_whatever_the_curriculum_says(lab, 
     async def follow(service):
         settings = CONFIG.environments["sums"]
         producer = service.producer = _Producer(
-            service, "sums", Pool(), settings, Directory(1.0), held_out=HELD_OUT, seed=0
+            service, "sums", Pool(), settings, InferenceDirectory(1.0), held_out=HELD_OUT, seed=0
         )
         async with service.until_drained():
             await producer.follow_curriculum()
@@ -83,7 +83,9 @@ def test_no_strategy_weighs_held_out_tasks(strategy):
     made = load_strategy(items, CurriculumConfig(strategy=strategy))
     for n in range(300):
         item = int(np.setdiff1d(np.arange(100), HELD_OUT)[n % 90])
-        made.observe(Feedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=n % 3 / 2, policy_step=n // 30))
+        made.observe(
+            ItemFeedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=n % 3 / 2, policy_step=n // 30)
+        )
     assert not made.snapshot().weights[HELD_OUT].any()
     assert made.snapshot().weights.sum() == pytest.approx(100)
     assert made.metrics()["curriculum/effective_items"] <= 90
@@ -96,7 +98,7 @@ def test_exploring_still_reaches_the_tasks_that_were_not_seen_for_long():
     rarely = int(drawable[0])
     for n in range(4000):  # all are solved by half, all but one were seen recently
         item = int(drawable[1 + n % 89])
-        made.observe(Feedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=0.5, policy_step=0))
+        made.observe(ItemFeedback(id=f"{n}", env="e", item=item, skill=None, n=8, success=0.5, policy_step=0))
     weights = made.snapshot().weights
     assert weights[rarely] / weights.sum() > 0.2
 
@@ -235,7 +237,7 @@ async def test_a_pool_that_is_too_small_is_told_and_left_out(lab, world):
     await publish(lab, 0)
     async with lab.running(evaluator(config), "evaluator") as service:
         await lab.until(evaluated(lab, 0, "sums"))
-        said = service.vitals.note
+        said = service.vitals.status_text
         await publish(lab, 30)
     assert "environment few is not evaluated: of its 20 tasks fewer than 8" in said
     assert "evaluate.held_out" in said
@@ -250,7 +252,7 @@ async def test_tasks_that_were_trained_on_before_they_were_held_out_are_told(lab
     again = msgspec.structs.replace(CONFIG, seed=seed, evaluate=msgspec.structs.replace(CONFIG.evaluate, items=most))
     async with lab.running(evaluator(again), "evaluator") as service:
         await lab.until(lambda: _true(service.vitals.state == "ok"))
-        said = service.vitals.note or ""
+        said = service.vitals.status_text or ""
     assert ("environment sums is evaluated on other tasks than up to step 0" in said) == doubted
 
 
@@ -298,11 +300,11 @@ async def test_an_environment_that_cannot_be_evaluated_never_ends_the_run(lab, w
     await publish(lab, 0)
     async with lab.running(evaluator(config), "evaluator", drain=False) as service:
         await lab.until(evaluated(lab, 0, "sums"))
-        assert "policy 0-a-d0 was not evaluated on broken" in service.vitals.note
+        assert "policy 0-a-d0 was not evaluated on broken" in service.vitals.status_text
         await publish(lab, 30)
         await lab.until(evaluated(lab, 30, "sums"))
-        assert "policy 0-a-d0" not in service.vitals.note
-        assert "policy 30-a-d30 was not evaluated on broken" in service.vitals.note
+        assert "policy 0-a-d0" not in service.vitals.status_text
+        assert "policy 30-a-d30 was not evaluated on broken" in service.vitals.status_text
     assert await measured(lab, "broken") == []
 
 

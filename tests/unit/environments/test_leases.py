@@ -4,7 +4,7 @@ import anyio
 
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.environments.leases import Leases
+from lachesis.pipeline.environments.leases import ProducerLeases
 from lachesis.pipeline.flow.config import FlowConfig
 from lachesis.pipeline.flow.stage import run_governor
 
@@ -22,7 +22,7 @@ async def test_a_short_lease_is_held_for_as_long_as_its_group_takes(lab):
         lab.running(lambda service: service.draining.wait(), "environment") as service,
         anyio.create_task_group() as tasks,
     ):
-        leases = Leases(service, "p", "sums")
+        leases = ProducerLeases(service, "p", "sums")
         tasks.start_soon(leases.renew)
         with anyio.fail_after(10):
             assert await leases.acquire(8, 100) is not None
@@ -44,7 +44,7 @@ async def test_the_next_governor_takes_over_what_a_producer_holds(lab):
         return lab.running(lambda service: run_governor(service, config), "governor")
 
     async with lab.running(lambda service: service.draining.wait(), "environment") as service:
-        leases = Leases(service, "p", "sums")
+        leases = ProducerLeases(service, "p", "sums")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(leases.renew)
             async with governor() as first:

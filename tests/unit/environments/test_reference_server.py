@@ -18,7 +18,7 @@ from lachesis.pipeline.inference.config import ClientConfig, EngineConfig
 from lachesis.pipeline.inference.engine import Engine
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.training.logprobs import token_logprobs
-from lachesis.pipeline.training.model import Policy, build_tiny_policy
+from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy
 from lachesis.schemas.rollout import RolloutGroup
 
 VERSION = "3-main-0123456789ab"
@@ -43,7 +43,7 @@ class Chatter(Environment):
 
 
 @pytest.fixture
-def policy() -> Policy:
+def policy() -> PolicyModel:
     policy = build_tiny_policy(0, width=32, layers=2, max_length=96)
     with torch.no_grad():  # sharper than at initialisation, and eager to stop, so that conversations go on
         for parameter in policy.model.parameters():
@@ -51,7 +51,7 @@ def policy() -> Policy:
     return policy
 
 
-async def collected(policy: Policy, folder: Path, n: int) -> RolloutGroup:
+async def collected(policy: PolicyModel, folder: Path, n: int) -> RolloutGroup:
     eos = policy.tokenizer.eos_token_id
     with Engine(policy.model, eos_token_id=eos, weight_version=VERSION, config=EngineConfig()) as engine:
         app = build_app(policy, engine, model_name="tiny", weights_folder=folder)
@@ -67,7 +67,7 @@ async def collected(policy: Policy, folder: Path, n: int) -> RolloutGroup:
     return build_group(draft, run="r", env="e", producer="p", epoch=0, counter=0, tokenizer_hash=policy.tokenizer_hash)
 
 
-async def test_logprobs_are_those_of_the_whole_sequence(policy: Policy, tmp_path: Path) -> None:
+async def test_logprobs_are_those_of_the_whole_sequence(policy: PolicyModel, tmp_path: Path) -> None:
     group = await collected(policy, tmp_path, 6)
     turns = []
     for sequence in group.sequences:
@@ -83,7 +83,7 @@ async def test_logprobs_are_those_of_the_whole_sequence(policy: Policy, tmp_path
     assert group.policy_versions == [VERSION]
 
 
-async def test_a_seed_repeats_a_whole_conversation(policy: Policy, tmp_path: Path) -> None:
+async def test_a_seed_repeats_a_whole_conversation(policy: PolicyModel, tmp_path: Path) -> None:
     first = await collected(policy, tmp_path, 3)
     second = await collected(policy, tmp_path, 3)
     # not the logprobs' last bits: they depend on which requests the server happened to batch

@@ -14,7 +14,7 @@ from lachesis import Environment, Task
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.environments import stage as stage_module
 from lachesis.pipeline.environments.config import CollectConfig
-from lachesis.pipeline.environments.stage import MOST_FAILURES, run_environment
+from lachesis.pipeline.environments.stage import MAX_FAILURES, run_environment
 from lachesis.pipeline.environments.testing import FakeInference
 from lachesis.pipeline.inference.client import Capabilities
 from lachesis.pipeline.telemetry.config import TelemetryConfig
@@ -137,7 +137,7 @@ async def test_no_lease_no_inference(lab, env, inference):
     async with governor.serving(), lab.running(environment, "environment") as service:
         await lab.until(lambda: _true(governor.asked["acquire"] >= 6))
         assert service.vitals.state == "backpressure"
-        assert service.vitals.note == "no room"
+        assert service.vitals.status_text == "no room"
     assert not inference.requests
     assert not await stored(lab)
 
@@ -202,7 +202,7 @@ async def test_a_lease_is_given_back_when_inference_fails(lab, env, inference, m
         assert service.vitals.retried >= 6
         failing = False
         await lab.until(at_least(lab, 3))
-        await lab.until(lambda: _true(service.vitals.note == "no room"))
+        await lab.until(lambda: _true(service.vitals.status_text == "no room"))
     groups = [decode(RolloutGroup, message.data) for message in await stored(lab)]
     assert len(groups) == 3
     assert sorted(group.counter for group in groups) == [0, 1, 2]
@@ -299,7 +299,7 @@ async def test_a_drain_while_the_stream_is_full_gives_the_lease_back(lab, env, i
 
 
 async def test_a_group_that_outgrows_its_lease_is_not_stored_and_gives_it_back(lab, env, inference, monkeypatch):
-    monkeypatch.setattr(stage_module, "MOST_FAILURES", 10**9)
+    monkeypatch.setattr(stage_module, "MAX_FAILURES", 10**9)
     noise = random.Random(0)
     share = 0.5  # of large groups; in the end all are, so that the note stays
     settings = msgspec.structs.replace(CONFIG.environments["echo"], longest_tokens=300, concurrency=1)
@@ -315,7 +315,7 @@ async def test_a_group_that_outgrows_its_lease_is_not_stored_and_gives_it_back(l
     async with governor.serving(), lab.running(lambda s: run_environment(s, config, "echo"), "environment") as service:
         await lab.until(at_least(lab, 5))
         share = 1.0
-        await lab.until(lambda: _true("longest_tokens" in str(service.vitals.note)))
+        await lab.until(lambda: _true("longest_tokens" in str(service.vitals.status_text)))
     most = governor.requests[0].bytes
     messages = await stored(lab)
     assert most < 40_000
@@ -333,7 +333,7 @@ async def test_an_environment_that_only_fails_ends_its_service(lab, env, inferen
             async with lab.running(environment, "environment", drain=False):
                 await anyio.sleep_forever()
     assert caught.value.split(EnvironmentCodeError)[1] is None
-    assert MOST_FAILURES <= governor.granted <= MOST_FAILURES + 3
+    assert MAX_FAILURES <= governor.granted <= MAX_FAILURES + 3
     assert not await stored(lab)
 
 
@@ -402,12 +402,12 @@ async def test_a_snapshot_of_another_pool_is_not_drawn_by(lab, env, inference):
 
 
 async def test_a_token_that_the_trainer_does_not_know_is_not_published(lab, env, inference, monkeypatch):
-    monkeypatch.setattr(stage_module, "MOST_FAILURES", 10**9)
+    monkeypatch.setattr(stage_module, "MAX_FAILURES", 10**9)
     record = PolicyRecord(run="r", version="0-a-b", weights="w", tokenizer_hash="tok", written_ns=1, vocabulary=8)
     await lab.bus.put(keys.POLICY, encode(record))
     governor = Governor(lab, limit=10)
     async with governor.serving(), lab.running(environment, "environment", drain=False) as service:
-        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.note or "")))
+        await lab.until(lambda: _true("is none of the 8 that the model knows" in (service.vitals.status_text or "")))
         service.drain()
     assert not await stored(lab)
 

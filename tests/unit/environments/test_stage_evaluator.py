@@ -183,7 +183,7 @@ async def test_a_server_that_is_down_is_waited_for_and_refused_weights_are_passe
         assert service.vitals.retried == 2
         await publish(lab, 3)
         await lab.until(evaluated(lab, 3))
-        assert service.vitals.note is None
+        assert service.vitals.status_text is None
     assert await measured(lab) == [(3, 6)]
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from lachesis.pipeline.evaluation.logic.history import Evaluations
+from lachesis.pipeline.evaluation.logic.history import EvaluationHistory
 from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.errors import SchemaError
 
 
 def of(*events):
-    return Evaluations.of(events)
+    return EvaluationHistory.of(events)
 
 
 def test_first_newest_and_best(evaluation):
@@ -23,7 +23,7 @@ def test_of_equals_the_newest_is_best_and_repeats_change_nothing(evaluation):
     events = [evaluation(step, [0.5] * 8) for step in (0, 10)]
     folded = of(*events)
     assert folded.best.step == 10
-    assert [folded.add(event) for event in events] == [False, False]
+    assert [folded.record(event) for event in events] == [False, False]
     assert folded.envs["sums"].newest.policy_step == 10
 
 
@@ -37,12 +37,12 @@ def test_the_best_is_judged_by_the_tasks_in_common(evaluation):
 def test_with_several_environments_the_mean_decides_once_all_are_evaluated(evaluation):
     folded = of(evaluation(0, [0.5] * 8), evaluation(0, [0.5] * 8, env="words"))
     assert folded.best.step == 0
-    folded.add(evaluation(10, [1.0] * 8))
+    folded.record(evaluation(10, [1.0] * 8))
     assert folded.best.step == 0, "words was not evaluated yet"
-    folded.add(evaluation(10, [0.25] * 8, env="words"))
+    folded.record(evaluation(10, [0.25] * 8, env="words"))
     assert folded.best.step == 10
-    folded.add(evaluation(20, [1.0] * 8))
-    folded.add(evaluation(30, [1.0] * 8, env="words"))
+    folded.record(evaluation(20, [1.0] * 8))
+    folded.record(evaluation(30, [1.0] * 8, env="words"))
     assert folded.best.step == 10, "no policy was evaluated on both since"
     assert folded.envs["words"].best.avg == 0.25
 
@@ -61,7 +61,7 @@ def test_a_fall_below_the_best_is_told_too_and_a_recovery_ends_it(evaluation):
     folded = of(evaluation(0, [0.25] * 20), evaluation(10, [1.0] * 20), evaluation(20, [0.5, 0.25] * 10))
     (fall,) = folded.falls()
     assert (fall.since_step, fall.step) == (10, 20)
-    folded.add(evaluation(30, [1.0] * 20))
+    folded.record(evaluation(30, [1.0] * 20))
     assert folded.falls() == []
 
 
@@ -79,11 +79,11 @@ def test_rates_that_do_not_change_seldom_look_as_if_they_fell(evaluation):
     alarms = 0
     for _ in range(300):  # runs of a first and ten further evaluations
         ability = rng.beta(0.7, 0.7, 100)
-        folded = Evaluations.of()
+        folded = EvaluationHistory.of()
         fallen = False
         for step in range(0, 110, 10):
             tasks = ability if step in {0, 100} else ability[:50]
-            folded.add(evaluation(step, (rng.binomial(4, tasks) / 4).tolist()))
+            folded.record(evaluation(step, (rng.binomial(4, tasks) / 4).tolist()))
             fallen = fallen or bool(folded.falls())
         alarms += fallen
     assert alarms <= 9

@@ -9,7 +9,7 @@ from lachesis.pipeline.config.run import EnvironmentConfig, EvaluationConfig, In
 from lachesis.pipeline.evaluation.plan import (
     evaluated_environments,
     held_out_tasks,
-    holds_out,
+    is_held_out,
     reason_not_evaluated,
 )
 from lachesis.services.plan import plan
@@ -33,7 +33,7 @@ def test_by_default_the_runs_own_environments_are_evaluated_on_tasks_held_out_of
 def test_a_run_with_an_evaluation_of_its_own_holds_nothing_out():
     config = msgspec.structs.replace(RUN, evaluation={"sums": EnvironmentConfig(kind="other")})
     assert evaluated_environments(config) == config.evaluation
-    assert not holds_out(config, "sums")
+    assert not is_held_out(config, "sums")
     assert len(held_out_tasks(config, "sums", 500)) == 0
     assert {"evaluator", "inference-eval"} <= processes(config)
 

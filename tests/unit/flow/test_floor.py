@@ -14,7 +14,7 @@ from lachesis.pipeline.batching.chain import Chain, make_batch
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import Joiner
 from lachesis.pipeline.flow import floor
-from lachesis.pipeline.flow.floor import Claim, Committed, Facts, Untrained
+from lachesis.pipeline.flow.floor import RetentionClaim, RetentionInputs, StageProgress, UntrainedReferences
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.schemas import subjects
@@ -41,13 +41,13 @@ class World:
     entry: LedgerEntry | None = None
     entries: list[LedgerEntry] = field(default_factory=list)
     reported: int = -1
-    untrained: Untrained = field(default_factory=Untrained)
+    untrained: UntrainedReferences = field(default_factory=UntrainedReferences)
     unscored: dict[int, tuple[str, Plan]] = field(default_factory=dict)
     untaught: dict[int, tuple[str, Plan]] = field(default_factory=dict)
-    commits: dict[str, Committed] = field(default_factory=lambda: dict.fromkeys(ENVS, Committed()))
+    commits: dict[str, StageProgress] = field(default_factory=lambda: dict.fromkeys(ENVS, StageProgress()))
     deltas: dict[str, list[tuple[int, dict]]] = field(default_factory=lambda: {env: [] for env in ENVS})
     snapshots: dict[str, dict | None] = field(default_factory=lambda: dict.fromkeys(ENVS))
-    curricula: dict[str, Committed] = field(default_factory=lambda: dict.fromkeys(ENVS, Committed()))
+    curricula: dict[str, StageProgress] = field(default_factory=lambda: dict.fromkeys(ENVS, StageProgress()))
     learned: dict[str, list[int]] = field(default_factory=lambda: {env: [] for env in ENVS})
 
     def put(self, stream: str, subject: str, what: object) -> int:
@@ -126,9 +126,9 @@ class World:
             it.member(seq, plan.group)
         for source, what in self.outcomes(env):
             if isinstance(what, DeadLetter):
-                it.outcome(what.group, what.seq, None, source=source)
+                it.resolve(what.group, what.seq, None, source=source)
             else:
-                it.outcome(*what, {"score": [0.0, 1.0]}, source=source)
+                it.resolve(*what, {"score": [0.0, 1.0]}, source=source)
         return it
 
     def outcomes(self, env: str) -> list[tuple[int, object]]:
@@ -155,7 +155,7 @@ class World:
         covers = self.commits[env].covers
         if self.rng.random() < 0.3:
             self.snapshots[env], covers = it.state_dict(), seq
-        self.commits[env] = Committed(cursors, covers)
+        self.commits[env] = StageProgress(cursors, covers)
 
     def batcher(self) -> Joiner:
         """Start it: the last entry, and then what it reads from there on."""
@@ -209,14 +209,14 @@ class World:
             seq = self.put(EVENTS, subjects.event("curriculum", "r", "live", env), None)
             self.learned[env].append(seq)
             covers = seq if self.rng.random() < 0.3 else self.curricula[env].covers
-            self.curricula[env] = Committed({EVENTS: rewards[0][0] + 1}, covers)
+            self.curricula[env] = StageProgress({EVENTS: rewards[0][0] + 1}, covers)
 
     # trimming
 
-    def facts(self) -> Facts:
+    def facts(self) -> RetentionInputs:
         watermark = self.entry.watermark if self.entry else 0
         unsettled = [seq for seq, _, rollout in self.streams[TEACHER] if rollout > watermark]
-        return Facts(
+        return RetentionInputs(
             watermark=watermark,
             events_cursor=self.entry.events_cursor if self.entry else 0,
             acknowledged={
@@ -226,7 +226,7 @@ class World:
             normalizers=self.commits,
             curricula=self.curricula,
             monitors=None,
-            batched=self.untrained.lowest(),
+            batched=self.untrained.lowest_seqs(),
             logprobs=min(unsettled, default=self.lasts[TEACHER] + 1),
         )
 
@@ -293,8 +293,8 @@ def test_what_nobody_needs_goes() -> None:
 
 def test_a_hold_claims_its_streams_and_an_unknown_reader_everything() -> None:
     held = floor.hold_claims({"replay": Hold(needs={ROLLOUTS: 7}, expires_ns=1, about="v2")})
-    assert held == [Claim(ROLLOUTS, ">", 7, "replay (v2)")]
-    nothing_known = floor.claims(Facts(acknowledged={"scorer": 0}), "r", "live", ENVS)
+    assert held == [RetentionClaim(ROLLOUTS, ">", 7, "replay (v2)")]
+    nothing_known = floor.claims(RetentionInputs(acknowledged={"scorer": 0}), "r", "live", ENVS)
     for stream in (ROLLOUTS, EVENTS, TEACHER):
         for subject in floor.trimmable(stream, "r", "live", ENVS):
             assert floor.on([*nothing_known, *held], stream, subject)[0].needs <= 1
@@ -302,7 +302,7 @@ def test_a_hold_claims_its_streams_and_an_unknown_reader_everything() -> None:
 
 
 def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind_the_last_snapshot() -> None:
-    facts = Facts(monitors={"a": Committed({EVENTS: 50, "LEDGER": 3}, 40)})
+    facts = RetentionInputs(monitors={"a": StageProgress({EVENTS: 50, "LEDGER": 3}, 40)})
     claimed = [claim for claim in floor.claims(facts, "r", "live", ["a"]) if claim.holder.startswith("health")]
     assert {(claim.subject, claim.needs) for claim in claimed} == {
         ("rl.score.r.live.a", 50),
@@ -310,7 +310,7 @@ def test_the_health_service_claims_what_it_has_not_judged_and_its_commits_behind
         ("rl.reward.r.live.a", 50),
         ("rl.alert.r.live.a", 41),
     }
-    without = floor.claims(Facts(monitors=None), "r", "live", ["a"])
+    without = floor.claims(RetentionInputs(monitors=None), "r", "live", ["a"])
     assert not [claim for claim in without if "health" in claim.holder]
     for subject in floor.trimmable(EVENTS, "r", "live", ["a"]):  # each has a claim, or the trimmer could not tell
         assert floor.on(without, EVENTS, subject)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.flow.floor import Claim, hold_claims
-from lachesis.pipeline.flow.garbage import LAST, Decider, Decision, Header, Revision, old_revisions
+from lachesis.pipeline.flow.floor import RetentionClaim, hold_claims
+from lachesis.pipeline.flow.garbage import NO_WRITER, GcDecider, GcDecision, StoredHeader, StoredRevision, old_revisions
 from lachesis.schemas.retention import Hold
 from lachesis.schemas.subjects import EVENTS, ROLLOUTS
 
@@ -12,17 +12,17 @@ SUBJECTS = ("rl.rollout.r.a", "rl.rollout.r.b", "rl.rollout.r.c")
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Header]:
+def histories(draw: st.DrawFn) -> list[StoredHeader]:
     seq, time_ns, found = 0, 0, []
     for _ in range(draw(st.integers(0, 30))):
         seq, time_ns = seq + draw(st.integers(1, 3)), time_ns + draw(st.integers(0, 5))
-        found.append(Header(seq, draw(st.sampled_from(SUBJECTS)), time_ns, draw(st.integers(1, 9))))
+        found.append(StoredHeader(seq, draw(st.sampled_from(SUBJECTS)), time_ns, draw(st.integers(1, 9))))
     return found
 
 
 claims = st.lists(
     st.builds(
-        Claim,
+        RetentionClaim,
         stream=st.sampled_from([ROLLOUTS, ROLLOUTS, EVENTS]),
         subject=st.sampled_from([*SUBJECTS, ">"]),
         needs=st.integers(0, 100),
@@ -33,16 +33,16 @@ claims = st.lists(
 ages = st.none() | st.integers(0, 120)
 
 
-def decided(headers: list[Header], claimed: list[Claim], **limits: int | None) -> Decision:
+def decided(headers: list[StoredHeader], claimed: list[RetentionClaim], **limits: int | None) -> GcDecision:
     lasts = {header.subject: header.seq for header in headers}
-    decider = Decider(ROLLOUTS, claimed, lasts, **limits)
+    decider = GcDecider(ROLLOUTS, claimed, lasts, **limits)
     for header in headers:
-        if not decider.take(header):
+        if not decider.decide_message(header):
             break
     return decider.decision
 
 
-def trimmed(headers: list[Header], decision: Decision) -> list[Header]:
+def trimmed(headers: list[StoredHeader], decision: GcDecision) -> list[StoredHeader]:
     """What the broker deletes: all below a sequence on a subject, but its last message."""
     lasts = {header.subject: header.seq for header in headers}
     return [h for h in headers if h.seq < decision.before.get(h.subject, 0) and h.seq != lasts[h.subject]]
@@ -50,7 +50,7 @@ def trimmed(headers: list[Header], decision: Decision) -> list[Header]:
 
 @given(headers=histories(), claimed=claims, born=ages, excess=st.integers(0, 200), kept=ages)
 def test_nothing_goes_that_anybody_needs_and_what_goes_is_what_was_said(
-    headers: list[Header], claimed: list[Claim], born: int | None, excess: int, kept: int | None
+    headers: list[StoredHeader], claimed: list[RetentionClaim], born: int | None, excess: int, kept: int | None
 ) -> None:
     decision = decided(headers, claimed, born_before_ns=born, excess=excess, kept_from_ns=kept)
     gone = trimmed(headers, decision)
@@ -66,7 +66,9 @@ def test_nothing_goes_that_anybody_needs_and_what_goes_is_what_was_said(
 
 
 @given(headers=histories(), claimed=claims, born=st.integers(0, 120))
-def test_by_age_all_goes_that_is_older_and_nobody_needs(headers: list[Header], claimed: list[Claim], born: int) -> None:
+def test_by_age_all_goes_that_is_older_and_nobody_needs(
+    headers: list[StoredHeader], claimed: list[RetentionClaim], born: int
+) -> None:
     gone = trimmed(headers, decided(headers, claimed, born_before_ns=born, excess=0))
     lasts = {header.subject: header.seq for header in headers}
     for header in headers:
@@ -78,7 +80,7 @@ def test_by_age_all_goes_that_is_older_and_nobody_needs(headers: list[Header], c
 
 
 @given(headers=histories(), excess=st.integers(0, 200))
-def test_by_size_the_oldest_go_and_no_more_than_needed(headers: list[Header], excess: int) -> None:
+def test_by_size_the_oldest_go_and_no_more_than_needed(headers: list[StoredHeader], excess: int) -> None:
     decision = decided(headers, [], born_before_ns=None, excess=excess)
     gone = trimmed(headers, decision)
     lasts = {header.subject: header.seq for header in headers}
@@ -89,20 +91,20 @@ def test_by_size_the_oldest_go_and_no_more_than_needed(headers: list[Header], ex
 
 
 def test_who_keeps_it_is_said() -> None:
-    headers = [Header(seq, SUBJECTS[0], seq, 10) for seq in range(1, 6)]
+    headers = [StoredHeader(seq, SUBJECTS[0], seq, 10) for seq in range(1, 6)]
     holds = {"export": Hold(needs={ROLLOUTS: 4}, expires_ns=9, about="of live")}
     decision = decided(headers, hold_claims(holds), born_before_ns=9, excess=0)
     assert (decision.before, decision.messages) == ({SUBJECTS[0]: 4}, 3)
     (holder,) = decision.held
     assert (holder, decision.held[holder].messages, decision.held[holder].first) == ("export (of live)", 2, 4)
-    assert list(decided(headers, [], born_before_ns=9, excess=0).held) == [LAST]
+    assert list(decided(headers, [], born_before_ns=9, excess=0).held) == [NO_WRITER]
 
 
 def test_revisions_go_whole_the_oldest_first_and_never_one_that_is_written() -> None:
     old, busy, new = (
-        Revision("old", 1, 10, 1, None),
-        Revision("busy", 1, 10, 2, "replay"),
-        Revision("new", 1, 10, 3, None),
+        StoredRevision("old", 1, 10, 1, None),
+        StoredRevision("busy", 1, 10, 2, "replay"),
+        StoredRevision("new", 1, 10, 3, None),
     )
 
     def going(*named: str, born: int | None = None, excess: int = 0) -> list[str]:

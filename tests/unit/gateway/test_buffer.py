@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.gateway.logic.buffer import Buffer, Partial, summing_to
+from lachesis.pipeline.gateway.logic.buffer import Buffer, PartialGroup, summing_to
 
 
 @given(st.lists(st.integers(1, 9), max_size=9), st.integers(1, 16))
@@ -26,7 +26,7 @@ def test_early_ones_go_first():
 def test_nothing_is_lost_and_what_leaves_makes_up_the_size(arrivals, size):
     buffer, left = Buffer(), []
     for n, (owner, sequences) in enumerate(arrivals):
-        buffer = buffer.plus(Partial(owner=owner, digest=str(n), sequences=sequences, data=b"x"))
+        buffer = buffer.plus(PartialGroup(owner=owner, digest=str(n), sequences=sequences, data=b"x"))
         chosen = buffer.complete(owner, size)
         assert sum(partial.sequences for partial in chosen) in (0, size)
         assert all(partial.owner == owner for partial in chosen)
@@ -37,11 +37,11 @@ def test_nothing_is_lost_and_what_leaves_makes_up_the_size(arrivals, size):
 
 
 def test_it_is_bounded_in_bytes():
-    buffer = Buffer().plus(Partial(owner=0, digest="a", sequences=1, data=b"x" * 60))
+    buffer = Buffer().plus(PartialGroup(owner=0, digest="a", sequences=1, data=b"x" * 60))
     assert buffer.has_room(40, 100)
     assert not buffer.has_room(41, 100)
 
 
 def test_what_was_chosen_before_a_crash_is_chosen_again():
-    parts = [Partial(owner=0, digest=str(n), sequences=2, data=b"", leaving=n in (1, 2)) for n in range(3)]
+    parts = [PartialGroup(owner=0, digest=str(n), sequences=2, data=b"", leaving=n in (1, 2)) for n in range(3)]
     assert [partial.digest for partial in Buffer(waiting=parts).complete(0, 4)] == ["1", "2"]

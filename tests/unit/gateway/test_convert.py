@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from lachesis.pipeline.gateway.logic.convert import Origin, to_group
+from lachesis.pipeline.gateway.logic.convert import GroupOrigin, to_group
 from lachesis.pipeline.gateway.protocol import ScoredData, read_json
 from lachesis.pipeline.trainability import TrainerLimits
 from lachesis.schemas.codec import decode, encode
@@ -16,7 +16,7 @@ from lachesis.schemas.columns import view
 from lachesis.schemas.errors import SchemaError
 from lachesis.schemas.rollout import RolloutGroup
 
-ORIGIN = Origin(
+ORIGIN = GroupOrigin(
     id="0" * 32, run="r", env="words", producer="gateway-words-1", epoch=5, counter=6, policy_version="3-a-b",
     tokenizer_hash="tok", started_ns=7, name="words_0", longest=64, most=8,
 )  # fmt: skip

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lachesis.pipeline.gateway.logic.registry import MOST, Registry, environment_of
-from lachesis.pipeline.gateway.policies import Policies
+from lachesis.pipeline.gateway.logic.registry import MAX_REGISTRATIONS, Registry, environment_of
+from lachesis.pipeline.gateway.policies import PolicyVersions
 from lachesis.pipeline.gateway.protocol import RegisterEnv
 from lachesis.schemas.control import PolicyRecord
 from lachesis.schemas.errors import DataError, NotFoundError
@@ -38,14 +38,14 @@ def test_weights_are_by_length_and_count_the_connected_alone():
 
 def test_those_that_are_gone_make_room_and_nobody_else():
     registry = Registry()
-    for _ in range(MOST):
+    for _ in range(MAX_REGISTRATIONS):
         registry, _ = registry.register(asked(), "words")
     with pytest.raises(DataError, match="disconnect"):
         registry.register(asked(), "words")
     registry, number = registry.disconnect(3).register(asked(), "words")
-    assert number == MOST
+    assert number == MAX_REGISTRATIONS
     assert 3 not in registry.registered
-    assert len(registry.registered) == MOST
+    assert len(registry.registered) == MAX_REGISTRATIONS
 
 
 def test_an_environment_is_found_by_its_name():
@@ -55,10 +55,12 @@ def test_an_environment_is_found_by_its_name():
 
 
 def test_a_policy_is_found_by_the_time():
-    policies = Policies()
-    assert policies.at(0) is None
+    policies = PolicyVersions()
+    assert policies.version_at(0) is None
     for step in (2, 0, 1):
         version = f"{step}-a-b"
-        policies.add(PolicyRecord(run="r", version=version, weights="", tokenizer_hash="", written_ns=100 * step))
-    assert [policies.at(t).version[0] for t in (-1, 0, 99, 100, 250)] == ["0", "0", "0", "1", "2"]
-    assert policies.newest.version == "2-a-b"
+        policies.record_version(
+            PolicyRecord(run="r", version=version, weights="", tokenizer_hash="", written_ns=100 * step)
+        )
+    assert [policies.version_at(t).version[0] for t in (-1, 0, 99, 100, 250)] == ["0", "0", "0", "1", "2"]
+    assert policies.newest_version.version == "2-a-b"

@@ -122,14 +122,14 @@ async def test_bodies_on_their_way_are_bounded_in_bytes_and_the_oldest_makes_pla
     world, make_scored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(body_module, "_UNHURRIED_S", 0.0)
-    rooms: list[body_module.BodyRoom] = []
+    rooms: list[body_module.BodyBudget] = []
 
-    class Noted(body_module.BodyRoom):
+    class Noted(body_module.BodyBudget):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             rooms.append(self)
 
-    monkeypatch.setattr(app_module, "BodyRoom", Noted)
+    monkeypatch.setattr(app_module, "BodyBudget", Noted)
     config = world.config(body_s=3600.0, receiving_bytes=40_000)
     async with world.gateway(config) as http:
         number = await world.registered(http)
@@ -156,7 +156,7 @@ class Sent:
 
 
 async def test_who_finds_no_room_in_time_is_asked_to_come_back() -> None:
-    room = body_module.BodyRoom(1000, within_s=0.1)
+    room = body_module.BodyBudget(1000, within_s=0.1)
     async with room.receive(Sent(900), 1000) as held:  # it is there, and waits to be converted
         assert len(held) == 900
         with pytest.raises(body_module.NoRoomError, match="receiving_bytes"):

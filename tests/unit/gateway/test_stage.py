@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.gateway.config import GatewayConfig
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.spans import Link, generate_id, root_id
+from lachesis.pipeline.telemetry.spans import SpanLink, generate_id, root_id
 from lachesis.pipeline.telemetry.tracing import Tracing
 from lachesis.schemas import keys, subjects
 from lachesis.schemas.codec import encode
@@ -429,7 +429,7 @@ async def test_a_group_leaves_the_spans_of_a_rollout_linked_to_its_callers(world
     assert (generated.service, generated.parent, generated.id) == (
         "environment", root_id(first.id), generate_id(first.id)
     )  # fmt: skip
-    assert generated.links == [Link("a" * 32, "b" * 16)]
+    assert generated.links == [SpanLink("a" * 32, "b" * 16)]
     assert (held.parent, published.parent) == (root_id(first.id), generated.id)
     assert generated.end_ns - generated.start_ns == 2_000_000_000
     assert generated.end_ns == held.start_ns

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.logic.advantage import group_advantage
 from lachesis.schemas.annotations import GroupReward, GroupScore, GroupSignals
@@ -33,7 +33,7 @@ class Groups:
             skill = [task + rng.gauss(0, 0.15) for _ in range(SAMPLES)]
             ratings = {name: [min(1.0, max(0.0, value + rng.gauss(0, 0.05))) for value in skill] for name in RATERS}
         columns = list(ratings.values())
-        told = {
+        reported = {
             "logprobs": [rng.gauss(-0.5, 0.05) for _ in range(SAMPLES)],
             "texts": [rng.getrandbits(32) for _ in range(SAMPLES)],
         }
@@ -46,7 +46,7 @@ class Groups:
             or [sum(column[i] for column in columns) / len(columns) for i in range(SAMPLES)],
             "ratings": ratings,
             "lengths": lengths or [rng.randint(40, 60) for _ in range(SAMPLES)],
-            "signals": GroupSignals(**told | (signals or {})),
+            "signals": GroupSignals(**reported | (signals or {})),
         }
         return GroupScore(**fields | changes)
 
@@ -70,13 +70,13 @@ class Groups:
         )
         return msgspec.structs.replace(reward, **changes)
 
-    def feed(self, monitor: Monitor, score: GroupScore, reward: GroupReward | None = None):
+    def feed(self, monitor: EnvMonitor, score: GroupScore, reward: GroupReward | None = None):
         """Feed one group, and return the results of the window that it completes, by check; None before."""
         monitor.score(score)
         monitor.reward(reward or self.reward(score), "grpo")
-        return {result.check: result for result in monitor.judge()} if monitor.window_full else None
+        return {result.check: result for result in monitor.evaluate()} if monitor.window_full else None
 
-    def windows(self, monitor: Monitor, count: int, make=None, reward=None):
+    def windows(self, monitor: EnvMonitor, count: int, make=None, reward=None):
         """Feed whole windows made by `make(i)` (healthy groups if None), and return the results of each."""
         found = []
         i = 0
@@ -97,4 +97,4 @@ def groups():
 @pytest.fixture
 def monitor():
     """A monitor in which every check may halt."""
-    return Monitor(ALL_HALT)
+    return EnvMonitor(ALL_HALT)

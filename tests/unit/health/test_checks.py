@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.check import RunSettings, Window
-from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor, _checks
-from lachesis.pipeline.rewards.logic.group_faults import fault_of
+from lachesis.pipeline.health.logic.check import HealthWindow, RunSettings
+from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor, _checks
+from lachesis.pipeline.rewards.logic.group_faults import find_group_fault
 from lachesis.schemas.annotations import DeadLetter
 from lachesis.schemas.ledger import GroupRef, Mismatch
 
@@ -186,7 +186,7 @@ def refs(groups, lag, n):
      (32, 20, "inform"), (32, 32, "inform"), (32, 33, "warn")],
 )  # fmt: skip
 def test_old_batches_are_caught_after_eight_by_the_bound_of_the_run(groups, bound, lag, severity):
-    monitor = Monitor(HealthConfig(halts=CHECKS), RunSettings(max_staleness=bound))
+    monitor = EnvMonitor(HealthConfig(halts=CHECKS), RunSettings(max_staleness=bound))
     for _ in range(7):
         monitor.batch(20, refs(groups, lag, 16))
         assert not monitor.batches_full
@@ -200,7 +200,7 @@ def test_old_batches_are_caught_after_eight_by_the_bound_of_the_run(groups, boun
 
 def test_batches_older_than_the_run_allows_quarantine_where_that_lasts(groups):
     """A bound that was lowered lately leaves older batches behind it; they pass."""
-    monitor = Monitor(HealthConfig(), RunSettings(max_staleness=4))
+    monitor = EnvMonitor(HealthConfig(), RunSettings(max_staleness=4))
     severities = []
     for _ in range(4):
         for _ in range(8):
@@ -211,7 +211,7 @@ def test_batches_older_than_the_run_allows_quarantine_where_that_lasts(groups):
 
 @pytest.mark.parametrize("window", [16, 17, 64, 4096])
 def test_every_window_size_leaves_something_to_compare_with(groups, window):
-    monitor = Monitor(HealthConfig(window=window))
+    monitor = EnvMonitor(HealthConfig(window=window))
     before = max(4, -(-128 // window))
     assert monitor._before.maxlen * window >= 128
     assert monitor._before.maxlen == before
@@ -264,7 +264,7 @@ def test_at_temperature_zero_samples_are_alike_and_sure_by_right(groups, monitor
 
 
 def test_another_temperature_than_the_rollouts_is_named(groups):
-    monitor = Monitor(HealthConfig(), RunSettings(sampling_temperature=0.7, trainer_temperature=1.0))
+    monitor = EnvMonitor(HealthConfig(), RunSettings(sampling_temperature=0.7, trainer_temperature=1.0))
     monitor.trained([Mismatch(0.01, 1.1, 1.0, 0.95)])
     for _ in range(8):
         monitor.batch(20, refs(groups, 0, 16))
@@ -279,8 +279,8 @@ def test_groups_that_the_trainer_cannot_use_do_not_quarantine_the_environment(gr
         return groups.score(signals={"untrainable": "images: no"})
 
     def reward(score):
-        assert fault_of(score) == "images: no"
-        return groups.reward(score, verdict="quarantined", reason=fault_of(score))
+        assert find_group_fault(score) == "images: no"
+        return groups.reward(score, verdict="quarantined", reason=find_group_fault(score))
 
     found = groups.windows(monitor, 5, unusable, reward)
     assert {results["faulty_groups"].severity for results in found} == {"warn"}
@@ -322,7 +322,7 @@ def test_a_trainer_of_another_policy_than_the_rollouts_is_caught_with_its_report
     ],
 )
 def test_a_group_is_judged_by_its_tokens(groups, signals, lengths, fault):
-    found = fault_of(groups.score(signals=signals, lengths=lengths))
+    found = find_group_fault(groups.score(signals=signals, lengths=lengths))
     assert (found is None) if fault is None else found.startswith(fault)
 
 
@@ -351,7 +351,7 @@ def test_over_optimisation_without_a_falling_rater_only_warns(groups, monitor):
 
 def test_nothing_to_judge_by_is_never_healthy():
     for check in _checks(HealthConfig()):
-        assert check.judge(Window()).severity == "idle", check.name
+        assert check.evaluate(HealthWindow()).severity == "idle", check.name
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf])
@@ -360,7 +360,7 @@ def test_missing_and_nan_are_never_healthy(groups, monitor, value):
     for _ in range(4 * 64):
         monitor.score(groups.score(scores=[value] * 8, ratings={"a": [value] * 8}, signals={"logprobs": [value] * 8}))
         if monitor.window_full:
-            results = {result.check: result for result in monitor.judge()}
+            results = {result.check: result for result in monitor.evaluate()}
     healthy = {name for name, result in results.items() if result.severity == "ok"}
     assert healthy == {"truncated", "mode_collapse", "nonfinite" if value is None else "missing"}
     assert LADDER.index(results["missing" if value is None else "nonfinite"].severity) >= LADDER.index("quarantine")

@@ -10,7 +10,7 @@ import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
 from lachesis.pipeline.health.logic.check import LADDER
-from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.schemas.annotations import GroupScore, GroupSignals
 from lachesis.schemas.ids import is_group_id
 
@@ -63,7 +63,7 @@ def test_the_recording_is_of_improving_policies(recorded):
 @pytest.mark.parametrize("window", [32, 64, 128])
 @pytest.mark.parametrize("rule", RULES)
 def test_no_false_quarantine_or_halt(groups, recorded, seed, window, rule):
-    monitor = Monitor(HealthConfig(window=window, halts=CHECKS))
+    monitor = EnvMonitor(HealthConfig(window=window, halts=CHECKS))
     judged, worst = 0, "idle"
     for score in scores_of(recorded, seed, rule):
         results = groups.feed(monitor, score)

@@ -129,5 +129,5 @@ async def test_the_check_can_be_switched_off(lab):
         await evaluate(lab, 10, 0.0)
         for _ in range(50):
             await anyio.lowlevel.checkpoint()
-        assert service.vitals.note is None
+        assert service.vitals.status_text is None
     assert await lab.events("alert", AlertEvent) == []

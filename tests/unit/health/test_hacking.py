@@ -8,7 +8,7 @@ import random
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.monitor import EnvMonitor
 
 WARM_UP = 20 * 64
 
@@ -33,7 +33,7 @@ def hacked(rng, progress):
 def test_a_hacked_rater_ends_in_quarantine_before_the_reward_is_up_by_half(groups, seed, weight):
     """A weighted mean that trusts the exploited rater most: the reward climbs over 200 steps of 16 groups."""
     rng = random.Random(seed)
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     start = recent = None
     rewards = []
     for i in range(WARM_UP + 3200):
@@ -58,7 +58,7 @@ def test_a_hacked_rater_ends_in_quarantine_before_the_reward_is_up_by_half(group
 @pytest.mark.parametrize("seed", range(3))
 def test_raters_that_rise_together_end_in_no_quarantine(groups, seed):
     rng = random.Random(seed)
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     for i in range(4000):
         gain = i / 4000 * 0.4
         skill = [min(1.0, max(0.0, rng.gauss(0.3 + gain, 0.15))) for _ in range(8)]

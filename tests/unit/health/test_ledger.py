@@ -11,7 +11,7 @@ from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.retention import change
+from lachesis.pipeline.flow.retention import update_record
 from lachesis.pipeline.health import stage as stage_module
 from lachesis.pipeline.health.ledger import LedgerReader, rules_of
 from lachesis.pipeline.health.logic.ledger import LedgerAudit, LedgerRules
@@ -54,7 +54,7 @@ def make_entries(count, run=RUN, **settings):
 def audited(entries, rules=None, **options):
     """Return what is wrong with entries that lie at sequences 1, 2, ... and name each other."""
     audit = LedgerAudit(LINE, rules, **options)
-    return [problem for seq, entry in enumerate(entries, 1) for problem in audit.take(seq, entry, seq - 1)]
+    return [problem for seq, entry in enumerate(entries, 1) for problem in audit.verify_entry(seq, entry, seq - 1)]
 
 
 def kinds(problems):
@@ -64,7 +64,7 @@ def kinds(problems):
 def test_a_sound_ledger_has_no_problems():
     audit = LedgerAudit(LINE, LedgerRules(0, {"words"}))
     for seq, entry in enumerate(make_entries(5), 1):
-        assert audit.take(seq, entry, seq - 1) == []
+        assert audit.verify_entry(seq, entry, seq - 1) == []
     assert audit.count(5) == []
     assert (audit.position.entries, audit.next_seq) == (5, 6)
 
@@ -73,7 +73,10 @@ def test_an_entry_left_out_is_named_once():
     entries = make_entries(6)
     audit = LedgerAudit(LINE)
     problems = [
-        problem for seq, entry in enumerate(entries, 1) if seq != 4 for problem in audit.take(seq, entry, seq - 1)
+        problem
+        for seq, entry in enumerate(entries, 1)
+        if seq != 4
+        for problem in audit.verify_entry(seq, entry, seq - 1)
     ]
     (problem,) = problems
     assert problem.kind == "unreadable"
@@ -88,7 +91,7 @@ def test_the_newest_one_left_out_is_known_by_the_count():
     entries = make_entries(3)
     audit = LedgerAudit(LINE)
     for seq, entry in enumerate(entries[:2], 1):
-        assert audit.take(seq, entry, seq - 1) == []
+        assert audit.verify_entry(seq, entry, seq - 1) == []
     (problem,) = audit.count(3)
     assert problem.text == f"{LINE}: the server counts 3 messages and cannot read 1 of them"
 
@@ -97,7 +100,7 @@ def test_entries_deleted_on_purpose_are_not_missed():
     entries = make_entries(4)
     for gone_below, expected in ((3, []), (2, ["unreadable"])):
         audit = LedgerAudit(LINE, gone_below=gone_below)
-        found = [problem for seq in (3, 4) for problem in audit.take(seq, entries[seq - 1], seq - 1)]
+        found = [problem for seq in (3, 4) for problem in audit.verify_entry(seq, entries[seq - 1], seq - 1)]
         assert kinds(found) == expected
 
 
@@ -119,8 +122,8 @@ def test_another_entry_in_the_middle_breaks_the_chain():
 def test_a_header_that_names_another_place_is_told():
     entries = make_entries(3)
     audit = LedgerAudit(LINE)
-    assert audit.take(1, entries[0], 0) == []
-    (problem,) = audit.take(2, entries[1], 7)
+    assert audit.verify_entry(1, entries[0], 0) == []
+    (problem,) = audit.verify_entry(2, entries[1], 7)
     assert "says that the entry before it is at sequence 7; it is at 1" in problem.text
 
 
@@ -204,23 +207,23 @@ class Counting(MemoryBus):
 async def test_a_look_reads_what_is_new_and_all_of_it_after_the_server_was_away():
     async with Counting() as bus:
         reader, entries = LedgerReader(bus, RUN, "main"), make_entries(8)
-        assert await reader.look() == []
+        assert await reader.verify_new_entries() == []
         await store(bus, entries[:5])
-        assert await reader.look() == []
+        assert await reader.verify_new_entries() == []
         assert bus.handed_out == 5
-        assert await reader.look() == []
+        assert await reader.verify_new_entries() == []
         await store(bus, entries[5:])
         bus.damage(LEDGER, 2)
-        assert await reader.look() == []  # it was sound when it was read
+        assert await reader.verify_new_entries() == []  # it was sound when it was read
         assert bus.handed_out == 8
         bus.lost = 1
-        (gap, count) = await reader.look()
+        (gap, count) = await reader.verify_new_entries()
         assert "entry 1 is gone: entry 2 at sequence 3 follows" in gap.text
         assert "counts 8 messages and cannot read 1" in count.text
-        assert await reader.look() == []
+        assert await reader.verify_new_entries() == []
         bus.damage(LEDGER, 8)
         bus.lost = 2
-        assert "cannot read 2 of them" in (await reader.look())[-1].text
+        assert "cannot read 2 of them" in (await reader.verify_new_entries())[-1].text
 
 
 async def test_a_ledger_that_went_back_or_was_replaced_is_known_by_what_was_verified_before():
@@ -229,25 +232,25 @@ async def test_a_ledger_that_went_back_or_was_replaced_is_known_by_what_was_veri
         async with Counting() as bus:
             reader = LedgerReader(bus, RUN, "main")
             await store(bus, first)
-            assert await reader.look() == []
+            assert await reader.verify_new_entries() == []
             async with Counting() as other:  # the same server, after it was away
                 await store(other, kept)
                 reader._bus, other.lost = other, 1
-                (problem,) = await reader.look()
+                (problem,) = await reader.verify_new_entries()
                 assert (problem.kind, problem.breaks) == ("chain", True)
                 assert text in problem.text
-                assert await reader.look() == []
+                assert await reader.verify_new_entries() == []
 
 
 async def test_what_the_governor_trimmed_is_not_missed():
     async with MemoryBus() as bus:
         await store(bus, make_entries(6))
         reader = LedgerReader(bus, RUN, "main")
-        assert await reader.look() == []
-        await change(bus, RUN, lambda old: old.replace(trimmed={LEDGER: 4}))
+        assert await reader.verify_new_entries() == []
+        await update_record(bus, RUN, lambda old: old.replace(trimmed={LEDGER: 4}))
         await bus.trim(LEDGER, [LINE], before=4)
-        assert await reader.look() == []
-        assert await LedgerReader(bus, RUN, "main").look() == []
+        assert await reader.verify_new_entries() == []
+        assert await LedgerReader(bus, RUN, "main").verify_new_entries() == []
 
 
 async def test_what_is_no_entry_is_passed_over_and_counted():
@@ -258,7 +261,7 @@ async def test_what_is_no_entry_is_passed_over_and_counted():
         await bus.publish(LINE, encode(entries[1].replace(run="another")), msg_id="another")
         for seq, entry in ((1, entries[1]), (4, entries[2])):
             await bus.publish(LINE, encode(entry), msg_id=f"e{seq}", headers={PREVIOUS_HEADER: str(seq)})
-        assert await LedgerReader(bus, RUN, "main").look() == []
+        assert await LedgerReader(bus, RUN, "main").verify_new_entries() == []
 
 
 async def test_the_health_service_tells_of_it_everywhere(monkeypatch, caplog):
@@ -283,7 +286,7 @@ async def test_the_health_service_tells_of_it_everywhere(monkeypatch, caplog):
                         assert not event.standing.halted
                         found.add(event.env)
         assert "entry 2 is gone" in caplog.text
-        assert "entry 2 is gone" in service.vitals.note
+        assert "entry 2 is gone" in service.vitals.status_text
         assert service.vitals.metrics["ledger/broken"] == 1.0
         assert service.vitals.metrics["ledger/verified_entries"] == 4
         tasks.cancel_scope.cancel()

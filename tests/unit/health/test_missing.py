@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.schemas.annotations import Stamp
 
 REFUSED = "ConnectError: connection refused (gave up after 4 attempts)"
@@ -27,7 +27,7 @@ def unscorable(groups):
 
 
 def test_an_outage_is_told_with_rater_error_and_time_and_quarantines_nothing(groups):
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     found = groups.windows(monitor, 6, lambda _: away(groups), unscorable(groups))
     for results in found:
         assert results["missing"].severity == "warn"
@@ -48,7 +48,7 @@ def test_what_is_no_outage_quarantines_as_before(groups, reason):
             return groups.score(statuses={"judge": ["ok"] * 8})
         return away(groups, text=f"Error{i}: no" if reason == "another each time" else REFUSED)
 
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     found = groups.windows(monitor, 4, one, unscorable(groups))
     assert [results["missing"].severity for results in found] == ["warn", "warn", "quarantine", "quarantine"]
 
@@ -57,23 +57,23 @@ def test_an_outage_does_not_hide_another_rater_that_fails_now_and_then(groups):
     def one(i):
         return away(groups, statuses={"judge": ["error"] * 8, "style": ["timeout"] * 2 + ["ok"] * 6})
 
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     found = groups.windows(monitor, 3, one, unscorable(groups))
     assert found[2]["missing"].severity == "quarantine"
     assert "ratings of style are missing" in found[2]["missing"].reason
 
 
 def test_an_outage_over_a_restart_is_the_same_one(groups):
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     groups.windows(monitor, 2, lambda _: away(groups), unscorable(groups))
-    again = Monitor(HealthConfig())
+    again = EnvMonitor(HealthConfig())
     again.load_state_dict(msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict())))
     (results,) = groups.windows(again, 1, lambda _: away(groups), unscorable(groups))
     assert f"192 groups in a row since 2023-11-14 22:13:20 UTC, from {1:032x}" in results["missing"].reason
 
 
 def test_an_end_of_the_outage_ends_its_run(groups):
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     groups.windows(monitor, 1, lambda _: away(groups), unscorable(groups))
     (results,) = groups.windows(monitor, 1)
     assert results["missing"].severity == "ok"
@@ -81,7 +81,7 @@ def test_an_end_of_the_outage_ends_its_run(groups):
 
 
 def test_the_state_of_a_build_before_is_taken_up(groups):
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     state = monitor.state_dict()
     state["checks"]["missing"] = {}
     monitor.load_state_dict(state)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import CHECKS, Monitor
+from lachesis.pipeline.health.logic.monitor import CHECKS, EnvMonitor
 from lachesis.schemas.alerts import Span
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.ledger import GroupRef
@@ -60,7 +60,7 @@ def test_drift_never_grows(groups, monitor):
 
 def test_what_is_stuck_or_done_warns_and_only_what_is_broken_halts(groups):
     """All wrong, all right, all cut off, all sure: a person should look, and nothing is destroyed."""
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     groups.windows(monitor, 3)
     found = groups.windows(
         monitor, 12, lambda _: groups.score(scores=[0.0] * 8, signals={"truncated": 8, "logprobs": [-1e-4] * 8})
@@ -71,23 +71,23 @@ def test_what_is_stuck_or_done_warns_and_only_what_is_broken_halts(groups):
     groups.windows(monitor, 1, lambda _: groups.score(statuses={"judge": ["nonfinite"] + ["ok"] * 7}))
     assert monitor.standing.halted
     with pytest.raises(ConfigError, match=r"health\.halts: there is no check 'zero'"):
-        Monitor(HealthConfig(halts=("zero",)))
+        EnvMonitor(HealthConfig(halts=("zero",)))
 
 
 @pytest.mark.parametrize(("act", "quarantined", "halted"), [("warn", False, False), ("quarantine", True, False)])
 def test_no_check_does_more_than_it_may(groups, act, quarantined, halted):
-    monitor = Monitor(HealthConfig(act=act, halts=CHECKS))
+    monitor = EnvMonitor(HealthConfig(act=act, halts=CHECKS))
     (results,) = groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
     assert results["zero_variance"].severity == act
     assert (monitor.standing.quarantined_from is not None, monitor.standing.halted) == (quarantined, halted)
 
 
 def test_a_check_can_be_turned_off_and_an_unknown_one_is_named(groups):
-    monitor = Monitor(HealthConfig(off=["zero_variance", "staleness"]))
+    monitor = EnvMonitor(HealthConfig(off=["zero_variance", "staleness"]))
     (results,) = groups.windows(monitor, 1, lambda _: groups.score(scores=[0.5] * 8))
     assert "zero_variance" not in results
     with pytest.raises(ConfigError, match="there is no check 'zero'"):
-        Monitor(HealthConfig(off=["zero"]))
+        EnvMonitor(HealthConfig(off=["zero"]))
 
 
 def test_a_score_that_is_stored_twice_counts_once(groups, monitor):
@@ -98,7 +98,7 @@ def test_a_score_that_is_stored_twice_counts_once(groups, monitor):
     assert not monitor.window_full
     monitor.score(first[63])
     assert monitor.window_full
-    monitor.judge()
+    monitor.evaluate()
     for score in first:  # of the window before
         monitor.score(score)
     assert not monitor.window_full
@@ -114,7 +114,7 @@ def test_resumption_begins_anew_after_what_was_stored(groups, monitor, restart):
     assert (monitor.resumed, monitor.groups) == (7, 0)
     if restart:
         state = monitor.state_dict()
-        monitor = Monitor(ALL_HALT)
+        monitor = EnvMonitor(ALL_HALT)
         monitor.load_state_dict(state)
         assert monitor.resumed == 7
     for score in before:  # stored before, scored after: no part of what is judged now
@@ -135,11 +135,11 @@ def test_what_was_quarantined_is_remembered_over_resumptions(groups, monitor):
             monitor.resume(n, groups.seq)
             assert monitor.standing.diverted[-1] == Span(first=first, last=groups.seq, cause="zero_variance")
         state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
-        monitor = Monitor(ALL_HALT)
+        monitor = EnvMonitor(ALL_HALT)
         monitor.load_state_dict(state)
         assert len(monitor.standing.diverted) == min(n, 16)
-    assert monitor.standing.why_not(first) == monitor.standing.why_not(groups.seq) is not None
-    assert monitor.standing.why_not(groups.seq + 1) is None
+    assert monitor.standing.untrainable_reason(first) == monitor.standing.untrainable_reason(groups.seq) is not None
+    assert monitor.standing.untrainable_reason(groups.seq + 1) is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -150,14 +150,14 @@ def test_a_restart_between_windows_changes_nothing(groups, seed):
     scores = [groups.score(level=0.3 + i / 5000, signals={"truncated": i // 400}) for i in range(1300)]
 
     def run(restart):
-        monitor, found = Monitor(ALL_HALT), []
+        monitor, found = EnvMonitor(ALL_HALT), []
         for score in scores:
             results = groups.feed(monitor, score)
             if results is not None:
                 found.append((list(results.values()), monitor.standing))
                 if restart and rng.random() < 0.6:
                     state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
-                    monitor = Monitor(ALL_HALT)
+                    monitor = EnvMonitor(ALL_HALT)
                     monitor.load_state_dict(state)
         return found
 
@@ -179,7 +179,7 @@ def test_a_promoted_revision_is_judged_by_itself(groups, monitor):
     monitor.promote(late.seq + 1)
     monitor.score(late)
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(monitor.state_dict()))
-    again = Monitor(HealthConfig())
+    again = EnvMonitor(HealthConfig())
     again.load_state_dict(state)
     assert again.promoted == late.seq + 1
     for results in groups.windows(monitor, 6, lambda _: groups.score(level=0.1)):
@@ -190,7 +190,7 @@ def test_a_promoted_revision_is_judged_by_itself(groups, monitor):
 @pytest.mark.parametrize("promoted_after", range(5))
 def test_verdicts_on_batches_do_not_depend_on_when_a_promotion_is_heard_of(groups, promoted_after):
     """Batches come from LEDGER, promotions from EVENTS: which is read first is chance."""
-    verdicts, monitors = [], (Monitor(HealthConfig()), Monitor(HealthConfig()))
+    verdicts, monitors = [], (EnvMonitor(HealthConfig()), EnvMonitor(HealthConfig()))
     for monitor in monitors:
         found = []
         for number in range(32):

@@ -21,7 +21,7 @@ from lachesis.schemas.codec import decode, encode
 from lachesis.schemas.control import LeaseReply, LeaseRequest
 from lachesis.schemas.errors import FencedError, InfrastructureError
 from lachesis.schemas.ledger import Batch, GroupRef, LedgerEntry
-from lachesis.services.cli.health import ask_to_resume, read_health
+from lachesis.services.cli.health import read_health, request_resume
 
 CONFIG = RunConfig(
     run="r",
@@ -192,7 +192,7 @@ async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, gro
     assert others, "the other environment goes on"
 
     async with lab.running(health, "health"), lab.running(batcher, "batcher"):
-        assert await ask_to_resume(lab.bus, CONFIG, "sums", wait_s=10)
+        assert await request_resume(lab.bus, CONFIG, "sums", wait_s=10)
         after = groups.seq
         await train(lab, groups, 4)
 
@@ -202,7 +202,7 @@ async def test_a_quarantine_keeps_groups_from_the_trainer_until_resumed(lab, gro
 
         await lab.until(trained_again)
     found = await read_health(lab.bus, CONFIG, "sums")
-    assert (found.stopped, found.well, found.groups) == (False, False, 0)  # it goes on, and was not judged since
+    assert (found.stopped, found.is_healthy, found.groups) == (False, False, 0)  # it goes on, and was not judged since
 
 
 async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_quarantine(lab, groups):
@@ -210,7 +210,7 @@ async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_
     async with lab.running(health, "health"):
         await lab.until(judged(lab, 1))
         await train(lab, groups, 8)  # nothing is wrong with these but when they were made
-        assert await ask_to_resume(lab.bus, CONFIG, "sums", wait_s=10)
+        assert await request_resume(lab.bus, CONFIG, "sums", wait_s=10)
         await train(lab, groups, 4)
     async with lab.running(batcher, "batcher"):
 
@@ -223,7 +223,7 @@ async def test_a_batcher_that_starts_after_the_resumption_trains_nothing_of_the_
 
 
 async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
-    assert (await read_health(lab.bus, CONFIG, "sums")).well is False  # nothing was judged: that is not healthy
+    assert (await read_health(lab.bus, CONFIG, "sums")).is_healthy is False  # nothing was judged: that is not healthy
     async with lab.running(governor, "governor"):
         await lab.until(lambda: answers(lab, "sums", granted=True))
         async with lab.running(health, "health"):
@@ -233,7 +233,7 @@ async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
     async with lab.running(governor, "governor"):  # another life
         await lab.until(lambda: answers(lab, "sums", granted=False))
         await lab.until(lambda: answers(lab, "other", granted=True))
-        assert not await ask_to_resume(lab.bus, CONFIG, "sums", wait_s=0.05)  # nobody is there to answer
+        assert not await request_resume(lab.bus, CONFIG, "sums", wait_s=0.05)  # nobody is there to answer
         assert await answers(lab, "sums", granted=False)
         async with lab.running(health, "health"):
             await lab.until(lambda: answers(lab, "sums", granted=True))
@@ -241,7 +241,7 @@ async def test_a_halt_stops_leases_over_restarts_until_resumed(lab, groups):
 
 
 async def test_a_request_is_applied_once(lab, groups):
-    await ask_to_resume(lab.bus, CONFIG, "sums", wait_s=0.01)
+    await request_resume(lab.bus, CONFIG, "sums", wait_s=0.01)
     for _ in range(3):
         async with lab.running(health, "health"):
             await train(lab, groups, 16)

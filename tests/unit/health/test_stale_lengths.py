@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.health.config import HealthConfig
-from lachesis.pipeline.health.logic.monitor import Monitor
+from lachesis.pipeline.health.logic.monitor import EnvMonitor
 from lachesis.pipeline.health.logic.policy import StaleLengths
 from lachesis.pipeline.health.logic.trends import longer_share
 from lachesis.schemas.ledger import GroupRef
@@ -17,8 +17,8 @@ lengths = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 
 def judged(kept, stale, factor=1.0):
     check = StaleLengths()
-    check.add([factor * length for length in kept], [factor * length for length in stale])
-    return check.judge()
+    check.record_lengths([factor * length for length in kept], [factor * length for length in stale])
+    return check.evaluate()
 
 
 def drawn(seed, mean, n):
@@ -60,7 +60,7 @@ def test_answers_of_one_length_are_none_longer():
 
 
 def test_the_monitor_judges_them_with_the_batches_and_never_quarantines():
-    monitor = Monitor(HealthConfig())
+    monitor = EnvMonitor(HealthConfig())
     for window in range(5):
         for number in range(8):
             refs = [
@@ -68,7 +68,7 @@ def test_the_monitor_judges_them_with_the_batches_and_never_quarantines():
                          advantages=[])
                 for n in range(16)
             ]  # fmt: skip
-            monitor.stale([900, 1000])
+            monitor.record_stale([900, 1000])
             monitor.batch(number, refs)
         result = next(one for one in monitor.judge_batches() if one.check == "stale_lengths")
         assert (result.severity, result.windows, result.value) == ("warn", window + 1, 1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.health.standing import Standings, halted_reason
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.health.standing import EnvironmentStatuses, halted_reason
 from lachesis.schemas.alerts import AlertEvent, Standing
 from lachesis.schemas.annotations import Commit
 from lachesis.schemas.codec import encode
@@ -14,26 +14,26 @@ def stored(seq, standing, env="sums"):
         run="r", env=env, revision="live", commit=Commit(term="t", index=seq, cursors={}, delta=b""), window=0,
         groups=1, source="groups", results=[], standing=standing,
     )  # fmt: skip
-    return Stored("EVENTS", f"rl.alert.r.live.{env}", seq, encode(event), 0)
+    return StoredMessage("EVENTS", f"rl.alert.r.live.{env}", seq, encode(event), 0)
 
 
 def test_an_older_event_takes_nothing_back():
-    standings = Standings()
+    standings = EnvironmentStatuses()
     halted = Standing(halted=True, quarantined_from=3, cause="truncated", since=1)
-    assert standings.take(stored(5, halted)) == "sums"
-    assert standings.take(stored(4, Standing())) is None
-    assert standings.take(stored(5, Standing())) is None
+    assert standings.apply_alert(stored(5, halted)) == "sums"
+    assert standings.apply_alert(stored(4, Standing())) is None
+    assert standings.apply_alert(stored(5, Standing())) is None
     assert standings.of("sums") == halted
-    assert standings.take(stored(6, Standing())) == "sums"
+    assert standings.apply_alert(stored(6, Standing())) == "sums"
     assert standings.of("sums") == Standing()
-    assert (standings.frontier, standings.environments) == (6, ["sums"])
+    assert (standings.last_seq, standings.environments) == (6, ["sums"])
     assert standings.of("other") == Standing()
 
 
 def test_what_cannot_be_read_changes_nothing():
-    standings = Standings()
-    standings.take(stored(5, Standing(halted=True)))
-    assert standings.take(Stored("EVENTS", "rl.alert.r.live.sums", 6, b"\xc1", 0)) is None
+    standings = EnvironmentStatuses()
+    standings.apply_alert(stored(5, Standing(halted=True)))
+    assert standings.apply_alert(StoredMessage("EVENTS", "rl.alert.r.live.sums", 6, b"\xc1", 0)) is None
     assert standings.of("sums").halted
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lachesis.pipeline.config.run import InferenceConfig, RunConfig
-from lachesis.pipeline.inference.directory import Directory, open_role, register
+from lachesis.pipeline.inference.directory import InferenceDirectory, open_role, register
 from lachesis.pipeline.inference.protocol import SamplingParams
 from lachesis.pipeline.inference.stage import run_inference
 from lachesis.pipeline.stage.service import Service
@@ -93,14 +93,14 @@ async def test_a_pruned_weights_file_is_passed_over(lab, config):
     await publish(lab, config, 0, pruned=True)
     main = lambda service: run_inference(service, config, "policy")  # noqa: E731
     async with lab.running(main, "inference") as service:
-        await lab.until(lambda: _true(service.vitals.note is not None), seconds=20)
+        await lab.until(lambda: _true(service.vitals.status_text is not None), seconds=20)
         assert await registered(lab, "policy") is None
         version = await publish(lab, config, 1)
         await lab.until(is_registered(lab, "policy"))
         async with open_role(lab.bus, "r", "policy") as directory:
             assert await serving(directory, version)()
             await publish(lab, config, 2, pruned=True)
-            await lab.until(lambda: _true("refused" in (service.vitals.note or "")))
+            await lab.until(lambda: _true("refused" in (service.vitals.status_text or "")))
             assert await serving(directory, version)()  # it goes on with what it has, under its own name
 
 
@@ -175,7 +175,7 @@ async def test_a_directory_follows_a_server_that_moves(lab):
     assert (first.config.url, second.config.url) == ("http://one", "http://two")
 
 
-async def _moved(directory: Directory, before):
+async def _moved(directory: InferenceDirectory, before):
     return await directory.current() is not before
 
 

@@ -12,7 +12,7 @@ import pytest
 from lachesis.pipeline.config.run import InferenceConfig
 from lachesis.pipeline.inference.protocol import CONTROL_PATHS, CONTROL_TOKEN, REFUSED, TOKENIZER_HASH
 from lachesis.pipeline.inference.vllm import start_vllm
-from lachesis.pipeline.inference.vllm_http import Answers
+from lachesis.pipeline.inference.vllm_http import VllmMiddleware
 from lachesis.schemas.errors import StartupError
 
 
@@ -102,7 +102,7 @@ async def application(scope, receive, send):
 async def test_what_changes_vllms_state_takes_the_token_and_no_page_is_answered(monkeypatch):
     monkeypatch.setenv(TOKENIZER_HASH, "h")
     monkeypatch.setenv(CONTROL_TOKEN, "t")
-    answers = Answers(application)
+    answers = VllmMiddleware(application)
     assert CONTROL_TOKEN not in os.environ
     async with httpx.AsyncClient(transport=httpx.ASGITransport(answers), base_url="http://v") as http:
         for path in CONTROL_PATHS:
@@ -124,6 +124,8 @@ async def test_what_changes_vllms_state_takes_the_token_and_no_page_is_answered(
 async def test_answers_are_as_the_reference_servers(monkeypatch, path, status, text):
     monkeypatch.setenv(TOKENIZER_HASH, "h")
     monkeypatch.setenv(CONTROL_TOKEN, "t")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(Answers(application)), base_url="http://v") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(VllmMiddleware(application)), base_url="http://v"
+    ) as http:
         answer = await http.get(path)
     assert (answer.status_code, text in answer.text) == (status, True)

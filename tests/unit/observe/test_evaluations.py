@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TrainingConfig
-from lachesis.pipeline.evaluation.logic.history import Evaluations
+from lachesis.pipeline.evaluation.logic.history import EvaluationHistory
 from lachesis.pipeline.evaluation.read import EvaluationReader
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import EvalEvent
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 
 def rows_of(*events):
-    return evaluation_rows(Evaluations.of(events))
+    return evaluation_rows(EvaluationHistory.of(events))
 
 
 def test_an_evaluation_is_a_line_as_it_comes():
@@ -83,12 +83,12 @@ def test_a_fall_is_told_with_what_the_reward_did(folder):
     said = (
         "the held-out rate of sums fell from 0.30 to 0.03 (difference -0.27 +- 0.00 on 20 tasks) between step 0 and 10"
     )
-    evaluations = Evaluations.of(FALLEN)
+    evaluations = EvaluationHistory.of(FALLEN)
     assert evaluation_warnings(evaluations, folder) == {
         "sums": f"{said}, while the training reward rose from 0.28 to 0.73"
     }
     assert evaluation_warnings(evaluations, folder / "elsewhere") == {"sums": said}
-    assert evaluation_warnings(Evaluations.of(FALLEN[:1]), folder) == {}
+    assert evaluation_warnings(EvaluationHistory.of(FALLEN[:1]), folder) == {}
 
 
 def test_rewards_are_those_of_the_steps_that_made_the_policies(folder):
@@ -100,7 +100,7 @@ def test_rewards_are_those_of_the_steps_that_made_the_policies(folder):
 
 def test_top_shows_them_under_the_reward_and_warns():
     overview = look_back("r", [], [{"train/step": 12.0, "reward/mean": 0.78, "train/time": 1.0}], {})
-    warnings = list(evaluation_warnings(Evaluations.of(FALLEN), CONFIG.path).values())
+    warnings = list(evaluation_warnings(EvaluationHistory.of(FALLEN), CONFIG.path).values())
     overview = msgspec.structs.replace(overview, evaluations=rows_of(*FALLEN), warnings=warnings)
     console = Console(width=200, file=io.StringIO())
     console.print(top.render(overview, 200))

@@ -13,7 +13,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 
 from lachesis.pipeline.telemetry.messages import rebuilt
-from lachesis.pipeline.telemetry.otlp import Otlp
+from lachesis.pipeline.telemetry.otlp import OtlpExporter
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import InfrastructureError
@@ -67,7 +67,7 @@ def exported(group: str, seconds: float, *, run: str = "mine", kept: str = "slow
         group=group, run=run, env="words", seq=7, sequences=4, policy_step=3, started_ns=BEGAN_NS,
         ended_ns=BEGAN_NS + int(seconds * 1e9), kept=kept, **{"outcome": "trained", **fields},
     )  # fmt: skip
-    otlp = Otlp({"service.name": "lachesis-trainer"}, None, None)
+    otlp = OtlpExporter({"service.name": "lachesis-trainer"}, None, None)
     request = encode_spans([otlp._readable(span) for span in rebuilt(end, [stamp])])
     otlp.close()
     return request

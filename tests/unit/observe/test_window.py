@@ -6,7 +6,7 @@ import pytest
 from lachesis.pipeline.bus.api import ConsumerLag
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.schemas.control import Heartbeat, StageVitals
-from lachesis.services.observe.overview import Rewards, barren, by_outcome, look, look_back
+from lachesis.services.observe.overview import RewardCurve, by_outcome, look_back, overview_at, untrained_warning
 from lachesis.services.observe.window import Recent, StageRow
 
 S = 1_000_000_000
@@ -96,15 +96,15 @@ def test_memory_is_bounded_by_the_window() -> None:
 
 
 def test_the_training_is_seen_through_the_newest_heartbeats() -> None:
-    recent, rewards = Recent(10.0), Rewards()
+    recent, rewards = Recent(10.0), RewardCurve()
     trainer, batcher = Stage(recent, "trainer", "1-t"), Stage(recent, "batcher", "1-b")
     for second in range(11):
         step = second // 2
         metrics = {"train/step": step, "train/time": 2.0 * step, "train/tokens": 600.0, "reward/mean": 0.1 * step}
         trainer.beat(second, metrics=metrics, in_flight=4, slots=1, busy_s=float(second))
-        rewards.add(metrics)
+        rewards.record_step(metrics)
         batcher.beat(second, metrics={"batching/batches": step + 2, "batching/outcomes/batched": 40.0 * second})
-    seen = look("r", recent, rewards, 10.0)
+    seen = overview_at("r", recent, rewards, 10.0)
     assert (seen.step, seen.s_per_step, seen.tokens_per_s, seen.groups_per_s) == (5, 2.0, 300.0, 40.0)
     assert seen.reward_trend == pytest.approx(0.1)
     row = next(row for row in seen.stages if row.service == "trainer")
@@ -120,7 +120,7 @@ def test_the_training_is_seen_through_the_newest_heartbeats() -> None:
      ({"zero_variance": 500, "batched": 1}, False), ({"stale": 500}, False)],
 )  # fmt: skip
 def test_a_run_that_learns_nothing_is_warned_of(outcomes: dict[str, int], warned: bool) -> None:
-    assert bool(barren(outcomes)) is warned
+    assert bool(untrained_warning(outcomes)) is warned
 
 
 def test_a_ledgers_totals_of_sequences_are_no_outcomes() -> None:
@@ -135,14 +135,14 @@ def test_a_run_that_learns_nothing_any_more_is_warned_of() -> None:
     for second in range(11):
         metrics = {"batching/outcomes/batched": 900.0, "batching/outcomes/zero_variance": 10.0 * second}
         batcher.beat(second, metrics=metrics)
-    (warning,) = look("r", recent, Rewards(), 10.0).warnings
+    (warning,) = overview_at("r", recent, RewardCurve(), 10.0).warnings
     assert "100 zero_variance" in warning
 
 
 def test_rewards_are_kept_for_a_while() -> None:
-    rewards = Rewards()
+    rewards = RewardCurve()
     for step in itertools.islice(itertools.count(), 1000):
-        rewards.add({"train/step": step, "reward/mean": 0.5})
-        rewards.add({"train/step": step, "reward/mean": 0.5})
+        rewards.record_step({"train/step": step, "reward/mean": 0.5})
+        rewards.record_step({"train/step": step, "reward/mean": 0.5})
     assert len(rewards.values()) == 200
     assert rewards.trend() == pytest.approx(0.0)

@@ -6,7 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from lachesis.pipeline.promotion.logic import ask, decide, given_up, in_force, tell, undecided
+from lachesis.pipeline.promotion.logic import (
+    active_promotion,
+    decide,
+    giving_up_promotion,
+    publish_decision,
+    request,
+    undecided_promotion,
+)
 from lachesis.schemas.errors import ConfigError, SchemaError
 from lachesis.schemas.promotion import Promoted, Promotion, Promotions
 
@@ -58,9 +65,9 @@ class Promoting(RuleBasedStateMachine):
     def operator_reads(self, revision: str, give_up: bool) -> None:
         self.time += 1
         try:
-            wanted = ask("r", self.known, asked(revision, self.time, give_up=give_up))
+            wanted = request("r", self.known, asked(revision, self.time, give_up=give_up))
         except ConfigError:
-            assert undecided(self.known) is not None
+            assert undecided_promotion(self.known) is not None
         else:
             if wanted is not None:
                 self.operators.append((self.listed(len(self.log))[0], wanted))
@@ -90,7 +97,7 @@ class Promoting(RuleBasedStateMachine):
     @rule()
     def batcher_tells(self) -> None:
         version, known, entries = self.batcher
-        told = tell("r", known, self.ledger[entries - 1] if entries else None)
+        told = publish_decision("r", known, self.ledger[entries - 1] if entries else None)
         if told is not None:
             self.write(version, told)
 
@@ -101,9 +108,9 @@ class Promoting(RuleBasedStateMachine):
         rollouts = [seq for seq, stored in enumerate(self.log, 1) if stored is None]
         seq = rollouts[which % len(rollouts)]
         _, known = self.listed(max(seq, len(self.log) - lag))
-        if undecided(known) is not None:
+        if undecided_promotion(known) is not None:
             return  # it waits
-        one = in_force(known, seq)
+        one = active_promotion(known, seq)
         judge = one.revision if one else None
         if score:
             assert self.judged.setdefault(seq, judge) == judge, "one rollout, two who judge it"
@@ -128,13 +135,13 @@ TestPromoting.settings = settings(max_examples=150, stateful_step_count=60, dead
 
 
 def test_the_same_one_is_asked_for_once_and_two_never_at_a_time():
-    first = ask("r", [], asked("a"))
-    assert ask("r", first.promotions, asked("a", at=2)) is None
+    first = request("r", [], asked("a"))
+    assert request("r", first.promotions, asked("a", at=2)) is None
     with pytest.raises(ConfigError, match="'a' is being promoted, since me asked"):
-        ask("r", first.promotions, asked("b"))
+        request("r", first.promotions, asked("b"))
     decided = [asked("a", first=5)]
-    assert ask("r", decided, asked("a", at=2)) is None
-    assert [one.revision for one in ask("r", decided, asked("b")).promotions] == ["a", "b"]
+    assert request("r", decided, asked("a", at=2)) is None
+    assert [one.revision for one in request("r", decided, asked("b")).promotions] == ["a", "b"]
 
 
 def test_a_list_out_of_order_is_refused():
@@ -145,15 +152,20 @@ def test_a_list_out_of_order_is_refused():
 
 def test_who_judges():
     known = [asked("a", first=5), asked("b", first=9), asked("c")]
-    found = [in_force(known, seq) for seq in (4, 5, 8, 9, 99)]
+    found = [active_promotion(known, seq) for seq in (4, 5, 8, 9, 99)]
     assert [one and one.revision for one in found] == [None, "a", "a", "b", "b"]
     assert msgspec.structs.replace(known[0], first=None) == asked("a")
 
 
 def test_what_nobody_can_judge_is_given_up_below_a_promotion_that_says_so():
-    (known,) = ask("r", [asked("a", first=5)], asked("a", at=2, give_up=True)).promotions
+    (known,) = request("r", [asked("a", first=5)], asked("a", at=2, give_up=True)).promotions
     assert known == asked("a", first=5, give_up=True)
-    assert ask("r", [known], asked("a", at=3)) is None, "it is never taken back"
+    assert request("r", [known], asked("a", at=3)) is None, "it is never taken back"
     later = [asked("0", first=3), known, asked("b", first=9)]
-    assert [one and one.revision for one in (given_up(later, seq) for seq in (1, 4, 5, 9))] == ["a", "a", None, None]
-    assert given_up([asked("a", give_up=True)], 1) is None, "not decided"
+    assert [one and one.revision for one in (giving_up_promotion(later, seq) for seq in (1, 4, 5, 9))] == [
+        "a",
+        "a",
+        None,
+        None,
+    ]
+    assert giving_up_promotion([asked("a", give_up=True)], 1) is None, "not decided"

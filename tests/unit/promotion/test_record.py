@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from lachesis.pipeline.bus.api import Extent
+from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.promotion.record import InForce, promotion, under, write
+from lachesis.pipeline.promotion.record import ActivePromotion, config_under_promotion, promotion, write_promotions
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.schemas.annotations import DeadLetter, ScoreEvent
@@ -32,13 +32,13 @@ def promoted(**normalization) -> Promotion:
 @pytest.mark.parametrize("setting", [{"of_a_newer_build": 1}, {"window": -1}])
 def test_settings_that_this_build_does_not_take_say_what_to_do(setting):
     with pytest.raises(ConfigError, match=r"revision new, environment sums: .*; upgrade this service"):
-        under(promoted(**setting), CONFIG)
+        config_under_promotion(promoted(**setting), CONFIG)
 
 
 async def test_scorers_wait_with_what_a_newer_build_judges_and_go_on_with_the_rest(lab):
     await lab.store(lab.group(1, task={"answer": "2"}))
     listed = Promotions(run="r", promotions=[promoted(of_a_newer_build=1)])
-    assert await write(lab.bus, listed, "live", expected=0) == 2
+    assert await write_promotions(lab.bus, listed, "live", expected=0) == 2
     await lab.store(lab.group(2, task={"answer": "2"}))
     async with lab.running(lambda service: run_scorer(service, CONFIG), "scorer") as service:
 
@@ -51,15 +51,15 @@ async def test_scorers_wait_with_what_a_newer_build_judges_and_go_on_with_the_re
 
 async def test_one_look_serves_all_that_the_server_has(lab, monkeypatch):
     await lab.store(lab.group(1))
-    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await write_promotions(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
     for n in (2, 3):
         await lab.store(lab.group(n))
-    in_force = InForce(lab.bus, "r", "live")
-    found = [await in_force.at(seq) for seq in (3, 1)]
+    in_force = ActivePromotion(lab.bus, "r", "live")
+    found = [await in_force.promotion_at(seq) for seq in (3, 1)]
     assert [one and one.first for one in found] == [2, None]
     monkeypatch.setattr(lab.bus, "read", None)
     monkeypatch.setattr(lab.bus, "extent", None)
-    assert (await in_force.at(4)).first == 2
+    assert (await in_force.promotion_at(4)).first == 2
 
 
 class LagsBehind:
@@ -77,7 +77,7 @@ class LagsBehind:
 
     async def extent(self, stream, subject):
         async with self.read(stream, [subject], follow=False) as messages:
-            return Extent(self.last_seq, len([message async for message in messages]))
+            return StreamExtent(self.last_seq, len([message async for message in messages]))
 
     @asynccontextmanager
     async def read(self, stream, filters, **options):
@@ -92,44 +92,46 @@ class LagsBehind:
 
 async def test_nobody_judges_by_the_list_of_a_server_that_lags_behind(lab):
     await lab.store(lab.group(1))
-    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await write_promotions(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
     await lab.store(lab.group(2))
     old = LagsBehind(lab.bus, 1)
-    in_force = InForce(old, "r", "live")
-    assert await in_force.at(1) is None, "any later promotion begins behind it"
+    in_force = ActivePromotion(old, "r", "live")
+    assert await in_force.promotion_at(1) is None, "any later promotion begins behind it"
     with pytest.raises(InfrastructureError, match="ROLLOUTS ends at 1 on a server that lags behind: 3 is stored"):
-        await in_force.at(3)
+        await in_force.promotion_at(3)
     old.last_seq = 3
-    assert (await in_force.at(3)).first == 2
+    assert (await in_force.promotion_at(3)).first == 2
     old.last_seq = 1
     with pytest.raises(InfrastructureError, match="lags behind"):
-        await in_force.at(4)
-    assert (await in_force.at(3)).first == 2, "what is known stays known"
+        await in_force.promotion_at(4)
+    assert (await in_force.promotion_at(3)).first == 2, "what is known stays known"
 
 
 async def test_a_list_may_lag_behind_the_answer_that_there_is_one(lab):
     """Two servers that both believe to lead: the one says how many lists there are, the other has fewer."""
-    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await write_promotions(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
     await lab.store(lab.group(1))
     old = LagsBehind(lab.bus, 0)
     old.extent = lab.bus.extent
-    in_force = InForce(old, "r", "live")
+    in_force = ActivePromotion(old, "r", "live")
     with pytest.raises(InfrastructureError, match="0 lists on a server that lags behind"):
-        await in_force.at(2)
+        await in_force.promotion_at(2)
     old.last_seq = 2
-    assert (await in_force.at(2)).first == 2
+    assert (await in_force.promotion_at(2)).first == 2
 
 
 async def test_a_list_of_a_newer_build_is_waited_for_and_buries_nothing(lab):
-    await write(lab.bus, Promotions(run="r", promotions=[promoted()], v=SCHEMA_VERSION + 1), "live", expected=0)
+    await write_promotions(
+        lab.bus, Promotions(run="r", promotions=[promoted()], v=SCHEMA_VERSION + 1), "live", expected=0
+    )
     await lab.store(lab.group(1))
     with pytest.raises(InfrastructureError, match="upgrade this service"):
-        await InForce(lab.bus, "r", "live").at(2)
+        await ActivePromotion(lab.bus, "r", "live").promotion_at(2)
 
 
 async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_the_newest_list(lab):
     await lab.store(lab.group(1, task={"answer": "2"}))
-    await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    await write_promotions(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
     await lab.store(lab.group(2, task={"answer": "2"}))
 
     async def judged() -> list[tuple[int, int | None]]:
@@ -145,7 +147,7 @@ async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_t
             return service.vitals.retried >= 2 and bool(await judged())
 
         await lab.until(waiting)
-        assert "lags behind" in service.vitals.note
+        assert "lags behind" in service.vitals.status_text
         assert await judged() == [(1, None)]
         service.bus.last_seq = 3
 
@@ -159,11 +161,13 @@ async def test_a_scorer_waits_for_a_server_that_lags_behind_and_then_judges_by_t
 
 async def test_a_damaged_list_is_not_taken_for_a_server_that_lags_behind(lab):
     await lab.store(lab.group(1))
-    first = await write(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
+    first = await write_promotions(lab.bus, Promotions(run="r", promotions=[promoted()]), "live", expected=0)
     both = [promoted(), msgspec.structs.replace(promoted(), first=3)]
-    second = await write(lab.bus, Promotions(run="r", promotions=both), "live", expected=first)
+    second = await write_promotions(lab.bus, Promotions(run="r", promotions=both), "live", expected=first)
     lab.bus.damage("ROLLOUTS", first)
-    assert len(await InForce(lab.bus, "r", "live").known(second)) == 2  # each list holds those before it as well
+    assert (
+        len(await ActivePromotion(lab.bus, "r", "live").promotions_known_at(second)) == 2
+    )  # each list holds those before it as well
     lab.bus.damage("ROLLOUTS", second)
     with pytest.raises(DamagedError):
-        await InForce(lab.bus, "r", "live").known(second)
+        await ActivePromotion(lab.bus, "r", "live").promotions_known_at(second)

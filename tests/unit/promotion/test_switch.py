@@ -11,9 +11,9 @@ from chaos.history import read_history
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.stage import run_batcher
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.promotion.logic import ask
-from lachesis.pipeline.promotion.record import promotion, read, write
-from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.promotion.logic import request
+from lachesis.pipeline.promotion.record import promotion, read_promotions, write_promotions
+from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
@@ -88,11 +88,11 @@ class World:
 
     async def promote(self, revision: str, config: RunConfig, *, give_up: bool = False) -> None:
         """What `lachesis promote` does, less its checks and the wait."""
-        known, expected = await read(self.bus, "r", "live")
-        wanted = ask("r", known, promotion(config, revision, by="me", asked_ns=len(known) + 1, give_up=give_up))
+        known, expected = await read_promotions(self.bus, "r", "live")
+        wanted = request("r", known, promotion(config, revision, by="me", asked_ns=len(known) + 1, give_up=give_up))
         if wanted is not None:
             try:
-                await write(self.bus, wanted, "live", expected=expected)
+                await write_promotions(self.bus, wanted, "live", expected=expected)
             except FencedError:
                 await self.promote(revision, config, give_up=give_up)
 
@@ -102,7 +102,7 @@ class World:
 
     async def settled(self) -> bool:
         """Whether all have a reward or a letter, and all but the part of a batch an outcome."""
-        known, _ = await read(self.bus, "r", "live")
+        known, _ = await read_promotions(self.bus, "r", "live")
         if any(one.first is None for one in known):
             return False
         letters = {letter.seq for letter in await self.lab.events("dead", DeadLetter)}
@@ -121,7 +121,7 @@ class World:
 
     async def replayed(self, name: str, config: RunConfig, low: int, high: int) -> list:
         selection = Selection(envs=["sums"], first_seq=low, last_seq=high - 1)
-        request = Request(revision=name, selection=selection)
+        request = ReplayRequest(revision=name, selection=selection)
         await run_replay(self.bus, config, request, draining=anyio.Event(), progress=lambda *_: None)
         subject = subjects.replay("rescore", "r", name, "sums")
         async with self.bus.read(REPLAY, [subject], follow=False) as messages:
@@ -163,7 +163,7 @@ async def test_each_side_of_a_switch_is_a_replay_of_it_however_services_are_kill
                     world.kill(draw.choice(names))
         await lab.until(world.settled, 30)
         tasks.cancel_scope.cancel()
-    known, _ = await read(lab.bus, "r", "live")
+    known, _ = await read_promotions(lab.bus, "r", "live")
     assert [one.revision for one in known] == ["new", "back"]
     bounds = [1, *(one.first for one in known), world.last + 1]
     assert bounds == sorted(set(bounds)), bounds
@@ -175,7 +175,7 @@ async def test_each_side_of_a_switch_is_a_replay_of_it_however_services_are_kill
 
 
 async def decided(world) -> bool:
-    known, _ = await read(world.bus, "r", "live")
+    known, _ = await read_promotions(world.bus, "r", "live")
     return bool(known) and known[-1].first is not None
 
 
@@ -195,7 +195,7 @@ async def test_scorers_wait_for_the_decision_and_then_go_on(lab):
         await world.produce(9, random.Random(2))
         await lab.until(world.settled)
         tasks.cancel_scope.cancel()
-    (promoted,) = (await read(lab.bus, "r", "live"))[0]
+    (promoted,) = (await read_promotions(lab.bus, "r", "live"))[0]
     assert promoted.first == 6, "behind the list"
     ensembles = {event.promoted: sorted(event.raters) for event in await lab.events("score", ScoreEvent)}
     assert ensembles == {None: ["exact_match"], 6: ["exact_match", "length"]}
@@ -237,7 +237,7 @@ async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_i
         world.kill("batcher")
         await anyio.sleep_forever()
 
-    monkeypatch.setattr("lachesis.pipeline.promotion.record.write", die)
+    monkeypatch.setattr("lachesis.pipeline.promotion.record.write_promotions", die)
     draw = random.Random(3)
     async with anyio.create_task_group() as tasks:
         for name in ("scorer", "normalizer", "batcher"):
@@ -246,11 +246,11 @@ async def test_a_batcher_that_dies_before_it_tells_what_it_decided_tells_it_in_i
         await lab.until(world.settled)
         # by hand: `write` of the module is the batcher's now
         asked = promotion(NEW, "new", by="me", asked_ns=1)
-        await write(lab.bus, ask("r", [], asked), "live", expected=0)
+        await write_promotions(lab.bus, request("r", [], asked), "live", expected=0)
         await world.produce(9, draw)
         await lab.until(world.settled)
         tasks.cancel_scope.cancel()
-    (told,) = (await read(lab.bus, "r", "live"))[0]
+    (told,) = (await read_promotions(lab.bus, "r", "live"))[0]
     assert [entry.promoted.first for entry in deaths] == [told.first]
     await world.audit()
 

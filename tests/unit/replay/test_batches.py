@@ -6,12 +6,12 @@ import random
 import msgspec
 import pytest
 
-from lachesis.pipeline.batching.chain import Position
+from lachesis.pipeline.batching.chain import LedgerPosition
 from lachesis.pipeline.batching.config import BatchingConfig
-from lachesis.pipeline.batching.join import Past
+from lachesis.pipeline.batching.join import OfflineStart
 from lachesis.pipeline.replay.logic.batches import (
     OfflineBatchFormer,
-    PastGroup,
+    OfflineGroup,
     batch_digest,
     manifest_digest,
     without_logprobs,
@@ -23,10 +23,10 @@ from lachesis.schemas.ledger import GENESIS
 from lachesis.schemas.plan import Plan
 
 CONFIG = BatchingConfig(batch_size=8)
-BEGIN = Past()
+BEGIN = OfflineStart()
 
 
-def past_group(n, *, samples=2, step=0, verdict="trainable", env="sums", lengths=(), group=None) -> PastGroup:
+def past_group(n, *, samples=2, step=0, verdict="trainable", env="sums", lengths=(), group=None) -> OfflineGroup:
     plan = Plan(
         group=group or f"{n:032x}", sequences=samples, samples=samples, tokens=4 * samples, policy_step=step,
         producer="p", epoch=1, counter=n, started_ns=1,
@@ -37,7 +37,7 @@ def past_group(n, *, samples=2, step=0, verdict="trainable", env="sums", lengths
         advantages=[(-1.0) ** i * n for i in range(samples)], snapshot="s", mean=0.0, std=1.0, range=1.0,
         n_valid=samples, lengths=list(lengths),
     )  # fmt: skip
-    return PastGroup(n, env, plan, reward)
+    return OfflineGroup(n, env, plan, reward)
 
 
 def form(groups, *, config=CONFIG, past=BEGIN, trainer="again"):
@@ -60,7 +60,7 @@ def test_each_group_has_one_outcome_and_the_chain_holds():
     verdicts = ["trainable", "trainable", "zero_variance", "unscorable"]
     groups = [past_group(n, samples=draw.choice([1, 2, 3]), verdict=draw.choice(verdicts)) for n in range(1, 900)]
     former, entries = form(groups)
-    position = Position()
+    position = LedgerPosition()
     for entry in entries:
         position = position.after(entry)
     assert (position.digest, position.entries) == (former.chain, len(entries))
@@ -113,7 +113,7 @@ def test_stamps_are_in_no_digest():
 def test_staleness_is_the_way_to_the_weights_and_what_was_trained_since(start, most, steps_left):
     """One batch holds all, so nothing has been trained since."""
     groups = [past_group(n, step=step) for n, step in enumerate((0, 3, 9), 1)]
-    _, entries = form(groups, config=BatchingConfig(batch_size=64), past=Past(start, most))
+    _, entries = form(groups, config=BatchingConfig(batch_size=64), past=OfflineStart(start, most))
     trained = {ref.policy_step for entry in entries if entry.batch for ref in entry.batch.groups}
     assert trained == steps_left
     stale = [outcome for entry in entries for outcome in entry.outcomes]
@@ -123,7 +123,7 @@ def test_staleness_is_the_way_to_the_weights_and_what_was_trained_since(start, m
 
 def test_every_step_taken_makes_what_is_left_staler():
     groups = [past_group(n) for n in range(1, 41)]
-    _, entries = form(groups, past=Past(0, 2))
+    _, entries = form(groups, past=OfflineStart(0, 2))
     assert sum(entry.batch is not None for entry in entries) == 3
     assert list(outcomes(entries).values()).count("stale") == 40 - 3 * 4
 

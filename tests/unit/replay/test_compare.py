@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.replay.logic.compare import METRICS, Judged, Revision, compare
+from lachesis.pipeline.replay.logic.compare import METRICS, ComparedGroup, ComparedRevision, compare
 from lachesis.pipeline.replay.logic.condition import parse_condition
 from lachesis.pipeline.replay.logic.statistics import distribution, histograms, rank_correlation, within_groups
 from lachesis.schemas.annotations import GroupReward, GroupScore, Stamp
@@ -17,7 +17,9 @@ from lachesis.services.cli.report.render import markdown, page
 from lachesis.services.cli.report.tables import report
 
 
-def judged(n: int, scores, *, ratings=None, advantages=None, verdict="trainable", env="sums", lengths=None) -> Judged:
+def judged(
+    n: int, scores, *, ratings=None, advantages=None, verdict="trainable", env="sums", lengths=None
+) -> ComparedGroup:
     name = f"{n:032x}"
     score = GroupScore(
         group=name, seq=n, item="i", policy_step=0, scores=scores, ratings=ratings or {},
@@ -29,11 +31,11 @@ def judged(n: int, scores, *, ratings=None, advantages=None, verdict="trainable"
             group=name, seq=n, item="i", policy_step=0, verdict=verdict, scores=scores, rewards=scores,
             advantages=advantages, snapshot="s", mean=None, std=None, range=None, n_valid=len(scores),
         )  # fmt: skip
-    return Judged(env, score, reward)
+    return ComparedGroup(env, score, reward)
 
 
-def revision(name: str, *groups: Judged, unscored: int = 0) -> Revision:
-    return Revision(name, {one.score.group: one for one in groups}, unscored, complete=True)
+def revision(name: str, *groups: ComparedGroup, unscored: int = 0) -> ComparedRevision:
+    return ComparedRevision(name, {one.score.group: one for one in groups}, unscored, complete=True)
 
 
 def test_rank_correlation_with_ties_and_missing_values():
@@ -122,9 +124,9 @@ def gamed():
         bribed = (lengths / 100).tolist()
         ratings = {**honest, "bribed": bribed}
         mean = np.mean(list(ratings.values()), axis=0).tolist()
-        for kept, scores, told in ((live, bribed, {"bribed": bribed}), (again, mean, ratings)):
+        for kept, scores, known in ((live, bribed, {"bribed": bribed}), (again, mean, ratings)):
             centred = (np.array(scores) - np.mean(scores)).tolist()
-            kept.append(judged(n, scores, ratings=told, advantages=centred, lengths=lengths.tolist()))
+            kept.append(judged(n, scores, ratings=known, advantages=centred, lengths=lengths.tolist()))
     return compare("r", revision("live", *live), revision("again", *again))
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from lachesis.pipeline.replay.logic.fold import Fold
+from lachesis.pipeline.replay.logic.fold import RewardFold
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
@@ -12,9 +12,9 @@ from lachesis.schemas.annotations import GroupScore, Stamp
 from lachesis.schemas.errors import SchemaError
 
 
-def fold() -> Fold:
+def fold() -> RewardFold:
     normalization = NormalizationConfig(window=4, warmup_groups=0, warmup_samples=0)
-    return Fold("sums", normalization, RewardRule(AdvantageConfig(), RewardConfig()))
+    return RewardFold("sums", normalization, RewardRule(AdvantageConfig(), RewardConfig()))
 
 
 def score(n: int, **changes: object) -> GroupScore:
@@ -26,7 +26,7 @@ def score(n: int, **changes: object) -> GroupScore:
 def digest(*scores: GroupScore | None, steps: int = 1) -> str:
     folded = fold()
     for n, one in enumerate(scores, 1):
-        folded.add(n, f"{n:032x}", one, "why not")
+        folded.add_group(n, f"{n:032x}", one, "why not")
         if n % steps == 0:
             folded.step()
     folded.step()
@@ -46,8 +46,8 @@ def test_the_digest_names_scores_ratings_and_rewards_and_neither_stamps_nor_comm
 
 def test_a_score_that_cannot_be_normalized_leaves_its_group_without_a_reward() -> None:
     folded = fold()
-    folded.add(1, f"{1:032x}", score(1, scores=[0.0, 1e13]))
-    folded.add(2, f"{2:032x}", score(2))
+    folded.add_group(1, f"{1:032x}", score(1, scores=[0.0, 1e13]))
+    folded.add_group(2, f"{2:032x}", score(2))
     done = folded.step()
     assert [reward.seq for reward in done.rewards] == [2]
     assert [(item.seq, item.reason[:5]) for item in done.unscored] == [(1, "group")]
@@ -57,7 +57,7 @@ def test_a_score_that_cannot_be_normalized_leaves_its_group_without_a_reward() -
 def test_only_the_open_window_is_in_the_state() -> None:
     folded = fold()
     for n in range(1, 11):
-        folded.add(n, f"{n:032x}", score(n))
+        folded.add_group(n, f"{n:032x}", score(n))
     folded.step()
     assert [seq for seq, *_ in msgspec.msgpack.decode(folded.state())["open"]] == [9, 10]
 

@@ -3,8 +3,8 @@
 import pytest
 from unit.replay.test_stage import CONFIG, stored
 
-from lachesis.pipeline.replay.history import Found, fetched
-from lachesis.pipeline.replay.judging import Judge
+from lachesis.pipeline.replay.history import SelectedRollout, fetched
+from lachesis.pipeline.replay.judging import ReplayScorer
 from lachesis.pipeline.replay.outage import retrying
 from lachesis.schemas.errors import DataError
 
@@ -26,9 +26,11 @@ class Torn:
 
 async def test_what_cannot_be_put_together_has_no_score_and_the_others_have(lab):
     await stored(lab, 4)
-    wanted = [Found("sums", seq, f"{seq:032x}") for seq in range(1, 5)]
-    judge = Judge(CONFIG, ["sums"], retrying)
-    found = [await judge.judge("sums", message) async for message in fetched(Torn(lab.bus, {2, 4}), "r", wanted)]
+    wanted = [SelectedRollout("sums", seq, f"{seq:032x}") for seq in range(1, 5)]
+    judge = ReplayScorer(CONFIG, ["sums"], retrying)
+    found = [
+        await judge.score_rollout("sums", message) async for message in fetched(Torn(lab.bus, {2, 4}), "r", wanted)
+    ]
     assert [verdict.score is not None for verdict in found] == [True, False, True, False]
     assert "large message 2: a chunk is gone" in found[1].reason
 
@@ -36,7 +38,7 @@ async def test_what_cannot_be_put_together_has_no_score_and_the_others_have(lab)
 @pytest.mark.parametrize(("step", "subject"), [(1, "rl.rollout.r.sums"), (20, None)])
 async def test_what_lies_close_together_is_asked_for_by_its_subject(lab, step, subject):
     await stored(lab, 100)
-    wanted = [Found("sums", seq, "") for seq in range(1, 101, step)]
+    wanted = [SelectedRollout("sums", seq, "") for seq in range(1, 101, step)]
     bus = Torn(lab.bus, {wanted[0].seq, wanted[2].seq})
     assert [message.seq async for message in fetched(bus, "r", wanted)] == [found.seq for found in wanted]
     assert bus.subjects == [subject] * 3

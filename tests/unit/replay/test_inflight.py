@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.replay.config import Pace
-from lachesis.pipeline.replay.history import Found
-from lachesis.pipeline.replay.inflight import Blocks, InFlight
-from lachesis.pipeline.replay.judging import Verdict
+from lachesis.pipeline.replay.config import ReplayPace
+from lachesis.pipeline.replay.history import SelectedRollout
+from lachesis.pipeline.replay.inflight import BlockSize, InFlight
+from lachesis.pipeline.replay.judging import ScoreOrReason
 
 
 def flight_of(most=32, *, max_rate=None, draining=None, fold=lambda *_: None):
@@ -18,7 +18,7 @@ def flight_of(most=32, *, max_rate=None, draining=None, fold=lambda *_: None):
 
 
 def found(n):
-    return Found("sums", n, f"{n:032x}")
+    return SelectedRollout("sums", n, f"{n:032x}")
 
 
 @given(st.integers(1, 12).flatmap(lambda n: st.permutations(range(n))))
@@ -29,7 +29,7 @@ def test_they_are_folded_in_the_order_in_which_they_were_begun(order):
         flight = flight_of(fold=lambda one, verdict: folded.append((one.seq, verdict.reason)))
         slots = [await flight.begin(found(n), 1) for n in range(len(order))]
         for n in order:
-            flight.settle(slots[n], Verdict(None, str(n)))
+            flight.settle_rollout(slots[n], ScoreOrReason(None, str(n)))
 
     asyncio.run(main())
     assert folded == [(n, str(n)) for n in range(len(order))]
@@ -48,21 +48,21 @@ async def test_there_is_room_for_so_many_groups_and_bytes(most, size, room):
         tasks.start_soon(begin)
         await anyio.wait_all_tasks_blocked()
         assert len(begun) == room
-        flight.settle(begun[0], Verdict(None))
+        flight.settle_rollout(begun[0], ScoreOrReason(None))
     assert len(begun) == room + 1
 
 
 @pytest.mark.parametrize(
     ("pace", "waits", "in_flight", "block"),
     [
-        (Pace(), True, 32, 16),
-        (Pace(), False, 512, 256),
-        (Pace(workers=4), True, 128, 16),
-        (Pace(workers=4), False, 2048, 256),
-        (Pace(workers=4, max_inflight=32), False, 32, 4),
-        (Pace(workers=4, max_inflight=2), True, 2, 1),
-        (Pace(workers=4, max_rate=50.0), True, 128, 5),
-        (Pace(workers=4, max_rate=0.5), False, 2048, 1),
+        (ReplayPace(), True, 32, 16),
+        (ReplayPace(), False, 512, 256),
+        (ReplayPace(workers=4), True, 128, 16),
+        (ReplayPace(workers=4), False, 2048, 256),
+        (ReplayPace(workers=4, max_inflight=32), False, 32, 4),
+        (ReplayPace(workers=4, max_inflight=2), True, 2, 1),
+        (ReplayPace(workers=4, max_rate=50.0), True, 128, 5),
+        (ReplayPace(workers=4, max_rate=0.5), False, 2048, 1),
     ],
 )
 def test_workers_share_what_may_be_in_flight(pace, waits, in_flight, block):
@@ -70,7 +70,7 @@ def test_workers_share_what_may_be_in_flight(pace, waits, in_flight, block):
 
 
 async def test_a_block_is_what_a_worker_judges_in_a_fifth_of_a_second():
-    blocks = Blocks(Pace(workers=2), waits=False)
+    blocks = BlockSize(ReplayPace(workers=2), waits=False)
     sizes = []
     for seconds in (0.0, 0.01, 0.2, 0.4, 200.0):
         sizes.append(await blocks.begin())
@@ -84,7 +84,7 @@ async def test_a_block_is_what_a_worker_judges_in_a_fifth_of_a_second():
 
 
 async def test_a_block_whose_raters_are_waited_for_is_what_the_pace_allows():
-    blocks = Blocks(Pace(workers=2), waits=True)
+    blocks = BlockSize(ReplayPace(workers=2), waits=True)
     for _ in range(9):
         assert await blocks.begin() == 16
         blocks.answered(16, 60.0)
@@ -105,7 +105,7 @@ async def test_others_have_their_turn_where_nothing_is_waited_for():
         turn.set()
 
     async with anyio.create_task_group() as tasks:
-        flight.settle(await flight.begin(found(1), 1), Verdict(None))
+        flight.settle_rollout(await flight.begin(found(1), 1), ScoreOrReason(None))
         tasks.start_soon(other)
         while not turn.is_set():
-            flight.settle(await flight.begin(found(2), 1), Verdict(None))
+            flight.settle_rollout(await flight.begin(found(2), 1), ScoreOrReason(None))

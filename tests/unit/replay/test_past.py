@@ -11,12 +11,18 @@ import pytest
 from lachesis.pipeline.batching.config import BatchingConfig
 from lachesis.pipeline.batching.read import check_rollouts, newest_entry
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, TeacherConfig
-from lachesis.pipeline.flow.retention import change, record
-from lachesis.pipeline.replay.judged import read_judged
+from lachesis.pipeline.flow.retention import read_record, update_record
+from lachesis.pipeline.replay.judged import read_results
 from lachesis.pipeline.replay.logic.batches import content_digest
-from lachesis.pipeline.replay.past import PastRequest, needs_behind, past_record, past_trainer, reform
+from lachesis.pipeline.replay.past import (
+    OfflineRequest,
+    lowest_seq_needed_after,
+    past_record,
+    past_trainer,
+    rebuild_entries,
+)
 from lachesis.pipeline.replay.revisions import definition
-from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.rewards.logic import fade
@@ -38,7 +44,7 @@ CONFIG = RunConfig(
     normalization=NormalizationConfig(window=8, warmup_groups=2, warmup_samples=4),
     batching=BatchingConfig(batch_size=16),
 )
-AGAIN = PastRequest(trainer="again", revision="again", model="model")
+AGAIN = OfflineRequest(trainer="again", revision="again", model="model")
 
 
 async def history(lab, count=60, **changes):
@@ -57,7 +63,7 @@ async def history(lab, count=60, **changes):
 
 
 async def replay(lab, name="again", envs=("sums", "words"), config=CONFIG, **selected):
-    request = Request(revision=name, selection=Selection(envs=list(envs), **selected))
+    request = ReplayRequest(revision=name, selection=Selection(envs=list(envs), **selected))
     return await run_replay(lab.bus, config, request, draining=anyio.Event(), progress=lambda *_: None)
 
 
@@ -92,8 +98,10 @@ async def test_a_revision_becomes_a_ledger_of_its_own(lab):
     assert await lab.bus.usage(subjects.EVENTS) == live
     assert (await newest_entry(lab.bus, "r", "again"))[0] == stored[-1]
     await check_rollouts(lab.bus, stored[-1])
-    judged = await read_judged(lab.bus, await definition(lab.bus, CONFIG, "again"))
-    assert await reform(lab.bus, found, judged, {}, lambda *_: None) == [content_digest(entry) for entry in stored]
+    results = await read_results(lab.bus, await definition(lab.bus, CONFIG, "again"))
+    assert await rebuild_entries(lab.bus, found, results, {}, lambda *_: None) == [
+        content_digest(entry) for entry in stored
+    ]
 
 
 async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
@@ -101,11 +109,11 @@ async def test_history_is_held_meanwhile_and_let_go_afterwards(lab):
     await replay(lab)
 
     async def look(held):
-        holds = (await record(lab.bus, "r")).holds
+        holds = (await read_record(lab.bus, "r")).holds
         assert [hold.needs for hold in holds.values()] == [{subjects.ROLLOUTS: 1}]
 
     await past(lab, during=look)
-    assert (await record(lab.bus, "r")).holds == {}
+    assert (await read_record(lab.bus, "r")).holds == {}
 
 
 def taught_config(teacher):
@@ -118,11 +126,13 @@ async def teach(lab, seqs, revision=subjects.LIVE, tokens=16):
     stored = {}
     for seq in seqs:
         env = "sums" if seq % 3 else "words"
-        taught = TeacherLogprobs(run="r", env=env, group=f"{seq:032x}", teacher="t", tokenizer_hash="tok",
+        with_teacher = TeacherLogprobs(run="r", env=env, group=f"{seq:032x}", teacher="t", tokenizer_hash="tok",
                                  temperature=1.0, logprobs=as_bytes([-1.0] * tokens, "float32"))  # fmt: skip
         headers = {ROLLOUT_HEADER: str(seq)}
         subject = subjects.logprobs("r", revision, env)
-        ack = await lab.bus.publish_large(subject, encode(taught), msg_id=f"{revision}.{seq}.{tokens}", headers=headers)
+        ack = await lab.bus.publish_large(
+            subject, encode(with_teacher), msg_id=f"{revision}.{seq}.{tokens}", headers=headers
+        )
         stored[seq] = ack.seq
     return stored
 
@@ -151,21 +161,21 @@ async def test_a_ledger_can_be_formed_anew_once_the_teachers_logprobs_are_trimme
     await teach(lab, range(first, 61))
     found = await past(lab, config=taught_config(teacher))
     await lab.bus.trim(subjects.TEACHER, [subjects.logprobs("r", subjects.LIVE)], before=30)
-    judged = await read_judged(lab.bus, await definition(lab.bus, CONFIG, "again"))
+    results = await read_results(lab.bus, await definition(lab.bus, CONFIG, "again"))
     ledger = await entries(lab)
     refs = [ref for entry in ledger if entry.batch for ref in entry.batch.groups]
     teachers = {ref.seq: ref.teacher for ref in refs if ref.teacher is not None}
-    formed = await reform(lab.bus, found, judged, teachers, lambda *_: None)
+    formed = await rebuild_entries(lab.bus, found, results, teachers, lambda *_: None)
     assert formed == [content_digest(entry) for entry in ledger]
     other = {**teachers, refs[-1].seq: 1 + teachers[refs[-1].seq]}
-    assert await reform(lab.bus, found, judged, other, lambda *_: None) != formed
+    assert await rebuild_entries(lab.bus, found, results, other, lambda *_: None) != formed
 
 
 async def test_what_may_be_trimmed_at_any_moment_counts_as_missing(lab):
     await history(lab)
     await replay(lab)
     stored = await teach(lab, range(1, 61))
-    await change(lab.bus, "r", lambda old: old.replace(trimmed={subjects.TEACHER: 20}))
+    await update_record(lab.bus, "r", lambda old: old.replace(trimmed={subjects.TEACHER: 20}))
     await past(lab, config=taught_config("optional"))
     refs = [ref for entry in await entries(lab) if entry.batch for ref in entry.batch.groups]
     assert {ref.seq: ref.teacher for ref in refs} == {
@@ -180,12 +190,12 @@ async def test_what_batches_yet_to_come_refer_to_is_held(lab):
     held = []
 
     async def look(_trained):
-        held.append((await record(lab.bus, "r")).holds.popitem()[1].needs)
+        held.append((await read_record(lab.bus, "r")).holds.popitem()[1].needs)
 
     for _ in range(2):  # as it forms the ledger, and with a ledger that is there
         await past(lab, config=taught_config("required"), during=look)
     ledger = await entries(lab)
-    behind = needs_behind(ledger, len(ledger) - 1, {subjects.ROLLOUTS: 61, subjects.TEACHER: 100})
+    behind = lowest_seq_needed_after(ledger, len(ledger) - 1, {subjects.ROLLOUTS: 61, subjects.TEACHER: 100})
     assert list(behind) == [*range(len(ledger) - 1, -2, -1)]
     for index, needs in behind.items():
         refs = [ref for entry in ledger[index + 1 :] if entry.batch for ref in entry.batch.groups]
@@ -218,12 +228,12 @@ async def test_one_that_is_started_beside_itself_leaves_the_first_ones_hold_when
     await replay(lab)
 
     async def begin_another(_):
-        first = (await record(lab.bus, "r")).holds
-        await past(lab, PastRequest(trainer="again", revision="again", model="model", store=False))
-        assert (await record(lab.bus, "r")).holds == first
+        first = (await read_record(lab.bus, "r")).holds
+        await past(lab, OfflineRequest(trainer="again", revision="again", model="model", store=False))
+        assert (await read_record(lab.bus, "r")).holds == first
 
     await past(lab, during=begin_another)
-    assert (await record(lab.bus, "r")).holds == {}
+    assert (await read_record(lab.bus, "r")).holds == {}
 
 
 @pytest.mark.parametrize("left", range(1, 8))
@@ -288,7 +298,7 @@ async def test_what_cannot_be_trained_on_is_refused_before_anything_is_stored(la
         with pytest.raises(error, match=text):
             await past(lab, request)
     assert await lab.bus.usage(subjects.LEDGER) == before
-    assert (await record(lab.bus, "r")).holds == {}
+    assert (await read_record(lab.bus, "r")).holds == {}
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -312,7 +322,7 @@ async def test_missing_logprobs_are_refused(lab, zeros):
     ("tok", True, f"1 of 41 groups have no logprobs, group {41:032x} of sums at sequence 41"),
 ])  # fmt: skip
 async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, monkeypatch, tokenizer, bare, text):
-    monkeypatch.setattr(fade, "FEWEST", 16)
+    monkeypatch.setattr(fade, "MIN_GROUPS", 16)
     for n in range(1, 41):  # successes are rare, so that bonuses are in force
         said = [[Message(role="assistant", content=words)] for words in ("no", "no", "no", "no" if n % 4 else "yes")]
         await lab.store(lab.group(n, samples=4, messages=said, task={"answer": "yes"}))
@@ -325,7 +335,7 @@ async def test_what_is_trained_for_its_shaping_alone_is_checked_too(lab, monkeyp
     reward_config = RewardConfig(format_markers=[FormatMarker(marker="<think>", reward=0.1)])
     config = msgspec.structs.replace(CONFIG, reward_config=reward_config)
     await replay(lab, envs=("sums",), config=config)
-    *_, last = await read_judged(lab.bus, await definition(lab.bus, config, "again"))
+    *_, last = await read_results(lab.bus, await definition(lab.bus, config, "again"))
     assert (last.reward.verdict, last.reward.trains) == ("zero_variance", True)
     with pytest.raises(DataError, match=text):
         await past(lab, replace(AGAIN, tokenizer_hash="tok"), config=config)
@@ -339,7 +349,7 @@ async def test_trimmed_rollouts_are_refused(lab):
     await lab.bus.trim(subjects.ROLLOUTS, [subjects.rollout("r")], before=5)
     with pytest.raises(NotFoundError, match="at sequence 1 of ROLLOUTS is gone, it was trimmed: select what is left"):
         await past(lab)
-    await change(lab.bus, "r", lambda old: old.replace(trimmed={subjects.ROLLOUTS: 5}))
+    await update_record(lab.bus, "r", lambda old: old.replace(trimmed={subjects.ROLLOUTS: 5}))
     with pytest.raises(NotFoundError, match="is kept from sequence 5 on, not from 1"):
         await past(lab)
     assert await entries(lab) == []
@@ -350,7 +360,7 @@ async def test_an_unfinished_revision_is_refused(lab):
     await history(lab)
     stop = anyio.Event()
     stop.set()
-    request = Request(revision="again", selection=Selection(envs=["sums"]))
+    request = ReplayRequest(revision="again", selection=Selection(envs=["sums"]))
     await run_replay(lab.bus, CONFIG, request, draining=stop, progress=lambda *_: None)
     with pytest.raises(NotFoundError, match="not finished in sums: repeat the command that began it"):
         await past(lab)
@@ -419,7 +429,7 @@ async def test_a_reward_that_was_changed_is_noticed(lab):
     await history(lab)
     await replay(lab)
     revision = await definition(lab.bus, CONFIG, "again")
-    honest = await read_judged(lab.bus, revision)
+    honest = await read_results(lab.bus, revision)
     assert [judged.seq for judged in honest] == list(range(1, 61))
 
     def nudge(event):
@@ -430,7 +440,7 @@ async def test_a_reward_that_was_changed_is_noticed(lab):
 
     await rewritten(lab, nudge)
     with pytest.raises(LedgerError, match="somebody changed them"):
-        await read_judged(lab.bus, revision)
+        await read_results(lab.bus, revision)
     with pytest.raises(LedgerError, match="somebody changed them"):
         await past(lab)
     assert await entries(lab) == []

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from lachesis.pipeline.replay.logic import rolling
-from lachesis.pipeline.replay.logic.compare import Judged, Revision, compare
-from lachesis.pipeline.replay.logic.rolling import Rolling, RollingFigures
+from lachesis.pipeline.replay.logic.compare import ComparedGroup, ComparedRevision, compare
+from lachesis.pipeline.replay.logic.rolling import RollingComparison, RollingFigures
 from lachesis.schemas.annotations import GroupReward, GroupScore
 
 
@@ -30,7 +30,7 @@ def drawn(draw: random.Random, n: int) -> GroupReward:
 def test_it_agrees_with_the_comparison_of_all_history(seed):
     draw = random.Random(seed)
     a, b = [drawn(draw, n) for n in range(60)], [drawn(draw, n) for n in range(60)]
-    followed = Rolling()
+    followed = RollingComparison()
     steps = [(followed.live, x) for x in a] + [(followed.shadow, x) for x in b] + [(followed.shadow, b[3])]
     draw.shuffle(steps)
     for take, one in steps:
@@ -42,8 +42,8 @@ def test_it_agrees_with_the_comparison_of_all_history(seed):
                                   lengths=[1] * 4)
             for one in rewards
         }  # fmt: skip
-        groups = {one.group: Judged(f"env{one.seq % 2}", scores[one.group], one) for one in rewards}
-        sides.append(Revision(name, groups, 0, complete=True))
+        groups = {one.group: ComparedGroup(f"env{one.seq % 2}", scores[one.group], one) for one in rewards}
+        sides.append(ComparedRevision(name, groups, 0, complete=True))
     whole = compare("r", *sides).metrics
     found = followed.figures()
     assert found.pairs == 60
@@ -53,7 +53,7 @@ def test_it_agrees_with_the_comparison_of_all_history(seed):
 
 
 def test_what_is_not_known_is_not_told():
-    followed = Rolling()
+    followed = RollingComparison()
     assert followed.figures() == RollingFigures()
     followed.live("e", [reward(1, [1.0, 0.0], [0.5, -0.5])])
     assert followed.figures() == RollingFigures()
@@ -63,13 +63,13 @@ def test_what_is_not_known_is_not_told():
 
 
 def test_it_keeps_the_newest_and_no_more(monkeypatch):
-    monkeypatch.setattr(rolling, "_WAITING", 10)
-    followed = Rolling()
+    monkeypatch.setattr(rolling, "_MAX_WAITING", 10)
+    followed = RollingComparison()
     for n in range(2000):
         followed.live("e", [reward(n, [1.0, 0.0], [0.5, -0.5])])
         followed.live("e", [reward(10_000 + n, [1.0, 0.0], [0.5, -0.5])])
         followed.shadow("e", [reward(n, [0.0, 1.0], [-0.5, 0.5])])
     found = followed.figures()
-    assert (found.pairs, found.sign_flips) == (rolling.WINDOW, 1.0)
+    assert (found.pairs, found.sign_flips) == (rolling.WINDOW_GROUPS, 1.0)
     kept = followed._envs["e"]
     assert max(len(kept.waiting[0]), len(kept.waiting[1]), len(kept.paired)) <= 10

@@ -12,7 +12,7 @@ from lachesis.pipeline.replay.logic.selection import group_list, groups_digest, 
 from lachesis.schemas.errors import ConfigError
 from lachesis.schemas.plan import Plan
 from lachesis.schemas.replay import Selection
-from lachesis.services.cli.selection import Wanted
+from lachesis.services.cli.selection import SelectionOptions
 
 PLAN = Plan.of(group())  # made by policy step 3
 CONFIG = RunConfig(environments={name: EnvironmentConfig(kind="m:E") for name in ("b", "a")})
@@ -46,10 +46,10 @@ def test_a_list_is_read_line_by_line_and_named_whatever_its_order() -> None:
 
 
 def test_the_command_line_becomes_a_selection(tmp_path: Path) -> None:
-    assert Wanted().selection(CONFIG) == (Selection(envs=["a", "b"]), None)
+    assert SelectionOptions().selection(CONFIG) == (Selection(envs=["a", "b"]), None)
     (tmp_path / "ids").write_text(GROUP)
     since = datetime(2026, 1, 1)  # noqa: DTZ001 - what typer gives for a time without a zone
-    wanted = Wanted(envs=("b", "b"), since=since, groups=tmp_path / "ids", min_step=1)
+    wanted = SelectionOptions(envs=("b", "b"), since=since, groups=tmp_path / "ids", min_step=1)
     selection, listed = wanted.selection(CONFIG)
     assert selection.envs == ["b"]
     assert selection.since_ns == int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 10**9
@@ -59,17 +59,17 @@ def test_the_command_line_becomes_a_selection(tmp_path: Path) -> None:
 
 def test_what_can_select_nothing_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--from-seq 9 lies behind the end, 3"):
-        Wanted(first_seq=9, last_seq=3).selection(CONFIG)
+        SelectionOptions(first_seq=9, last_seq=3).selection(CONFIG)
     with pytest.raises(ConfigError, match="No such file"):
-        Wanted(groups=tmp_path / "none").selection(CONFIG)
+        SelectionOptions(groups=tmp_path / "none").selection(CONFIG)
     (tmp_path / "ids").write_text(f"{GROUP}\nx\n")
     with pytest.raises(ConfigError, match="line 2: 'x' is no group id"):
-        Wanted(groups=tmp_path / "ids").selection(CONFIG)
+        SelectionOptions(groups=tmp_path / "ids").selection(CONFIG)
 
 
 def test_a_subject_filter_takes_the_environments_whose_rollouts_it_matches() -> None:
     def envs(*filters: str, named: tuple[str, ...] = ()) -> list[str]:
-        return Wanted(subjects=filters, envs=named).selection(CONFIG)[0].envs
+        return SelectionOptions(subjects=filters, envs=named).selection(CONFIG)[0].envs
 
     assert envs("rl.rollout.run.*") == envs("rl.rollout.>") == envs("*.rollout.run.a", "rl.rollout.run.b") == ["a", "b"]
     assert envs("rl.rollout.*.b") == envs("rl.rollout.>", named=("b",)) == ["b"]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from unit.replay.test_stage import CONFIG, SUMS, _Dying, facts, replay, stored, written
 
-from lachesis.pipeline.flow.retention import change, record
-from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.flow.retention import read_record, update_record
+from lachesis.pipeline.replay.config import ReplayPace
 from lachesis.pipeline.replay.revisions import following
-from lachesis.pipeline.replay.stage import Request
+from lachesis.pipeline.replay.stage import ReplayRequest
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.stage import run_scorer
 from lachesis.pipeline.stage.service import Service
@@ -24,7 +24,7 @@ FOLLOW = Selection(envs=["sums"], first_seq=1, follow=True)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._LONGEST_S", 0.02)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_COMMIT_S", 0.02)
     monkeypatch.setattr("lachesis.services.shadow._PERIOD_S", 0.02)
 
 
@@ -34,7 +34,7 @@ async def shadow(lab, until, *, revision="again", selection=FOLLOW, config=CONFI
     results = []
 
     async def follow() -> None:
-        request = Request(revision=revision, selection=selection, pace=pace or Pace())
+        request = ReplayRequest(revision=revision, selection=selection, pace=pace or ReplayPace())
         results.append(await run_shadow(service, config, request))
 
     try:
@@ -74,12 +74,12 @@ async def test_it_follows_and_gives_the_bits_of_a_replay_of_the_same_range(lab):
         assert facts(item for event in await written(lab) for item in getattr(event, column)) == facts(
             item for event in await written(lab, "whole") for item in getattr(event, column)
         )
-    assert (await record(lab.bus, "r")).holds == {}
+    assert (await read_record(lab.bus, "r")).holds == {}
 
 
 @pytest.mark.parametrize("kills", range(3))
 async def test_killed_anywhere_it_goes_on_with_the_same_bits(lab, kills, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 11 + 7 * kills)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 11 + 7 * kills)
     monkeypatch.setattr("lachesis.pipeline.stage.commitlog.SNAPSHOT_EVERY", 3)
     await stored(lab, 60)
     draw = np.random.default_rng(kills)
@@ -110,7 +110,7 @@ async def stored_more(lab, count):
 
 
 async def test_a_silent_environment_holds_no_history(lab, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._SILENT", 8)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SEQUENCES_AHEAD", 8)
     config = msgspec.structs.replace(CONFIG, environments={"sums": SUMS, "words": SUMS})
     selection = msgspec.structs.replace(FOLLOW, envs=["sums", "words"])
     await lab.store(lab.group(300, env="words", samples=4, task={"answer": "yes"}))
@@ -118,7 +118,7 @@ async def test_a_silent_environment_holds_no_history(lab, monkeypatch):
     held = []
 
     async def moved_on(_) -> bool:
-        held[:] = [hold.needs[ROLLOUTS] for hold in (await record(lab.bus, "r")).holds.values()]
+        held[:] = [hold.needs[ROLLOUTS] for hold in (await read_record(lab.bus, "r")).holds.values()]
         events = await written(lab, env="words")
         return bool(events) and events[-1].commit.cursors[ROLLOUTS] > 8 and await at(lab, 32)(None)
 
@@ -133,10 +133,10 @@ async def test_its_hold_yields_and_what_was_trimmed_under_it_ends_it(lab):
 
     async def trimmed():
         await lab.until(lambda: at(lab, 11)(None))
-        (hold,) = (await record(lab.bus, "r")).holds.values()
+        (hold,) = (await read_record(lab.bus, "r")).holds.values()
         assert hold.yields
         assert hold.about == "shadow again"
-        await change(lab.bus, "r", lambda old: old.replace(trimmed={ROLLOUTS: 20}, holds={}))
+        await update_record(lab.bus, "r", lambda old: old.replace(trimmed={ROLLOUTS: 20}, holds={}))
         await stored_more(lab, 20)
 
     with pytest.raises(NotFoundError, match="trimmed ROLLOUTS below sequence 20, and revision again had come to 12"):
@@ -165,8 +165,8 @@ async def test_it_is_compared_with_the_live_run_as_both_go_on(lab):
 
 
 async def test_it_makes_room_in_a_full_stream_and_goes_on(lab, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._FULL", 0.0)
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 10)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._FULL_SHARE", 0.0)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 10)
     monkeypatch.setattr("lachesis.pipeline.stage.commitlog.SNAPSHOT_EVERY", 4)
     monkeypatch.setattr(lab.bus, "usage", _bounded(lab.bus.usage))
     await stored(lab, 60)

@@ -4,18 +4,18 @@ import msgspec
 import pytest
 from unit.replay.test_compare import judged, revision
 
-from lachesis.pipeline.replay.logic.compare import Judged, MadeBy, Revision, compare
+from lachesis.pipeline.replay.logic.compare import ComparedGroup, ComparedRevision, ScoreSource, compare
 from lachesis.pipeline.replay.logic.significance import mean_interval, share_interval
 from lachesis.schemas.annotations import GroupReward
 from lachesis.services.cli.report.render import markdown, page
 from lachesis.services.cli.report.tables import report
 
-LIVE = MadeBy("e1", (("length", "1"),))
-LATER = MadeBy("e2", (("length", "2"),))
-PROMOTED = MadeBy("e3", (("median", "1"),), 31)
+LIVE = ScoreSource("e1", (("length", "1"),))
+LATER = ScoreSource("e2", (("length", "2"),))
+PROMOTED = ScoreSource("e3", (("median", "1"),), 31)
 
 
-def both(n: int, *, changed: int, scores: float = 0.0) -> tuple[Revision, Revision]:
+def both(n: int, *, changed: int, scores: float = 0.0) -> tuple[ComparedRevision, ComparedRevision]:
     """Return two revisions of `n` groups; `changed` are pushed the other way in the second, whose scores are higher."""
     a = [judged(i, [0.0, 1.0], advantages=[-0.5, 0.5]) for i in range(1, n + 1)]
     b = [
@@ -68,17 +68,17 @@ def test_intervals_against_worked_cases() -> None:
     assert mean_interval([0.0, 2.0]) == pytest.approx((1.0, 1 - 1.96, 1 + 1.96))
 
 
-def made(n: int, by: MadeBy, scores: list[float], env: str = "sums") -> Judged:
+def made(n: int, by: ScoreSource, scores: list[float], env: str = "sums") -> ComparedGroup:
     one = judged(n, scores, advantages=[-0.5, 0.5], env=env, ratings={"r": scores})
-    return Judged(one.env, one.score, one.reward, by)
+    return ComparedGroup(one.env, one.score, one.reward, by)
 
 
 def test_a_revision_whose_raters_were_changed_is_compared_part_by_part() -> None:
     live = [made(i, LIVE if i < 11 else LATER if i < 31 else PROMOTED, [0.0, 0.1 * (i // 10)]) for i in range(1, 41)]
     live += [made(i, LIVE, [0.0, 1.0], env="words") for i in range(41, 51)]
-    a = Revision("live", {one.score.group: one for one in live}, 0, complete=True, promotions={31: "median"})
+    a = ComparedRevision("live", {one.score.group: one for one in live}, 0, complete=True, promotions={31: "median"})
     again = [made(one.score.seq, PROMOTED, [0.5, 0.6], env=one.env) for one in live]
-    found = compare("r", a, Revision("again", {one.score.group: one for one in again}, 0, complete=True))
+    found = compare("r", a, ComparedRevision("again", {one.score.group: one for one in again}, 0, complete=True))
 
     assert [(part.name, part.env, part.first, part.last, part.promoted) for part in found.parts] == [
         ("live/1", "sums", 1, 10, None),
@@ -110,12 +110,12 @@ def test_the_plot_is_of_scores_which_a_warm_up_leaves_alone() -> None:
     (env,) = compare("r", a, b).envs
     assert (env.edges[0], env.edges[-1]) == (0.0, 1.5)
     assert sum(env.counts_a) == sum(env.counts_b) == 8
-    shifted = {name: Judged(one.env, one.score, _rewarded(one, 100.0)) for name, one in b.groups.items()}
-    (env,) = compare("r", a, Revision("again", shifted, 0, complete=True)).envs
+    shifted = {name: ComparedGroup(one.env, one.score, _rewarded(one, 100.0)) for name, one in b.groups.items()}
+    (env,) = compare("r", a, ComparedRevision("again", shifted, 0, complete=True)).envs
     assert env.edges[-1] == 1.5, "rewards are on another scale before and after the warm-up"
 
 
-def _rewarded(one: Judged, shift: float) -> GroupReward:
+def _rewarded(one: ComparedGroup, shift: float) -> GroupReward:
     assert one.reward is not None
     return msgspec.structs.replace(one.reward, rewards=[x + shift for x in one.reward.rewards if x is not None])
 

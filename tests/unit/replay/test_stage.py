@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.flow.retention import change, holding, record
-from lachesis.pipeline.replay.config import Pace
+from lachesis.pipeline.flow.retention import holding, read_record, update_record
+from lachesis.pipeline.replay.config import ReplayPace
 from lachesis.pipeline.replay.logic.selection import groups_digest
-from lachesis.pipeline.replay.stage import Request, run_replay
+from lachesis.pipeline.replay.stage import ReplayRequest, run_replay
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.stage import run_normalizer
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
@@ -65,7 +65,7 @@ async def replay(
         if stop_at is not None and done >= stop_at:
             draining.set()
 
-    request = Request(revision=revision, selection=selection, groups=groups, pace=pace or Pace())
+    request = ReplayRequest(revision=revision, selection=selection, groups=groups, pace=pace or ReplayPace())
     return await run_replay(bus or lab.bus, config, request, draining=draining, progress=progress)
 
 
@@ -109,13 +109,13 @@ async def test_all_history_under_the_live_settings_gives_the_live_rewards_to_the
 
 @pytest.mark.parametrize("kills", range(4))
 async def test_it_gives_the_same_bits_however_often_it_is_killed_or_paused(lab, kills, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 30)
     monkeypatch.setattr("lachesis.pipeline.stage.commitlog.SNAPSHOT_EVERY", 3)
     await stored(lab, 80)
     whole = await replay(lab, "whole")
     assert len(await written(lab, "whole")) > 8
     draw = np.random.default_rng(kills)
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 11 + 7 * kills)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 11 + 7 * kills)
     for _ in range(3):
         with pytest.raises(lab.Killed):
             await replay(lab, bus=_Dying(lab, int(draw.integers(1, 4))))
@@ -199,7 +199,7 @@ async def test_what_cannot_be_replayed_is_refused_with_the_reason(lab):
 
 async def test_trimmed_history_is_named(lab):
     await stored(lab, 10)
-    await change(lab.bus, "r", lambda old: old.replace(trimmed={subjects.ROLLOUTS: 4}))
+    await update_record(lab.bus, "r", lambda old: old.replace(trimmed={subjects.ROLLOUTS: 4}))
     with pytest.raises(NotFoundError, match="kept from sequence 4 on, not from 2"):
         await replay(lab, selection=Selection(envs=["sums"], first_seq=2))
     result = await replay(lab)
@@ -215,12 +215,12 @@ async def test_it_holds_history_back_while_it_runs_and_not_longer(lab):
             return getattr(lab.bus, name)
 
         async def commit(self, *args, **kwargs):
-            seen.append([hold.needs for hold in (await record(lab.bus, "r")).holds.values()])
+            seen.append([hold.needs for hold in (await read_record(lab.bus, "r")).holds.values()])
             return await lab.bus.commit(*args, **kwargs)
 
     await replay(lab, bus=Watching())
     assert seen[0] == [{subjects.ROLLOUTS: 1}]
-    assert (await record(lab.bus, "r")).holds == {}
+    assert (await read_record(lab.bus, "r")).holds == {}
 
 
 async def test_of_two_at_once_one_is_fenced(lab):
@@ -244,8 +244,8 @@ async def test_of_two_at_once_one_is_fenced(lab):
 
 async def test_nothing_is_committed_behind_a_commit_that_failed(lab, monkeypatch):
     """What it was to store is lost to the process: a later commit would leave it out."""
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 5)
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._LONGEST_S", 0.01)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 5)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_COMMIT_S", 0.01)
     await stored(lab, 40)
     tried = []
 
@@ -268,20 +268,20 @@ async def test_nothing_is_committed_behind_a_commit_that_failed(lab, monkeypatch
             raise lab.Killed
 
     with pytest.raises(lab.Killed):
-        await replay(lab, bus=Failing(), pace=Pace(max_inflight=8))
+        await replay(lab, bus=Failing(), pace=ReplayPace(max_inflight=8))
     assert len(tried) == 1
 
 
 async def test_pace_bounds_rate_and_groups_in_flight(lab):
     await stored(lab, 12)
     began = anyio.current_time()
-    await replay(lab, pace=Pace(max_rate=40.0, max_inflight=2))
+    await replay(lab, pace=ReplayPace(max_rate=40.0, max_inflight=2))
     assert anyio.current_time() - began >= 12 / 40
 
 
 async def test_how_long_each_rating_takes_changes_nothing(lab, monkeypatch):
     await stored(lab, 40)
-    calm = await replay(lab, "calm", pace=Pace(max_inflight=1))
+    calm = await replay(lab, "calm", pace=ReplayPace(max_inflight=1))
     draw = np.random.default_rng(1)
 
     class Slow(EnvironmentScorer):
@@ -290,7 +290,7 @@ async def test_how_long_each_rating_takes_changes_nothing(lab, monkeypatch):
             return await super().score(group, seq)
 
     monkeypatch.setattr("lachesis.pipeline.replay.judging.EnvironmentScorer", Slow)
-    hasty = await replay(lab, "hasty", pace=Pace(max_inflight=16))
+    hasty = await replay(lab, "hasty", pace=ReplayPace(max_inflight=16))
     assert hasty.digest == calm.digest
 
 
@@ -302,13 +302,13 @@ async def test_what_was_held_up_by_one_rating_goes_into_as_many_commits_as_it_ta
         await lab.store(lab.group(n, env="sums" if n % 3 else "words", samples=4, task={"answer": "yes"}))
     config = msgspec.structs.replace(CONFIG, environments={"sums": SUMS, "words": SUMS})
     selection = Selection(envs=["sums", "words"])
-    calm = await replay(lab, "calm", selection, config=config, pace=Pace(max_inflight=1))
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
+    calm = await replay(lab, "calm", selection, config=config, pace=ReplayPace(max_inflight=1))
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 30)
     others = anyio.Event()
     judged = 0
 
     class Held(EnvironmentScorer):
-        waits = True
+        is_asynchronous = True
 
         async def score(self, group, seq):
             nonlocal judged
@@ -331,7 +331,7 @@ async def test_what_was_held_up_by_one_rating_goes_into_as_many_commits_as_it_ta
 
 
 async def test_what_has_been_read_is_let_go_while_it_runs(lab, monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.replay.stage._MOST_SAMPLES", 30)
+    monkeypatch.setattr("lachesis.pipeline.replay.stage._MAX_SAMPLES_PER_COMMIT", 30)
     await stored(lab, 30)
     needed = []
 

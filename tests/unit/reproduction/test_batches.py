@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import RunConfig
-from lachesis.pipeline.flow.retention import change
+from lachesis.pipeline.flow.retention import update_record
 from lachesis.pipeline.reproduction.batches import verify_batches
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, GroupReward, RewardEvent
@@ -83,7 +83,7 @@ async def test_what_was_trimmed_is_counted_and_never_taken_for_equal(lab, stream
     await publish(
         lab, [reward(ref) for ref in refs[2:]] if stream == subjects.EVENTS else [reward(ref) for ref in refs]
     )
-    await change(lab.bus, "r", lambda old: old.replace(trimmed={stream: 3}))
+    await update_record(lab.bus, "r", lambda old: old.replace(trimmed={stream: 3}))
     if stream == subjects.ROLLOUTS:
         await lab.bus.trim(stream, [subjects.rollout("r")], before=3)
     verdict, text = await verified(lab)

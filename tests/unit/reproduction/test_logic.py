@@ -7,7 +7,13 @@ import pytest
 
 from lachesis.pipeline.batching.chain import make_batch
 from lachesis.pipeline.batching.join import group_ref
-from lachesis.pipeline.reproduction.logic import Ingredient, difference, numerics_after, rebuilt, unlike
+from lachesis.pipeline.reproduction.logic import (
+    BatchIngredient,
+    difference,
+    numerics_after,
+    numerics_differences,
+    rebuilt,
+)
 from lachesis.pipeline.rewards.logic.whitening import whiten_batch
 from lachesis.schemas.annotations import GroupReward
 from lachesis.schemas.ledger import GENESIS, Numerics, TrainReport
@@ -23,7 +29,7 @@ def ingredient(n, lengths=()):
         group=plan.group, seq=n, item="i", policy_step=3, verdict="trainable", scores=[0.5, None], rewards=[0.1, None],
         advantages=[0.1 * n, None], snapshot="s", mean=0.0, std=1.0, range=1.0, n_valid=1, lengths=list(lengths),
     )  # fmt: skip
-    return Ingredient(n, "sums", plan, reward, n if n % 2 else None)
+    return BatchIngredient(n, "sums", plan, reward, n if n % 2 else None)
 
 
 def batched(parts):
@@ -71,8 +77,8 @@ def test_a_group_less_is_a_difference():
 
 def test_machines_are_told_apart_by_what_changes_bits():
     one = Numerics(torch="2", processor="a", instructions="AVX2", threads=1, learner="{}")
-    assert unlike(one, msgspec.structs.replace(one, learner="")) == []
-    assert unlike(one, msgspec.structs.replace(one, threads=4, processor="b")) == [
+    assert numerics_differences(one, msgspec.structs.replace(one, learner="")) == []
+    assert numerics_differences(one, msgspec.structs.replace(one, threads=4, processor="b")) == [
         "processor was a, is b",
         "threads was 1, is 4",
     ]

@@ -8,8 +8,8 @@ import torch
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.reproduction import weights as module
-from lachesis.pipeline.reproduction.batches import Facts, verify_batches
-from lachesis.pipeline.reproduction.weights import Begin, retrain
+from lachesis.pipeline.reproduction.batches import LedgerReplayFacts, verify_batches
+from lachesis.pipeline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training import stage as trainer
 from lachesis.pipeline.training.config import LearnerConfig
@@ -61,14 +61,14 @@ async def life(lab, config, **settings):
     await run_trainer(Service(lab.bus, "trainer", "r"), msgspec.structs.replace(config, training=training))
 
 
-async def facts_of(lab, config) -> Facts:
+async def facts_of(lab, config) -> LedgerReplayFacts:
     return (await verify_batches(lab.bus, config, "main", None, saved={}, progress=lambda *_: None))[0]
 
 
 async def again(lab, config, begin=None, **options):
     """Return verdict and text by check."""
-    kept = {state.step: Begin(str(path), state) for path, state in known_checkpoints(config.path / CHECKPOINTS)}
-    start = Begin(config.model, None) if begin is None else kept[begin]
+    kept = {state.step: RetrainStart(str(path), state) for path, state in known_checkpoints(config.path / CHECKPOINTS)}
+    start = RetrainStart(config.model, None) if begin is None else kept[begin]
     given = {"end": None, "tolerance": 0.05, "sampled": False, "progress": lambda *_: None} | options
     findings = await retrain(lab.bus, config, start, await facts_of(lab, config), **given)
     return {finding.check: (finding.verdict, finding.text) for finding in findings}

@@ -11,7 +11,7 @@ from lachesis.pipeline.config.load import settings as settings_of
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
-from lachesis.pipeline.rewards.logic.bonus import Shapeable, has_marker, length_bonus, shape
+from lachesis.pipeline.rewards.logic.bonus import ShapingSample, has_marker, length_bonus, shape
 from lachesis.pipeline.scoring.config import ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.logic.signals import distinct_share
@@ -93,7 +93,7 @@ def test_a_list_of_texts_is_a_list_of_markers(tmp_path):
     assert [(one.marker, one.reward) for one in config.markers] == [
         ("<think>", 0.05), ("\\boxed", 0.05), ("Answer:", 0.05), ("####", 0.1),
     ]  # fmt: skip
-    made = shape([Shapeable("Answer: 4 #### 4", np.arange(9, dtype=np.int32), "stop", 0.0, False)], config, 1.0)
+    made = shape([ShapingSample("Answer: 4 #### 4", np.arange(9, dtype=np.int32), "stop", 0.0, False)], config, 1.0)
     assert made.markers == {"<think>": [False], "\\boxed": [False], "Answer:": [True], "####": [True]}
     assert made.bonus == [pytest.approx(0.15)]
 
@@ -147,7 +147,7 @@ def test_length_counts_times_what_is_distinct_and_not_at_all_if_cut_off():
 
 def test_who_succeeded_or_cannot_be_judged_gets_nothing():
     samples = [
-        Shapeable("<think>a</think> b", np.arange(20, dtype=np.int32), "stop", score, succeeded)
+        ShapingSample("<think>a</think> b", np.arange(20, dtype=np.int32), "stop", score, succeeded)
         for score, succeeded in ((0.0, False), (1.0, True), (None, None), (0.4, None))
     ]
     made = shape(samples, CONFIG, 1.0)
@@ -155,7 +155,7 @@ def test_who_succeeded_or_cannot_be_judged_gets_nothing():
     assert made.succeeded == [False, True, None, None]
     assert made.markers == {"<think>": [True] * 4, "\\boxed": [False] * 4}
     assert made.ceiling == 0.9
-    low = [Shapeable("", np.arange(2, dtype=np.int32), "stop", 0.6, True), samples[0]]
+    low = [ShapingSample("", np.arange(2, dtype=np.int32), "stop", 0.6, True), samples[0]]
     assert shape(low, CONFIG, 1.0).ceiling == pytest.approx(0.5), "no success in the group is outdone either"
 
 
@@ -164,7 +164,7 @@ PIECES = st.lists(
 ).map("".join)
 SAMPLES = st.lists(
     st.builds(
-        Shapeable,
+        ShapingSample,
         PIECES,
         st.lists(st.integers(0, 3), max_size=14).map(lambda ids: np.array(ids, np.int32)),
         st.sampled_from(["stop", "length", "tool", "abort"]),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.fade import FEWEST, SuccessPeaks, scale
+from lachesis.pipeline.rewards.logic.fade import MIN_GROUPS, SuccessPeaks, scale
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_bonuses_fade_between_the_two_rates(peak, share):
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 3), st.integers(0, 200), st.integers(0, 200), st.integers(1, FEWEST)), max_size=30
+        st.tuples(st.integers(1, 3), st.integers(0, 200), st.integers(0, 200), st.integers(1, MIN_GROUPS)), max_size=30
     ),
     st.integers(1, 9),
 )
@@ -31,7 +31,7 @@ def test_the_peak_is_the_highest_rate_of_the_newest_windows_and_never_falls(wind
         counts[window] = (successes, successes + more + 1, groups)
         peaks.fold(window, counts)
         near = sorted((w for w in counts if window - reach < w), reverse=True)
-        enough = [n for n in range(1, len(near) + 1) if sum(counts[w][2] for w in near[:n]) >= FEWEST]
+        enough = [n for n in range(1, len(near) + 1) if sum(counts[w][2] for w in near[:n]) >= MIN_GROUPS]
         if enough:
             taken = [counts[w] for w in near[: enough[0]]]
             rate = Fraction(sum(one[0] for one in taken), sum(one[1] for one in taken))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.generations import Generations, Terms
+from lachesis.pipeline.rewards.logic.generations import RevisionNormalizers, RewardTerms
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
 from lachesis.pipeline.rewards.logic.reward import RewardRule
 from lachesis.schemas.errors import DataError
@@ -23,8 +23,8 @@ KINDS = st.lists(st.sampled_from(["groups", "stream"]), min_size=3, max_size=3)
 """What windows count under the run's own settings, and under those it is switched to."""
 
 
-def terms(config: NormalizationConfig) -> Terms:
-    return Terms(config, RewardRule(AdvantageConfig(), RewardConfig()))
+def terms(config: NormalizationConfig) -> RewardTerms:
+    return RewardTerms(config, RewardRule(AdvantageConfig(), RewardConfig()))
 
 
 class Log:
@@ -39,7 +39,7 @@ class Log:
         self.start()
 
     def start(self) -> None:
-        self.now = Generations("e", terms(self.own))
+        self.now = RevisionNormalizers("e", terms(self.own))
         self.now.restore(
             msgspec.msgpack.decode(self.state) if self.state else None,
             [msgspec.msgpack.decode(delta) for delta in self.deltas],
@@ -49,7 +49,7 @@ class Log:
         self.next = {"rollouts": self.rollouts, "events": self.events}
 
     def learn(self, first: int) -> None:
-        if not self.now.knows(first):
+        if not self.now.is_known(first):
             self.learned = {at: config for at, config in self.promotions.items() if at <= first}
             for at, config in self.learned.items():
                 self.now.promote(at, terms(config))
@@ -74,7 +74,7 @@ def alone(first: int, last: int, config: NormalizationConfig, scores: dict[int, 
     one = EnvNormalizer("e", config)
     for seq in range(first, last + 1):
         one.member(seq, f"g{seq}")
-        one.outcome(f"g{seq}", seq, None if scores[seq] is None else {"score": scores[seq]}, source=seq)
+        one.resolve(f"g{seq}", seq, None if scores[seq] is None else {"score": scores[seq]}, source=seq)
     out = {}
     while (step := one.step()).delta is not None:
         for item in step.ready:
@@ -138,7 +138,7 @@ def test_each_is_a_replay_of_its_own_rollouts(seed, long, kinds):
             by = promoted(seq)
             if values is not None and by is not None:
                 log.learn(by)
-            log.now.outcome(f"g{seq}", seq, values, source=at, promoted=by)
+            log.now.resolve(f"g{seq}", seq, values, source=at, promoted=by)
     log.commit(snapshot=False)
     for low, high in itertools.pairwise(bounds):
         config = promotions.get(low, own)
@@ -148,11 +148,11 @@ def test_each_is_a_replay_of_its_own_rollouts(seed, long, kinds):
 
 
 def test_a_run_that_was_never_switched_keeps_its_form():
-    own, plain = Generations("e", terms(OWN)), EnvNormalizer("e", OWN)
+    own, plain = RevisionNormalizers("e", terms(OWN)), EnvNormalizer("e", OWN)
     for one in (own, plain):
         for seq in range(1, 12):
             one.member(seq, f"g{seq}")
-            one.outcome(f"g{seq}", seq, {"score": [1.0, float(seq)]}, source=seq)
+            one.resolve(f"g{seq}", seq, {"score": [1.0, float(seq)]}, source=seq)
     change, step = own.step(), plain.step()
     assert change is not None
     assert change.delta == msgspec.msgpack.encode(step.delta)
@@ -161,22 +161,22 @@ def test_a_run_that_was_never_switched_keeps_its_form():
 
 @pytest.mark.parametrize("by", [None, 3])
 def test_scores_of_a_revision_that_does_not_judge_a_rollout_are_refused_while_it_waits(by):
-    now = Generations("e", terms(OWN))
+    now = RevisionNormalizers("e", terms(OWN))
     now.promote(3, terms(NEW))
     for seq in (1, 2, 3, 4):
         now.member(seq, f"g{seq}")
         judge = None if seq < 3 else 3
         scores = {"score": [1.0, 2.0]}
         if by == judge:
-            now.outcome(f"g{seq}", seq, scores, source=seq, promoted=by)
-            now.outcome(f"g{seq}", seq, scores, source=9, promoted=None if by else 3)  # too late to count
+            now.resolve(f"g{seq}", seq, scores, source=seq, promoted=by)
+            now.resolve(f"g{seq}", seq, scores, source=9, promoted=None if by else 3)  # too late to count
         else:
             with pytest.raises(DataError, match=f"group g{seq}: judged by the"):
-                now.outcome(f"g{seq}", seq, scores, source=seq, promoted=by)
+                now.resolve(f"g{seq}", seq, scores, source=seq, promoted=by)
     with pytest.raises(DataError):  # before its membership is read
-        now.outcome("g9", 9, {"score": [1.0]}, source=9)
-    now.outcome("g8", 8, {"score": [1.0]}, source=10, promoted=3)
-    now.outcome("g8", 8, {"score": [1.0]}, source=11)
+        now.resolve("g9", 9, {"score": [1.0]}, source=9)
+    now.resolve("g8", 8, {"score": [1.0]}, source=10, promoted=3)
+    now.resolve("g8", 8, {"score": [1.0]}, source=11)
     handed = []
     while (change := now.step()) is not None:
         handed += [item.seq for item in change.ready]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.replay.logic.fold import Fold
+from lachesis.pipeline.replay.logic.fold import RewardFold
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import FormatMarker, RewardConfig
 from lachesis.pipeline.rewards.logic.reward import reliability_shares
@@ -142,16 +142,16 @@ async def test_what_neighbours_store_changes_no_reward_and_a_replay_gives_the_sa
         return {name: msgspec.structs.replace(item, seq=1) for name, item in items.items()}
 
     assert without_place(found) == without_place(alone)
-    fold = Fold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+    fold = RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
     scores = {item.seq: item for event in await beside.events("score", ScoreEvent) for item in event.groups}
     for seq, score in sorted(scores.items()):
-        fold.add(seq, score.group, score)
+        fold.add_group(seq, score.group, score)
     assert {item.group: item for item in fold.step().rewards} == found
 
 
 @pytest.fixture(autouse=True)
 def a_short_memory(monkeypatch):
-    monkeypatch.setattr("lachesis.pipeline.rewards.logic.fade.FEWEST", 8)  # of 90 groups in all
+    monkeypatch.setattr("lachesis.pipeline.rewards.logic.fade.MIN_GROUPS", 8)  # of 90 groups in all
 
 
 async def test_shaping_comes_when_success_is_known_to_be_rare_and_never_comes_back(lab, monkeypatch):
@@ -180,11 +180,11 @@ async def test_a_replay_gives_the_same_bits_however_it_is_cut(lab, config, monke
     )
 
     def make():
-        return Fold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+        return RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
 
     rng, fold, deltas, state, found = random.Random(1), make(), [], None, []
     for score in scores:
-        fold.add(score.seq, score.group, score)
+        fold.add_group(score.seq, score.group, score)
         if rng.random() < 0.3:
             folded = fold.step()
             found += folded.rewards
@@ -203,9 +203,9 @@ async def test_raters_that_disagree_with_the_others_weigh_less(lab, monkeypatch)
     first, last = min(found.values(), key=lambda item: item.seq), max(found.values(), key=lambda item: item.seq)
     assert first.scores == scores[first.group].scores, "raters weigh alike while nothing is known"
     assert last.scores != scores[last.group].scores
-    fold = Fold("sums", NORMALIZATION, reward_rule(RELIABLE, "sums"))
+    fold = RewardFold("sums", NORMALIZATION, reward_rule(RELIABLE, "sums"))
     for score in sorted(scores.values(), key=lambda item: item.seq):
-        fold.add(score.seq, score.group, score)
+        fold.add_group(score.seq, score.group, score)
     fold.step()
     weights = reliability_shares(fold._normalizer.snapshot(fold._normalizer._windows.of(last.seq) - 2))
     ratings = scores[last.group].ratings

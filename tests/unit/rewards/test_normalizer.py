@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic import fade
 from lachesis.pipeline.rewards.logic import ranks as ranks_module
-from lachesis.pipeline.rewards.logic.normalizer import DUPLICATE_WINDOWS, SUCCESS, EnvNormalizer, Ready
-from lachesis.pipeline.rewards.logic.snapshot import Snapshot
+from lachesis.pipeline.rewards.logic.normalizer import DUPLICATE_WINDOWS, SUCCESS, EnvNormalizer, ReadyGroup
+from lachesis.pipeline.rewards.logic.snapshot import NormalizationSnapshot
 from lachesis.schemas.errors import ConfigError, DataError, SchemaError, SettingsChangedError
 
 SMALL = NormalizationConfig(window=4, warmup_samples=4, warmup_groups=2, history=3, windows="stream")
@@ -36,7 +36,7 @@ def history(rng, groups, gap=3, dead=0.1, copies=0.1):
     return out
 
 
-def digest(ready: Ready):
+def digest(ready: ReadyGroup):
     normalized = {key: ready.snapshot.normalize(key, column) for key, column in ready.values.items()}
     return ready.seq, ready.snapshot.id, msgspec.json.encode(normalized)
 
@@ -52,7 +52,7 @@ def in_order(events, config=SMALL, finish=None):
     got = {}
     for seq, group, columns in events:
         norm.member(seq, group)
-        norm.outcome(group, seq, columns)
+        norm.resolve(group, seq, columns)
         for ready in norm.step().ready:
             assert (ready.group, ready.seq) not in got
             got[ready.group, ready.seq] = digest(ready)
@@ -107,7 +107,7 @@ class LiveRun:
                 self.members += 1
             elif roll < 0.9 and self.outcomes < len(self.inputs):
                 group, seq, columns = self.inputs[self.outcomes]
-                self.norm.outcome(group, seq, columns, source=self.outcomes)
+                self.norm.resolve(group, seq, columns, source=self.outcomes)
                 self.outcomes += 1
             elif roll < 0.97:
                 self.step()
@@ -126,8 +126,8 @@ def test_same_bits_for_any_order_redelivery_batching_and_restart(config, finish,
     rng = random.Random(seed)
     events = history(rng, groups)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks_module, "MOST_CELLS", 8)  # less than the 16 values of a window
-        patch.setattr(fade, "FEWEST", 8)
+        patch.setattr(ranks_module, "MAX_CELLS", 8)  # less than the 16 values of a window
+        patch.setattr(fade, "MIN_GROUPS", 8)
         expected, state = in_order(events, config, finish)
         got, live_state = LiveRun(events, rng, config, finish).run()
     assert live_state == state
@@ -140,7 +140,7 @@ def test_ranks_are_kept_of_keys_without_bounds_alone_and_no_longer_than_sums():
     last = {}
     for seq, group, columns in events:
         norm.member(seq, group)
-        norm.outcome(group, seq, columns)
+        norm.resolve(group, seq, columns)
         for ready in norm.step().ready:
             last = {key: ready.snapshot.normalize(key, column) for key, column in ready.values.items()}
         assert set(norm._ranks) <= set(norm._ring)
@@ -154,7 +154,7 @@ def test_a_state_from_before_ranks_warms_up_again_instead_of_failing():
     norm = EnvNormalizer("e", SMALL)
     for seq in range(1, 40):
         norm.member(seq, f"g{seq}")
-        norm.outcome(f"g{seq}", seq, {"reward": [float(seq), 0.0]})
+        norm.resolve(f"g{seq}", seq, {"reward": [float(seq), 0.0]})
     norm.step()
     later = EnvNormalizer("e", msgspec.structs.replace(SMALL, mode="rank"))
     later.load_state_dict(roundtrip(norm.state_dict()))
@@ -167,7 +167,7 @@ def test_every_group_before_the_last_open_windows_is_handed_out_and_memory_stays
     norm, seen = EnvNormalizer("e", config), 0
     for seq, group, columns in events:
         norm.member(seq, group)
-        norm.outcome(group, seq, columns)
+        norm.resolve(group, seq, columns)
         seen += len(norm.step().ready)
         assert len(norm._open) <= 2
         assert len(norm._ring) <= SMALL.history + 2
@@ -183,11 +183,11 @@ def test_a_window_uses_the_snapshot_two_windows_back_and_waits_for_it():
     for seq in range(1, 13):
         norm.member(seq, f"g{seq}")
     for seq in (9, 10, 5, 6, 1, 2, 3):
-        norm.outcome(f"g{seq}", seq, {"reward": [float(seq), 0.0]})
+        norm.resolve(f"g{seq}", seq, {"reward": [float(seq), 0.0]})
     ready = norm.step().ready
     assert [r.seq for r in ready] == [1, 2, 3, 5, 6], "window 2 waits for window 0, in which g4 has no outcome"
     assert {r.snapshot.through for r in ready} == {-1}
-    norm.outcome("g4", 4, None)
+    norm.resolve("g4", 4, None)
     ready = norm.step().ready
     assert [(r.seq, r.snapshot.through) for r in ready] == [(9, 0), (10, 0)]
     stats = ready[0].snapshot.keys["reward"]
@@ -198,7 +198,7 @@ def test_a_silent_stretch_costs_nothing_and_forgets_old_windows():
     norm = EnvNormalizer("e", SMALL)
     for i, seq in enumerate((1, 4 * 10**12, 8 * 10**12)):
         norm.member(seq, f"g{i}")
-        norm.outcome(f"g{i}", seq, {"reward": [1.0]})
+        norm.resolve(f"g{i}", seq, {"reward": [1.0]})
         norm.step()
     assert norm.snapshot().keys == {}
 
@@ -209,9 +209,9 @@ def test_a_bad_value_is_refused_with_its_place_and_leaves_the_state_untouched(ba
     norm.member(1, "a")
     before = norm.state_dict(), norm.metrics()
     with pytest.raises(DataError, match=r"group a: reward\[1\]"):
-        norm.outcome("a", 1, {"format": [0.0, 1.0], "reward": [0.5, bad]})
+        norm.resolve("a", 1, {"format": [0.0, 1.0], "reward": [0.5, bad]})
     assert (norm.state_dict(), norm.metrics()) == before
-    norm.outcome("a", 1, None)
+    norm.resolve("a", 1, None)
     assert norm.step().ready == []
     norm.member(5, "b")
     assert norm.step().delta["closed"][0]["keys"] == {}
@@ -221,7 +221,7 @@ def test_a_bad_value_is_refused_with_its_place_and_leaves_the_state_untouched(ba
 def test_columns_without_samples_or_of_different_lengths_are_refused(columns):
     norm = EnvNormalizer("e", SMALL)
     with pytest.raises(DataError, match="columns have lengths"):
-        norm.outcome("a", 1, columns)
+        norm.resolve("a", 1, columns)
 
 
 def test_memberships_out_of_order_are_refused_and_repeats_ignored():
@@ -239,7 +239,7 @@ def test_memberships_out_of_order_are_refused_and_repeats_ignored():
 def test_a_group_stored_twice_is_one_member_whichever_copy_was_scored(membership_first, named, config):
     norm = EnvNormalizer("e", msgspec.structs.replace(config, window=1))
     feed = [lambda: norm.member(1, "a"), lambda: norm.member(9, "a"), lambda: norm.member(17, "b")]
-    score = [lambda: norm.outcome("a", named, {"reward": [1.0]})]
+    score = [lambda: norm.resolve("a", named, {"reward": [1.0]})]
     for act in feed + score if membership_first else score + feed:
         act()
     step = norm.step()
@@ -251,11 +251,11 @@ def test_what_was_folded_is_not_waited_for_after_a_restart():
     norm = EnvNormalizer("e", GROUPS)
     for seq in range(1, 6):
         norm.member(seq, f"g{seq}")
-        norm.outcome(f"g{seq}", seq, {"reward": [1.0]}, source=seq)
+        norm.resolve(f"g{seq}", seq, {"reward": [1.0]}, source=seq)
     norm.step()
     again = EnvNormalizer("e", GROUPS)
     again.load_state_dict(roundtrip(norm.state_dict()))
-    again.outcome("g2", 2, {"reward": [1.0]}, source=2)
+    again.resolve("g2", 2, {"reward": [1.0]}, source=2)
     assert (again.duplicates, again.oldest_source()) == (1, None)
 
 
@@ -263,10 +263,10 @@ def test_a_repeat_after_the_window_was_folded_changes_nothing():
     norm = EnvNormalizer("e", SMALL)
     for seq in (1, 5, 9):
         norm.member(seq, f"g{seq}")
-        norm.outcome(f"g{seq}", seq, {"reward": [1.0]})
+        norm.resolve(f"g{seq}", seq, {"reward": [1.0]})
     norm.step()
     before = norm.state_dict()
-    norm.outcome("g1", 1, {"reward": [99.0]})
+    norm.resolve("g1", 1, {"reward": [99.0]})
     assert norm.step() == ([], None)
     assert norm.state_dict() == before
 
@@ -274,8 +274,8 @@ def test_a_repeat_after_the_window_was_folded_changes_nothing():
 def test_an_outcome_of_a_stranger_is_dropped_and_counted():
     norm = EnvNormalizer("e", SMALL)
     norm.member(3, "a")
-    norm.outcome("stranger", 2, {"reward": [1.0]})
-    norm.outcome("ahead", 7, {"reward": [1.0]})
+    norm.resolve("stranger", 2, {"reward": [1.0]})
+    norm.resolve("ahead", 7, {"reward": [1.0]})
     norm.member(8, "b")
     norm.step()
     assert norm.unknown == 2
@@ -289,8 +289,8 @@ def test_the_outcome_that_was_stored_first_counts_whatever_was_read_first(read_f
     norm.member(1, "a")
     if read_first:
         norm.member(3, "a")
-    norm.outcome("a", 3, {"reward": [7.0]}, source=10)
-    norm.outcome("a", 1, {"reward": [0.0]}, source=11)
+    norm.resolve("a", 3, {"reward": [7.0]}, source=10)
+    norm.resolve("a", 1, {"reward": [0.0]}, source=11)
     if not read_first:
         assert norm.step().ready == []
         norm.member(3, "a")
@@ -302,7 +302,7 @@ def fed(sequences, config=GROUPS):
     norm, got = EnvNormalizer("e", config), {}
     for n, seq in enumerate(sequences):
         norm.member(seq, f"g{n}")
-        norm.outcome(f"g{n}", seq, {"reward": [float(n), 1.0]})
+        norm.resolve(f"g{n}", seq, {"reward": [float(n), 1.0]})
         got |= {ready.group: digest(ready)[1:] for ready in norm.step().ready}
     return got
 
@@ -320,10 +320,10 @@ def test_a_window_closes_with_its_last_group_and_is_not_waited_for_by_the_next()
     for n in range(12):
         norm.member(10 * n + 7, f"g{n}")
     for n in (8, 4, 0, 1, 2):
-        norm.outcome(f"g{n}", 10 * n + 7, {"reward": [float(n), 0.0]}, source=n)
+        norm.resolve(f"g{n}", 10 * n + 7, {"reward": [float(n), 0.0]}, source=n)
     assert [ready.group for ready in norm.step().ready] == ["g0", "g1", "g2", "g4"]
     assert norm.watermark == 1
-    norm.outcome("g3", 37, None)
+    norm.resolve("g3", 37, None)
     step = norm.step()
     assert [(ready.group, ready.snapshot.through) for ready in step.ready] == [("g8", 0)]
     assert (norm.watermark, step.delta["watermark"]) == (38, 38)
@@ -334,7 +334,7 @@ def test_statistics_of_one_kind_of_windows_are_not_gone_on_with_by_the_other():
         norm = EnvNormalizer("e", old)
         for seq in range(1, 12):
             norm.member(seq, f"g{seq}")
-            norm.outcome(f"g{seq}", seq, {"reward": [1.0]})
+            norm.resolve(f"g{seq}", seq, {"reward": [1.0]})
         delta = roundtrip(norm.step().delta)
         for act in (EnvNormalizer("e", new).apply, EnvNormalizer("e", new).load_state_dict):
             with pytest.raises(SettingsChangedError, match=f"Set it to '{old.windows}'"):
@@ -347,8 +347,11 @@ def test_a_record_of_before_means_windows_of_the_stream():
     assert NormalizationConfig.from_record(old.recorded()) == old
     assert NormalizationConfig.from_record(NormalizationConfig().recorded()) == NormalizationConfig()
     # the id that the snapshot had before there was any choice
-    assert Snapshot.build("e", -1, old, {}).id == "79f66d75c7a297b101e56f19"
-    assert Snapshot.build("e", -1, NormalizationConfig(), {}).id != Snapshot.build("e", -1, old, {}).id
+    assert NormalizationSnapshot.build("e", -1, old, {}).id == "79f66d75c7a297b101e56f19"
+    assert (
+        NormalizationSnapshot.build("e", -1, NormalizationConfig(), {}).id
+        != NormalizationSnapshot.build("e", -1, old, {}).id
+    )
 
 
 def test_state_of_another_env_width_or_version_is_refused():
@@ -375,7 +378,7 @@ def test_a_delta_of_another_width_is_refused_before_there_is_any_snapshot():
     norm = EnvNormalizer("e", SMALL)
     for seq, group, columns in history(random.Random(3), 3 * SMALL.window, dead=0):
         norm.member(seq, group)
-        norm.outcome(group, seq, columns)
+        norm.resolve(group, seq, columns)
     delta = roundtrip(norm.step().delta)
     wider = EnvNormalizer("e", msgspec.structs.replace(SMALL, window=SMALL.window + 1))
     with pytest.raises(SettingsChangedError, match=r"normalization\.window is \d now"):
@@ -391,10 +394,10 @@ def test_a_snapshot_survives_encoding_and_normalizes_alike():
     norm = EnvNormalizer("e", SMALL)
     for seq, group, columns in history(random.Random(3), 40, dead=0):
         norm.member(seq, group)
-        norm.outcome(group, seq, columns)
+        norm.resolve(group, seq, columns)
         norm.step()
     snapshot = norm.snapshot()
-    again = msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=Snapshot)
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(snapshot), type=NormalizationSnapshot)
     column = [0.1, None, 7.0]
     assert again == snapshot
     assert again.normalize("reward", column) == snapshot.normalize("reward", column)

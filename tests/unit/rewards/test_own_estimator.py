@@ -6,9 +6,9 @@ import pytest
 
 from lachesis.pipeline.config.load import load
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.health.logic.advantages import Advantages
-from lachesis.pipeline.health.logic.check import Window
-from lachesis.pipeline.replay.logic.fold import Fold
+from lachesis.pipeline.health.logic.advantages import AdvantageCheck
+from lachesis.pipeline.health.logic.check import HealthWindow
+from lachesis.pipeline.replay.logic.fold import RewardFold
 from lachesis.pipeline.rewards.config.advantage import ESTIMATORS, AdvantageConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
 from lachesis.pipeline.rewards.estimators.registry import BUILTIN, describe_estimator, load_estimator
@@ -158,12 +158,12 @@ async def test_live_rewards_and_a_replay_have_equal_bits_and_name_it(lab) -> Non
     assert {event.advantage for event in events} == {"above_median.py:above_median@1"}
     live = [reward.replace(stamps=[]) if hasattr(reward, "replace") else reward for e in events for reward in e.groups]
     assert live[0].advantages == [-0.0625, 0.4375, 0.0]
-    fold = Fold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
+    fold = RewardFold("sums", config.normalization_of("sums"), reward_rule(config, "sums"))
     scorer = EnvironmentScorer(config.scoring, config.environments["sums"])
     for seq, group in zip(seqs, groups, strict=True):
-        fold.add(seq, group.id, await scorer.score(group, seq))
+        fold.add_group(seq, group.id, await scorer.score(group, seq))
     replayed = fold.step().rewards
     assert [one.advantages for one in replayed] == [one.advantages for one in live]
     assert [one.snapshot for one in replayed] == [one.snapshot for one in live]
-    finding = Advantages().judge(Window(rewards=list(live), estimator=events[0].advantage))
+    finding = AdvantageCheck().evaluate(HealthWindow(rewards=list(live), estimator=events[0].advantage))
     assert finding.severity != "halt"

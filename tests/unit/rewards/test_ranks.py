@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic import ranks as ranks_module
-from lachesis.pipeline.rewards.logic.accumulator import LIMIT
+from lachesis.pipeline.rewards.logic.accumulator import MAX_ABS_VALUE
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
-from lachesis.pipeline.rewards.logic.ranks import LARGEST_SHIFT, MOST_CELLS, RankCounts, RankTable
-from lachesis.pipeline.rewards.logic.snapshot import Snapshot
+from lachesis.pipeline.rewards.logic.ranks import MAX_CELLS, MAX_SHIFT, RankCounts, RankTable
+from lachesis.pipeline.rewards.logic.snapshot import NormalizationSnapshot
 from lachesis.schemas.errors import SchemaError
 
 ONE = 1 << 32
-VALUES = st.floats(-LIMIT, LIMIT) | st.floats(-2, 2) | st.integers(-3, 3).map(float)
+VALUES = st.floats(-MAX_ABS_VALUE, MAX_ABS_VALUE) | st.floats(-2, 2) | st.integers(-3, 3).map(float)
 
 
 def counted(*columns):
@@ -49,17 +49,17 @@ def test_by_hand():
 def test_many_values_are_ranked_to_a_cell_and_one_outlier_costs_no_resolution(scale):
     rng = random.Random(1)
     values = [rng.gauss(5, 1) * scale for _ in range(4000)]
-    made = table(values, [LIMIT, -LIMIT])
+    made = table(values, [MAX_ABS_VALUE, -MAX_ABS_VALUE])
     off = max(abs(made.rank(x) - mid_rank(values, x)) for x in rng.sample(values, 200))
     assert off < 0.03
-    assert len(made.edges) <= MOST_CELLS
+    assert len(made.edges) <= MAX_CELLS
 
 
 @given(st.lists(VALUES, min_size=1, max_size=600), VALUES, VALUES)
 def test_cells_are_bounded_and_ranks_monotone(values, x, y):
     counts = counted(values)
-    assert len(counts.cells) <= MOST_CELLS
-    assert counts.shift <= LARGEST_SHIFT
+    assert len(counts.cells) <= MAX_CELLS
+    assert counts.shift <= MAX_SHIFT
     assert sum(counts.cells.values()) == len(values)
     made = RankTable.of([(ONE, counts)])
     low, high = sorted((x, y))
@@ -70,7 +70,7 @@ def test_cells_are_bounded_and_ranks_monotone(values, x, y):
 @given(columns=st.lists(st.lists(VALUES | st.none(), min_size=1, max_size=40), max_size=40), rng=st.randoms())
 def test_the_same_bits_for_any_order_and_number_of_replicas(replicas, columns, rng):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks_module, "MOST_CELLS", 8)  # so that cells are merged all the time
+        patch.setattr(ranks_module, "MAX_CELLS", 8)  # so that cells are merged all the time
         expected = counted(*columns)
         shuffled = rng.sample(columns, len(columns))
         parts = [counted(*shuffled[i::replicas]) for i in range(replicas)]
@@ -105,11 +105,11 @@ def test_a_snapshot_with_ranks_survives_encoding_and_its_id_follows_them():
     config = NormalizationConfig(mode="rank", warmup_samples=4, warmup_groups=2)
 
     def snapshot(*columns):
-        return Snapshot.build("e", 1, config, {}, {"r": table(*columns)})
+        return NormalizationSnapshot.build("e", 1, config, {}, {"r": table(*columns)})
 
     made = snapshot([0.0, 1.0], [1.0, 3.0])
     assert made.normalize("r", [1.0, None]).values == [0.5, None]
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=Snapshot) == made
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(made), type=NormalizationSnapshot) == made
     assert made.id != snapshot([0.0, 1.0], [1.0, 2.0]).id
     cold = snapshot([0.0, 1.0, 2.0, 3.0]).normalize("r", [7.0])
     assert (cold.values, cold.warmup) == ([7.0], True), "one group is fewer than two"
@@ -121,7 +121,7 @@ def test_the_order_of_rewards_is_kept_whatever_their_scale():
         norm = EnvNormalizer("e", config)
         for seq in range(1, 41):
             norm.member(seq, f"g{seq}")
-            norm.outcome(f"g{seq}", seq, {"score": [scale * x for x in (0.0, 1.0, 1.0, 4.0)]})
+            norm.resolve(f"g{seq}", seq, {"score": [scale * x for x in (0.0, 1.0, 1.0, 4.0)]})
             ready = norm.step().ready
         assert ready[-1].snapshot.normalize("score", [0.0, scale, 4 * scale]).values == [0.125, 0.5, 0.875]
 
@@ -137,7 +137,7 @@ STATE = {"version": 1, "env": "e", "window": 64, "base": 3, "ring": {}, "recent"
         (0, 2, "1:1"),  # more groups than values
         (0, 0, "1:1"),  # values of no group
         (74, 1, "1:1"),
-        (0, 1, " ".join(f"{i:x}:1" for i in range(MOST_CELLS + 1))),
+        (0, 1, " ".join(f"{i:x}:1" for i in range(MAX_CELLS + 1))),
         (73, 1, "f:1"),  # beyond any reward
         (0, 1, "1:1 "),
         (0, 1, "1"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.pipeline.rewards.logic.reliability import FLOOR, residuals, shares, weighted
+from lachesis.pipeline.rewards.logic.reliability import MIN_RESIDUAL_VARIANCE, residuals, shares, weighted
 
 
 def test_a_residual_is_a_rating_less_the_mean_of_the_others():
@@ -19,7 +19,9 @@ def test_a_residual_is_a_rating_less_the_mean_of_the_others():
 def test_shares_go_by_one_over_the_variance():
     assert shares({"a": 0.1, "b": 0.2, "c": 0.2}) == pytest.approx({"a": 0.5, "b": 0.25, "c": 0.25})
     assert shares({"a": 0.1, "b": 0.1, "c": 0.2}) == pytest.approx({"a": 0.4, "b": 0.4, "c": 0.2})
-    assert shares({"a": 0.0, "b": FLOOR, "c": FLOOR / 2}) == pytest.approx(dict.fromkeys("abc", 1 / 3))
+    assert shares({"a": 0.0, "b": MIN_RESIDUAL_VARIANCE, "c": MIN_RESIDUAL_VARIANCE / 2}) == pytest.approx(
+        dict.fromkeys("abc", 1 / 3)
+    )
     assert shares({"a": 0.0, "b": 0.3, "c": 0.1}) == pytest.approx({"a": 0.5, "b": 0.125, "c": 0.375})
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.config.shaping import RewardConfig
-from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer, Ready
+from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer, ReadyGroup
 from lachesis.pipeline.rewards.logic.ranks import RankCounts, RankTable
 from lachesis.pipeline.rewards.logic.reward import KEY, RewardRule
-from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.rewards.logic.snapshot import KeyStats, NormalizationSnapshot
 from lachesis.pipeline.rewards.logic.whitening import whiten, whiten_batch
 from lachesis.schemas.annotations import GroupScore, GroupShaping
 from lachesis.schemas.ledger import GroupRef
@@ -43,8 +43,8 @@ def made(score, config, success, mean=0.1, std=0.3):
         counts.add_group([value])
     table = RankTable.of([(1, counts)])
     config = NormalizationConfig(warmup_groups=0, warmup_samples=0, **config)
-    snapshot = Snapshot.build("e", 3, config, {KEY: stats}, {KEY: table}, success=success)
-    return RULE.reward(Ready(score.group, 1, {KEY: score.scores}, snapshot, 1), score), snapshot
+    snapshot = NormalizationSnapshot.build("e", 3, config, {KEY: stats}, {KEY: table}, success=success)
+    return RULE.reward(ReadyGroup(score.group, 1, {KEY: score.scores}, snapshot, 1), score), snapshot
 
 
 @settings(max_examples=400, deadline=None)
@@ -110,7 +110,7 @@ def test_statistics_are_of_the_scores_that_reliability_weights_made():
         score = GroupScore(group=f"{seq:032x}", seq=seq, item="i", policy_step=0, scores=scores, ratings=ratings,
                            lengths=[1, 1])  # fmt: skip
         norm.member(seq, score.group)
-        norm.outcome(score.group, seq, rule.columns(score))
+        norm.resolve(score.group, seq, rule.columns(score))
         (ready,) = norm.step().ready
         final.append(list(ready.values[KEY]))
         assert (final[-1] == scores) == (seq <= 2)
@@ -121,14 +121,14 @@ def test_statistics_are_of_the_scores_that_reliability_weights_made():
 def test_an_excluded_sample_has_no_weight_in_whitening():
     """It counts in its group's statistics, and neither in the batch's mean nor in its deviation."""
     rule = RewardRule(AdvantageConfig(estimator="reinforce++-baseline"), RewardConfig())
-    snapshot = Snapshot.build("e", -1, NormalizationConfig(mode="none"), {})
+    snapshot = NormalizationSnapshot.build("e", -1, NormalizationConfig(mode="none"), {})
 
     def rewarded(n, scores, lengths, excluded=()):
         score = GroupScore(
             group=f"{n:032x}", seq=n, item="i", policy_step=0, scores=scores, ratings={}, lengths=lengths,
             excluded=list(excluded),
         )  # fmt: skip
-        return rule.reward(Ready(score.group, n, {KEY: scores}, snapshot, 1), score)
+        return rule.reward(ReadyGroup(score.group, n, {KEY: scores}, snapshot, 1), score)
 
     first, second = rewarded(1, [0.0, 1.0, 8.0], [2, 3, 50], [2]), rewarded(2, [0.0, 1.0], [4, 5])
     assert (first.lengths, first.mean) == ([2, 3, 0], 3.0)

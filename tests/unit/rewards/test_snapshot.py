@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
-from lachesis.pipeline.rewards.logic.accumulator import Accumulator, decay_weights, fold
-from lachesis.pipeline.rewards.logic.snapshot import KeyStats, Snapshot
+from lachesis.pipeline.rewards.logic.accumulator import MomentAccumulator, decay_weights, fold
+from lachesis.pipeline.rewards.logic.snapshot import KeyStats, NormalizationSnapshot
 from lachesis.schemas.errors import ConfigError
 
 
 def snapshot(mean=10.0, std=2.0, count=100, groups=10, **config):
     stats = KeyStats(count=count, groups=groups, mean=mean, std=std, low=0, high=20)
-    return Snapshot.build("e", 3, NormalizationConfig(**config), {"r": stats})
+    return NormalizationSnapshot.build("e", 3, NormalizationConfig(**config), {"r": stats})
 
 
 def test_scale_divides_and_keeps_the_centre():
@@ -76,7 +76,7 @@ def test_wrong_settings_name_themselves(wrong):
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
 def test_moments_agree_with_the_textbook(values):
-    acc = Accumulator()
+    acc = MomentAccumulator()
     for value in values:
         acc.add_group([value, None])
     moments = fold([(1 << 32, acc)])
@@ -89,7 +89,7 @@ def test_moments_agree_with_the_textbook(values):
 def test_variance_survives_an_offset_of_a_billion():
     rng = random.Random(0)
     noise = [rng.gauss(0, 1) for _ in range(20_000)]
-    acc = Accumulator()
+    acc = MomentAccumulator()
     acc.add_group([1e9 + x for x in noise])
     held = [(1e9 + x) - 1e9 for x in noise]
     assert fold([(1 << 32, acc)]).std ** 2 == pytest.approx(statistics.pvariance(held), rel=1e-12)
@@ -97,17 +97,17 @@ def test_variance_survives_an_offset_of_a_billion():
 
 @given(st.randoms(use_true_random=False), st.lists(st.lists(st.floats(-1e9, 1e9), max_size=4), max_size=20))
 def test_sums_do_not_depend_on_order_or_sharding(rng, columns):
-    whole = Accumulator()
+    whole = MomentAccumulator()
     for column in columns:
         whole.add_group(column)
     shuffled = rng.sample(columns, len(columns))
     cut = rng.randint(0, len(columns))
-    parts = [Accumulator(), Accumulator()]
+    parts = [MomentAccumulator(), MomentAccumulator()]
     for i, column in enumerate(shuffled):
         parts[i < cut].add_group(column)
     parts[0].merge(parts[1])
     assert parts[0] == whole
-    assert Accumulator.from_list(whole.to_list()) == whole
+    assert MomentAccumulator.from_list(whole.to_list()) == whole
 
 
 def test_weights_decay_geometrically():
@@ -118,4 +118,4 @@ def test_weights_decay_geometrically():
 
 def test_nothing_folds_to_nothing():
     assert fold([]) is None
-    assert fold([(1 << 32, Accumulator())]) is None
+    assert fold([(1 << 32, MomentAccumulator())]) is None

@@ -6,9 +6,9 @@ import anyio
 import msgspec
 import pytest
 
-from lachesis.pipeline.bus.api import Extent
+from lachesis.pipeline.bus.api import StreamExtent
 from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig
-from lachesis.pipeline.promotion.record import promotion, write
+from lachesis.pipeline.promotion.record import promotion, write_promotions
 from lachesis.pipeline.rewards.config.advantage import AdvantageConfig
 from lachesis.pipeline.rewards.config.normalization import NormalizationConfig
 from lachesis.pipeline.rewards.logic.normalizer import EnvNormalizer
@@ -269,10 +269,10 @@ def test_what_counts_for_a_group_does_not_depend_on_what_is_read_first(order):
             normalizer.member(seq, group * 32)
 
     def outcomes():
-        normalizer.outcome("b" * 32, 5, None, source=1)
-        normalizer.outcome("b" * 32, 1, {"score": [1.0]}, source=2)
-        normalizer.outcome("b" * 32, 5, {"score": [2.0]}, source=3)
-        normalizer.outcome("b" * 32, 3, {"score": [3.0]}, source=4)
+        normalizer.resolve("b" * 32, 5, None, source=1)
+        normalizer.resolve("b" * 32, 1, {"score": [1.0]}, source=2)
+        normalizer.resolve("b" * 32, 5, {"score": [2.0]}, source=3)
+        normalizer.resolve("b" * 32, 3, {"score": [3.0]}, source=4)
 
     for step in (members, outcomes) if order == "members first" else (outcomes, members):
         step()
@@ -294,7 +294,7 @@ async def test_a_score_that_names_no_member_does_not_lend_its_numbers(lab):
 
 async def promote(lab, first, config=CONFIG):
     one = msgspec.structs.replace(promotion(config, "new", by="me", asked_ns=1), first=first)
-    await write(lab.bus, Promotions(run="r", promotions=[one]), "live", expected=0)
+    await write_promotions(lab.bus, Promotions(run="r", promotions=[one]), "live", expected=0)
 
 
 @pytest.mark.parametrize(("windows", "dead"), [("stream", 1), ("groups", 3)])
@@ -346,13 +346,13 @@ async def test_scores_of_a_promotion_that_a_lagging_server_does_not_know_wait_fo
     seqs = [await lab.store(lab.group(n)) for n in range(9)]
 
     async def extent(*_):
-        return Extent(0, 0)
+        return StreamExtent(0, 0)
 
     monkeypatch.setattr(lab.bus, "extent", extent)
     async with lab.running(normalizer, "normalizer") as service:
         await publish_scores(lab, [a_score(lab, n, seq) for n, seq in enumerate(seqs)], "new", promoted=2)
         await lab.until(lambda: _true(service.vitals.retried >= 2))
-        assert "lags behind" in service.vitals.note
+        assert "lags behind" in service.vitals.status_text
         monkeypatch.undo()
         await lab.until(rewarded(lab, 9))
     assert not await lab.events("dead", DeadLetter)
@@ -360,8 +360,8 @@ async def test_scores_of_a_promotion_that_a_lagging_server_does_not_know_wait_fo
 
 @pytest.mark.parametrize("first", [3, 1 << 40])
 async def test_scores_of_a_promotion_that_there_is_not_are_a_dead_letter(lab, monkeypatch, first):
-    monkeypatch.setattr("lachesis.pipeline.rewards.stage._LOOKS", 1)
-    monkeypatch.setattr("lachesis.pipeline.rewards.stage._LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr("lachesis.pipeline.rewards.stage._MAX_POLLS", 1)
+    monkeypatch.setattr("lachesis.pipeline.rewards.stage._POLL_S", 0.0)
     await promote(lab, 2)
     seqs = [await lab.store(lab.group(n)) for n in range(9)]
     scores = [a_score(lab, n, seq) for n, seq in enumerate(seqs)]

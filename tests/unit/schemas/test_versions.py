@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from lachesis.pipeline.batching.chain import Chain, Position
+from lachesis.pipeline.batching.chain import Chain, LedgerPosition
 from lachesis.pipeline.batching.join import JoinState
 from lachesis.schemas import codec
 from lachesis.schemas.annotations import ScoreEvent, Stamp
@@ -86,7 +86,7 @@ DIGEST = "a9814849185c6ddf4258e5df7d8414a89b27587bf08f867c39c17f3e2e3013d7"
 
 def test_reader_and_writer_of_an_older_build_follow_a_newer_one() -> None:
     stored = decode(LedgerEntry, of_a_newer_build(entry()))
-    position = Position().after(stored)
+    position = LedgerPosition().after(stored)
     chain = Chain("r", "main", "older", stored)
     assert chain.position == position
     state = JoinState(1, b"", 1, {})

@@ -41,7 +41,7 @@ def test_the_streaming_interval_agrees_with_the_recorded_one() -> None:
     recorded = units(400, np.random.default_rng(1))
     streaming = StreamingCI(replicates=400)
     for i, unit in enumerate(recorded):
-        streaming.add(f"unit-{i}", unit)
+        streaming.add_unit(f"unit-{i}", unit)
     one, other = alpha_interval(recorded), streaming.interval()
     assert one is not None
     assert other is not None
@@ -54,14 +54,14 @@ def test_order_sharding_and_a_way_back_leave_the_same_bits() -> None:
     recorded = [(f"unit-{i}", unit) for i, unit in enumerate(units(100, np.random.default_rng(2)))]
     straight = StreamingCI()
     for name, unit in recorded:
-        straight.add(name, unit)
+        straight.add_unit(name, unit)
     shuffled = list(recorded)
     random.Random(0).shuffle(shuffled)
     shards = [StreamingCI(), StreamingCI()]
     for i, (name, unit) in enumerate(shuffled):
-        shards[i % 2].add(name, unit)
-    shards[0].add("extra", [1.0, 0.0])
-    shards[0].add("extra", [1.0, 0.0], -1)
+        shards[i % 2].add_unit(name, unit)
+    shards[0].add_unit("extra", [1.0, 0.0])
+    shards[0].add_unit("extra", [1.0, 0.0], -1)
     shards[0].merge(shards[1])
     assert shards[0].interval() == straight.interval()
     assert StreamingCI.from_state_dict(straight.state_dict()).interval() == straight.interval()
@@ -72,8 +72,8 @@ def test_the_middle_replicate_is_near_alpha_itself() -> None:
     whole = IntervalAlpha()
     streaming = StreamingCI()
     for i, unit in enumerate(recorded):
-        whole.add(unit)
-        streaming.add(str(i), unit)
+        whole.add_unit(unit)
+        streaming.add_unit(str(i), unit)
     found, value = streaming.interval(level=0.02), whole.alpha().value
     assert found is not None
     assert value is not None
@@ -85,7 +85,7 @@ def test_what_is_undefined_has_no_interval(recorded: list[list[float | None]]) -
     assert alpha_interval(recorded) is None
     streaming = StreamingCI(20)
     for i, unit in enumerate(recorded):
-        streaming.add(str(i), unit)
+        streaming.add_unit(str(i), unit)
     if len({tuple(unit) for unit in recorded}) != 1 or recorded[0] != [1.0, 0.0]:
         assert streaming.interval() is None
 

@@ -33,7 +33,7 @@ def make(metric):
 def test_published_values_exactly(metric, numerator, denominator):
     alpha = make(metric)
     for unit in UNITS:
-        alpha.add(unit)
+        alpha.add_unit(unit)
     result = alpha.alpha()
     assert result.exact == Fraction(numerator, denominator)
     assert result.value == numerator / denominator
@@ -83,7 +83,7 @@ def test_against_the_textbook_on_random_data_with_missing_ratings(metric):
         ]
         alpha = make(metric)
         for unit in units:
-            alpha.add(unit)
+            alpha.add_unit(unit)
         result, expected = alpha.alpha(), textbook(units, metric)
         assert result.exact == expected
         assert (result.reason is None) == (expected is not None)
@@ -98,11 +98,11 @@ ratings = st.lists(st.none() | st.floats(-1e3, 1e3), max_size=5)
 def test_any_order_sharding_and_removal_gives_the_same_bits(units, rng):
     whole = IntervalAlpha()
     for unit in units:
-        whole.add(unit)
+        whole.add_unit(unit)
     parts = [IntervalAlpha(), IntervalAlpha()]
     noise = [[rng.random() for _ in range(rng.randint(0, 4))] for _ in range(3)]
     for unit in rng.sample(units + noise, len(units) + len(noise)):
-        parts[rng.random() < 0.5].add(unit)
+        parts[rng.random() < 0.5].add_unit(unit)
     parts[0].merge(parts[1])
     for unit in noise:
         parts[0].remove(unit)
@@ -116,9 +116,9 @@ def test_any_order_sharding_and_removal_gives_the_same_bits(units, rng):
 def test_categories_merge_and_remove(metric):
     whole, left, right = make(metric), make(metric), make(metric)
     for i, unit in enumerate(UNITS):
-        whole.add(unit)
-        (left if i % 2 else right).add(unit)
-    left.add([9, 9, 8])
+        whole.add_unit(unit)
+        (left if i % 2 else right).add_unit(unit)
+    left.add_unit([9, 9, 8])
     left.merge(right)
     left.remove([8, 9, 9])
     assert left.alpha() == whole.alpha()
@@ -130,11 +130,11 @@ def test_leave_one_out_equals_alpha_over_the_others():
     units = [{name: rng.choice([None, rng.random()]) for name in "abcd"} for _ in range(200)]
     reliability = RaterReliability("abcd")
     for unit in units:
-        reliability.add(unit)
+        reliability.add_unit(unit)
     for name, result in reliability.leave_one_out().items():
         others = IntervalAlpha()
         for unit in units:
-            others.add([x for rater, x in unit.items() if rater != name])
+            others.add_unit([x for rater, x in unit.items() if rater != name])
         assert result == others.alpha()
 
 
@@ -144,8 +144,8 @@ def test_a_contrary_rater_is_found_and_merging_keeps_the_bits():
     for i in range(300):
         truth = rng.random()
         unit = {name: truth + rng.gauss(0, 0.1) for name in "abc"} | {"x": rng.random()}
-        whole.add(unit)
-        (left if i % 3 else right).add(unit)
+        whole.add_unit(unit)
+        (left if i % 3 else right).add_unit(unit)
     left.merge(right)
     assert left.leave_one_out() == whole.leave_one_out()
     without = {name: alpha.value for name, alpha in whole.leave_one_out().items()}
@@ -157,11 +157,11 @@ def test_a_contrary_rater_is_found_and_merging_keeps_the_bits():
 def test_undefined_is_none_with_a_reason(metric):
     alpha = make(metric)
     assert alpha.alpha().reason == "no unit has two or more ratings"
-    alpha.add([1.0, None])
-    alpha.add([])
+    alpha.add_unit([1.0, None])
+    alpha.add_unit([])
     assert alpha.alpha().value is None
-    alpha.add([1.0, 1.0])
-    alpha.add([1.0, 1.0, 1.0])
+    alpha.add_unit([1.0, 1.0])
+    alpha.add_unit([1.0, 1.0, 1.0])
     result = alpha.alpha()
     assert (result.value, result.reason, result.units) == (None, "the ratings do not vary", 2)
     assert result.observed == 0.0
@@ -172,13 +172,13 @@ def test_undefined_is_none_with_a_reason(metric):
 def test_nan_is_refused(metric, bad):
     alpha = make(metric)
     with pytest.raises(ValueError, match="a missing rating is None"):
-        alpha.add([1.0, bad])
+        alpha.add_unit([1.0, bad])
     assert alpha.alpha().units == 0
 
 
 def test_the_ratio_metric_refuses_negative_values():
     with pytest.raises(ValueError, match="at least 0"):
-        CategoryAlpha("ratio").add([-1.0, 2.0])
+        CategoryAlpha("ratio").add_unit([-1.0, 2.0])
 
 
 def test_timeouts_written_as_zero_would_look_like_disagreement():
@@ -188,6 +188,6 @@ def test_timeouts_written_as_zero_would_look_like_disagreement():
         truth = rng.random()
         unit = [truth + rng.gauss(0, 0.15) for _ in range(4)]
         lost = rng.random() < 0.1
-        missing.add([None if lost else unit[0], *unit[1:]])
-        zeroed.add([0.0 if lost else unit[0], *unit[1:]])
+        missing.add_unit([None if lost else unit[0], *unit[1:]])
+        zeroed.add_unit([0.0 if lost else unit[0], *unit[1:]])
     assert zeroed.alpha().value < missing.alpha().value - 0.03

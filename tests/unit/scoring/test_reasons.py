@@ -14,5 +14,5 @@ def test_a_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     missing = {"loud": [Rating(None, "error", "returned 7.0"), Rating(1.0), Rating(None, "abstain")]}
     with caplog.at_level(logging.WARNING, "lachesis"):
         for _ in range(3):
-            scorer._tell_failures(missing)
+            scorer._log_failures(missing)
     assert [record.getMessage() for record in caplog.records] == ["rater loud: error, returned 7.0"]

@@ -12,7 +12,7 @@ import pytest
 from lachesis import RaterUnavailable
 from lachesis.pipeline.scoring.breaker import MAX_LONE_FAILURES
 from lachesis.pipeline.scoring.config import RaterConfig
-from lachesis.pipeline.scoring.loader import Member
+from lachesis.pipeline.scoring.loader import EnsembleRater
 from lachesis.pipeline.scoring.rater import FunctionRater, Sample
 from lachesis.pipeline.scoring.runner import EnsembleRunner
 from lachesis.schemas.errors import InfrastructureError
@@ -23,7 +23,7 @@ SAMPLES = [Sample(prompt="p", completion=str(i), item=str(i)) for i in range(4)]
 def member(function, name="r", group=False, inline=False, **config):
     made = FunctionRater(function, bounds=(0.0, 10.0), group=group, inline=inline)
     config = {"timeout_s": 2.0, "backoff_s": 0.001, **config}
-    return Member(name, made, (0.0, 10.0), RaterConfig(rater="m:r", **config))
+    return EnsembleRater(name, made, (0.0, 10.0), RaterConfig(rater="m:r", **config))
 
 
 async def run(*members, samples=SAMPLES):

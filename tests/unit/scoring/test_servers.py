@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.pipeline.scoring.breaker import Breaker
+from lachesis.pipeline.scoring.breaker import CircuitBreaker
 from lachesis.pipeline.scoring.config import RaterConfig, ScoringConfig
 from lachesis.pipeline.scoring.judge import EnvironmentScorer
 from lachesis.pipeline.scoring.loader import load_member
@@ -156,7 +156,7 @@ def test_a_reward_model_of_unknown_scale_does_not_start(server: FakeServer) -> N
 
 
 def test_a_breaker_opens_lets_one_try_and_closes() -> None:
-    breaker = Breaker(failures=3, pause_s=10.0)
+    breaker = CircuitBreaker(failures=3, pause_s=10.0)
     for now in (0.0, 1.0, 2.0):
         assert breaker.admits(now)
         breaker.failed(now)

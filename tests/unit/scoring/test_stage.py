@@ -188,7 +188,7 @@ async def test_a_judge_that_is_away_costs_nothing(lab, tmp_path, monkeypatch):
     notes = set()
 
     async def all_scored():
-        notes.add(service.vitals.note or "")
+        notes.add(service.vitals.status_text or "")
         return len(await scores(lab)) >= 3
 
     async with lab.running(lambda service: run_scorer(service, config), "scorer") as service:

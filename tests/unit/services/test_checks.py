@@ -7,15 +7,15 @@ import pytest
 
 from lachesis.pipeline.bus.config import ConnectionConfig, ServerConfig
 from lachesis.pipeline.config.run import EnvironmentConfig, InferenceConfig, RunConfig, TrainingConfig, WandbConfig
-from lachesis.pipeline.disk import Room
+from lachesis.pipeline.disk import DiskRoom
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.schemas.errors import StartupError
 from lachesis.services.preflight import cluster, machine, server
-from lachesis.services.preflight.finding import Finding
+from lachesis.services.preflight.finding import DoctorFinding
 from lachesis.services.preflight.server import check_consumers
 
 
-def levels(findings: list[Finding]) -> dict[str, str]:
+def levels(findings: list[DoctorFinding]) -> dict[str, str]:
     return {finding.check: finding.level for finding in findings}
 
 
@@ -98,7 +98,9 @@ def test_the_disk_is_held_against_the_budgets(tmp_path: Path, monkeypatch: pytes
     config = RunConfig(folder=str(tmp_path))
     budget = config.streams.total_bytes()
     for free, level in ((budget + 1, "OK"), (budget - 1, "WARN"), (1000, "FAIL")):
-        monkeypatch.setattr(machine, "room_at", lambda path, free=free: Room(free * (path == config.store), 1 << 50))
+        monkeypatch.setattr(
+            machine, "disk_room", lambda path, free=free: DiskRoom(free * (path == config.store), 1 << 50)
+        )
         assert machine.disk(config).level == level
 
 

@@ -9,7 +9,7 @@ import pytest
 from lachesis.pipeline.bus.config import ConnectionConfig
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
-from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.pipeline.stage.vitals import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
@@ -34,7 +34,7 @@ def report(step: int) -> bytes:
 
 
 def beat(service: str) -> bytes:
-    stage = Vitals().report()
+    stage = ServiceMetrics().report()
     return encode(Heartbeat(run="r", service=service, instance=f"{service}-1-a", pid=1, time_ns=0, stage=stage))
 
 

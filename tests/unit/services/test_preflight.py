@@ -36,7 +36,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model").mkdir()
     for name, text in (("config.json", '{"model_type": "llama"}'), ("model.safetensors", ""), ("tokenizer.json", "")):
         (tmp_path / "model" / name).write_text(text)
-    monkeypatch.setattr(model_source, "ask_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
+    monkeypatch.setattr(model_source, "check_hub", lambda _, name, __: "there" if name == HUB_MODEL else "absent")
     return tmp_path
 
 

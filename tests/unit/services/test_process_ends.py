@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lachesis.services.process.service_process import NO_ROOM, STARTUP, _explain
+from lachesis.services.process.service_process import EXIT_NO_ROOM, EXIT_STARTUP, _explain
 
 
 def error(number: int, path: str = "/runs/a/x") -> OSError:
@@ -16,10 +16,10 @@ def error(number: int, path: str = "/runs/a/x") -> OSError:
 @pytest.mark.parametrize(
     ("ended_by", "code", "said"),
     [
-        (error(errno.ENOSPC), NO_ROOM, "'/runs/a/x': make room on that disk"),
-        (BaseExceptionGroup("", [error(errno.ENOSPC), error(errno.EDQUOT)]), NO_ROOM, "Disk quota exceeded"),
-        (error(errno.EACCES), STARTUP, f"/runs/a/x: Permission denied; let user {os.geteuid()} read or write it"),
-        (error(errno.EROFS), STARTUP, "that file system is read-only"),
+        (error(errno.ENOSPC), EXIT_NO_ROOM, "'/runs/a/x': make room on that disk"),
+        (BaseExceptionGroup("", [error(errno.ENOSPC), error(errno.EDQUOT)]), EXIT_NO_ROOM, "Disk quota exceeded"),
+        (error(errno.EACCES), EXIT_STARTUP, f"/runs/a/x: Permission denied; let user {os.geteuid()} read or write it"),
+        (error(errno.EROFS), EXIT_STARTUP, "that file system is read-only"),
         (error(errno.EBADF), 1, "ended by an unexpected error"),
         (BaseExceptionGroup("", [error(errno.ENOSPC), ValueError()]), 1, "ended by an unexpected error"),
     ],

@@ -1,20 +1,20 @@
 from lachesis.pipeline.config.run import RunConfig, ServicesConfig, TrainingConfig
-from lachesis.services.process.service_process import FENCED, NO_ROOM, STARTUP
+from lachesis.services.process.service_process import EXIT_FENCED, EXIT_NO_ROOM, EXIT_STARTUP
 from lachesis.services.supervisor.readiness import ready_within_s
 from lachesis.services.supervisor.restarts import (
-    LONGEST_PAUSE_S,
-    MOST_FAILURES,
-    SHORTEST_PAUSE_S,
-    Life,
+    MAX_FAILURES,
+    MAX_PAUSE_S,
+    MIN_PAUSE_S,
+    ProcessLife,
     Restarts,
     out_of_memory_kills,
 )
 
 KILLED = -9
-UP = Life(-15, 60.0, ready=True)
+UP = ProcessLife(-15, 60.0, ready=True)
 
 
-def lives_until_the_end(life: Life, *, first: Life | None = UP, most: int = 100) -> int | None:
+def lives_until_the_end(life: ProcessLife, *, first: ProcessLife | None = UP, most: int = 100) -> int | None:
     """Return after how many lives like `life` the run ends, None if it goes on."""
     history = Restarts()
     if first is not None:
@@ -23,66 +23,66 @@ def lives_until_the_end(life: Life, *, first: Life | None = UP, most: int = 100)
 
 
 def test_a_process_that_crashes_by_itself_ends_the_run() -> None:
-    assert lives_until_the_end(Life(1, 0.5, ready=False)) == MOST_FAILURES
-    assert lives_until_the_end(Life(1, 0.5, ready=True)) == MOST_FAILURES
+    assert lives_until_the_end(ProcessLife(1, 0.5, ready=False)) == MAX_FAILURES
+    assert lives_until_the_end(ProcessLife(1, 0.5, ready=True)) == MAX_FAILURES
 
 
 def test_kills_from_outside_never_do_however_quickly_they_come() -> None:
-    assert lives_until_the_end(Life(KILLED, 0.1, ready=True)) is None
-    assert lives_until_the_end(Life(KILLED, 0.1, ready=True), first=None) is None
+    assert lives_until_the_end(ProcessLife(KILLED, 0.1, ready=True)) is None
+    assert lives_until_the_end(ProcessLife(KILLED, 0.1, ready=True), first=None) is None
 
 
 def test_a_kill_before_it_was_up_counts_for_it_may_never_come_up() -> None:
-    assert lives_until_the_end(Life(KILLED, 0.1, ready=False)) == MOST_FAILURES
+    assert lives_until_the_end(ProcessLife(KILLED, 0.1, ready=False)) == MAX_FAILURES
 
 
 def test_kills_from_outside_neither_count_nor_forgive() -> None:
     history = Restarts()
-    for _ in range(MOST_FAILURES - 1):
-        assert history.ended(Life(1, 0.5, ready=True)) is not None
-        assert history.ended(Life(KILLED, 0.5, ready=True)) is not None
-    assert history.ended(Life(1, 0.5, ready=True)) is None
+    for _ in range(MAX_FAILURES - 1):
+        assert history.ended(ProcessLife(1, 0.5, ready=True)) is not None
+        assert history.ended(ProcessLife(KILLED, 0.5, ready=True)) is not None
+    assert history.ended(ProcessLife(1, 0.5, ready=True)) is None
 
 
 def test_running_out_of_memory_again_and_again_ends_the_run_even_if_each_life_takes_a_while() -> None:
-    life = Life(KILLED, 60.0, ready=True, starved=True)
-    assert lives_until_the_end(life) == MOST_FAILURES
+    life = ProcessLife(KILLED, 60.0, ready=True, starved=True)
+    assert lives_until_the_end(life) == MAX_FAILURES
     assert "out of memory" in str(life)
-    assert lives_until_the_end(Life(KILLED, 3600.0, ready=True, starved=True)) is None
+    assert lives_until_the_end(ProcessLife(KILLED, 3600.0, ready=True, starved=True)) is None
 
 
 def test_what_ends_by_itself_while_memory_runs_out_elsewhere_is_judged_as_ever() -> None:
-    assert lives_until_the_end(Life(1, 60.0, ready=True, starved=True)) is None
-    assert "memory" not in str(Life(1, 60.0, ready=True, starved=True))
+    assert lives_until_the_end(ProcessLife(1, 60.0, ready=True, starved=True)) is None
+    assert "memory" not in str(ProcessLife(1, 60.0, ready=True, starved=True))
 
 
 def test_a_process_that_was_up_for_a_while_has_a_clean_slate() -> None:
-    assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=True)) is None
+    assert lives_until_the_end(ProcessLife(1, MAX_PAUSE_S + 1, ready=True)) is None
 
 
 def test_a_process_that_was_up_once_and_never_comes_up_again_ends_the_run_however_long_it_tries() -> None:
-    assert lives_until_the_end(Life(1, LONGEST_PAUSE_S + 1, ready=False)) == MOST_FAILURES
-    assert lives_until_the_end(Life(STARTUP, 10.0, ready=False)) is None, "the server is unavailable"
+    assert lives_until_the_end(ProcessLife(1, MAX_PAUSE_S + 1, ready=False)) == MAX_FAILURES
+    assert lives_until_the_end(ProcessLife(EXIT_STARTUP, 10.0, ready=False)) is None, "the server is unavailable"
 
 
 def test_one_that_met_a_full_disk_waits_for_room_however_long_that_takes() -> None:
-    full = Life(NO_ROOM, 0.5, ready=False)
+    full = ProcessLife(EXIT_NO_ROOM, 0.5, ready=False)
     history = Restarts()
-    assert {history.ended(full) for _ in range(1000)} == {LONGEST_PAUSE_S}
+    assert {history.ended(full) for _ in range(1000)} == {MAX_PAUSE_S}
     assert history.failures == 0
     assert "disk is full" in str(full)
 
 
 def test_one_whose_last_life_still_drains_waits_for_it() -> None:
-    fenced = Life(FENCED, 3.0, ready=False)
+    fenced = ProcessLife(EXIT_FENCED, 3.0, ready=False)
     assert lives_until_the_end(fenced, first=None) is None
     history = Restarts()
     assert {history.ended(fenced) for _ in range(20)} == {fenced.seconds}
-    assert history.ended(Life(FENCED, 0.1, ready=False)) == SHORTEST_PAUSE_S
-    assert history.ended(Life(FENCED, 30.0, ready=False)) == LONGEST_PAUSE_S
+    assert history.ended(ProcessLife(EXIT_FENCED, 0.1, ready=False)) == MIN_PAUSE_S
+    assert history.ended(ProcessLife(EXIT_FENCED, 30.0, ready=False)) == MAX_PAUSE_S
     assert history.failures == 0
     assert "still drains" in str(fenced)
-    assert lives_until_the_end(fenced) == MOST_FAILURES, "it was up, so this is another writer"
+    assert lives_until_the_end(fenced) == MAX_FAILURES, "it was up, so this is another writer"
 
 
 def test_a_start_may_take_as_long_as_what_it_waits_for_drains() -> None:
@@ -94,17 +94,17 @@ def test_a_start_may_take_as_long_as_what_it_waits_for_drains() -> None:
 
 
 def test_a_refusal_to_start_ends_the_run_at_its_second_time_unless_it_has_run_before() -> None:
-    refused = Life(STARTUP, 0.5, ready=False)
+    refused = ProcessLife(EXIT_STARTUP, 0.5, ready=False)
     assert lives_until_the_end(refused, first=None) == 2
-    assert lives_until_the_end(refused) == MOST_FAILURES
+    assert lives_until_the_end(refused) == MAX_FAILURES
 
 
 def test_pauses_grow_while_it_fails_and_stay_short_while_it_is_only_killed() -> None:
     history = Restarts()
-    pauses = [history.ended(Life(1, 0.5, ready=False)) for _ in range(MOST_FAILURES - 1)]
+    pauses = [history.ended(ProcessLife(1, 0.5, ready=False)) for _ in range(MAX_FAILURES - 1)]
     assert pauses == [0.2, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
     history = Restarts()
-    assert {history.ended(Life(KILLED, 0.5, ready=True)) for _ in range(20)} == {SHORTEST_PAUSE_S}
+    assert {history.ended(ProcessLife(KILLED, 0.5, ready=True)) for _ in range(20)} == {MIN_PAUSE_S}
 
 
 def test_the_kernel_is_asked() -> None:

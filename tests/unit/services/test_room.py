@@ -13,7 +13,7 @@ from lachesis.pipeline.bus.streams import definitions
 from lachesis.pipeline.config.budgets import check_budgets
 from lachesis.pipeline.config.run import RunConfig
 from lachesis.schemas.errors import ConfigError
-from lachesis.services.preflight.room import ServerStorage, ask_monitor, check_account, check_sharing, check_storage
+from lachesis.services.preflight.room import ServerStorage, check_account, check_sharing, check_storage, read_monitor
 
 GIB = 1 << 30
 STREAMS = StreamsConfig()
@@ -103,12 +103,12 @@ async def test_only_the_monitoring_of_that_server_is_believed(monitor: tuple[int
     port, body = monitor
     told = {"server_id": "ME", "config": {"max_storage": GIB}, "reserved_storage": 5, "meta_cluster": {"name": "c"}}
     body[:] = msgspec.json.encode(told)
-    assert await ask_monitor("127.0.0.1", "ME", port=port) == ServerStorage(GIB, 5, "c")
-    assert await ask_monitor("127.0.0.1", "ANOTHER", port=port) is None
+    assert await read_monitor("127.0.0.1", "ME", port=port) == ServerStorage(GIB, 5, "c")
+    assert await read_monitor("127.0.0.1", "ANOTHER", port=port) is None
     for text in (b"not found", b"[]", b'{"server_id": 3}', b'{"server_id": "ME"}'):
         body[:] = text
-        assert await ask_monitor("127.0.0.1", "ME", port=port) is None
-    assert await ask_monitor("127.0.0.1", "ME", port=1) is None
+        assert await read_monitor("127.0.0.1", "ME", port=port) is None
+    assert await read_monitor("127.0.0.1", "ME", port=1) is None
 
 
 def test_what_the_runs_own_server_cannot_hold_is_refused() -> None:

@@ -7,17 +7,19 @@ import pytest
 
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.services.observe import run_record
-from lachesis.services.observe.run_record import RunRecord
+from lachesis.services.observe.run_record import RunSummaryWriter
 
 
 class _State:
     step = 40
 
 
-def record(folder: Path, steps: int | None, monkeypatch: pytest.MonkeyPatch, *, resumes: bool = True) -> RunRecord:
+def record(
+    folder: Path, steps: int | None, monkeypatch: pytest.MonkeyPatch, *, resumes: bool = True
+) -> RunSummaryWriter:
     monkeypatch.setattr(run_record, "latest_checkpoint", lambda folder: folder / "step-00000040" if resumes else None)
     monkeypatch.setattr(run_record, "state_of", lambda _: _State)
-    return RunRecord(RunConfig(run="r", folder=str(folder), training=TrainingConfig(steps=steps)))
+    return RunSummaryWriter(RunConfig(run="r", folder=str(folder), training=TrainingConfig(steps=steps)))
 
 
 def test_a_start_says_from_which_step_to_which(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,20 +7,20 @@ from lachesis.pipeline.config.run import EnvironmentConfig, RunConfig, ServicesC
 from lachesis.schemas.control import StageVitals
 from lachesis.schemas.errors import FencedError, SettingsChangedError, StartupError
 from lachesis.services.process.service_process import (
-    DRAIN_TIMEOUT,
-    DRAINED,
-    FENCED,
-    SETTINGS_CHANGED,
-    STARTUP,
+    EXIT_DRAIN_TIMEOUT,
+    EXIT_DRAINED,
+    EXIT_FENCED,
+    EXIT_SETTINGS_CHANGED,
+    EXIT_STARTUP,
     _explain,
 )
-from lachesis.services.supervisor.supervisor import Supervisor, goes_on
+from lachesis.services.supervisor.supervisor import Supervisor, has_survivors
 
 
 async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = Supervisor(RunConfig(run="r", environments={"words": EnvironmentConfig(kind="gateway")}), [])
     supervisor.stop()  # so that no pause is waited for
-    (row, *_), codes, lives = supervisor.running, [1, DRAINED, -9, DRAIN_TIMEOUT, 1], list[tuple[int, bool]]()
+    (row, *_), codes, lives = supervisor.running, [1, EXIT_DRAINED, -9, EXIT_DRAIN_TIMEOUT, 1], list[tuple[int, bool]]()
 
     async def run_once(_: object, *, anew: bool) -> int:
         lives.append((codes.pop(0), anew))
@@ -29,7 +29,7 @@ async def test_who_was_drained_begins_anew_and_is_no_fork(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     await supervisor._keep_running(row)
-    assert lives == [(1, False), (DRAINED, False), (-9, True), (DRAIN_TIMEOUT, False), (1, True)]
+    assert lives == [(1, False), (EXIT_DRAINED, False), (-9, True), (EXIT_DRAIN_TIMEOUT, False), (1, True)]
 
 
 async def test_settings_that_do_not_go_with_what_is_stored_end_the_run_at_once(
@@ -42,34 +42,37 @@ async def test_settings_that_do_not_go_with_what_is_stored_end_the_run_at_once(
     log = supervisor.logs / f"{row.planned.name}.log"
 
     async def run_once(_: object, *, anew: bool) -> int:
-        lives.append(SETTINGS_CHANGED)
+        lives.append(EXIT_SETTINGS_CHANGED)
         row.up = True  # it was up before the settings were changed
         log.write_text("2026 ERROR normalization.window is 8 now\n")
-        return SETTINGS_CHANGED
+        return EXIT_SETTINGS_CHANGED
 
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     with pytest.raises(StartupError, match=r"cannot go on:\n2026 ERROR normalization\.window is 8 now"):
         await supervisor._keep_running(row)
-    assert lives == [SETTINGS_CHANGED]
+    assert lives == [EXIT_SETTINGS_CHANGED]
 
 
 def test_a_changed_setting_has_an_exit_code_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     changed = SettingsChangedError("curriculum.strategy is 'pools' now")
-    assert _explain(BaseExceptionGroup("", [changed, SettingsChangedError("the same of another")])) == SETTINGS_CHANGED
+    assert (
+        _explain(BaseExceptionGroup("", [changed, SettingsChangedError("the same of another")]))
+        == EXIT_SETTINGS_CHANGED
+    )
     assert caplog.messages == ["curriculum.strategy is 'pools' now", "the same of another"]
-    assert _explain(BaseExceptionGroup("", [changed, StartupError("no server")])) == STARTUP
-    assert _explain(FencedError("another")) == FENCED
+    assert _explain(BaseExceptionGroup("", [changed, StartupError("no server")])) == EXIT_STARTUP
+    assert _explain(FencedError("another")) == EXIT_FENCED
 
 
 def test_processes_left_by_a_killed_supervisor_are_gone_on_with(tmp_path: Path) -> None:
-    assert not goes_on(tmp_path)
+    assert not has_survivors(tmp_path)
     file = tmp_path / "pids.json"
     file.write_text('{"supervisor": 999999999, "nats-server": null}')
-    assert not goes_on(tmp_path)
+    assert not has_survivors(tmp_path)
     file.write_text(f'{{"supervisor": 999999999, "scorer": {os.getpid()}}}')
-    assert goes_on(tmp_path)
+    assert has_survivors(tmp_path)
     file.write_text('{"supervisor": ')
-    assert not goes_on(tmp_path)
+    assert not has_survivors(tmp_path)
 
 
 async def test_a_start_that_takes_too_long_says_what_each_process_was_at(tmp_path: Path) -> None:

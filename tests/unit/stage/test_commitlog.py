@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from lachesis.pipeline.bus.memory import MemoryBus
 from lachesis.pipeline.stage import state
-from lachesis.pipeline.stage.commitlog import MOST_BYTES, MOST_COMMITS, SNAPSHOT_EVERY, CommitLog, is_snapshot_due
+from lachesis.pipeline.stage.commitlog import (
+    MAX_BYTES_SINCE_SNAPSHOT,
+    MAX_COMMITS_SINCE_SNAPSHOT,
+    SNAPSHOT_EVERY,
+    CommitLog,
+    is_snapshot_due,
+)
 from lachesis.schemas import subjects
 from lachesis.schemas.annotations import Commit, CurriculumEvent
 from lachesis.schemas.codec import decode, encode
@@ -171,9 +177,9 @@ async def test_a_state_too_large_to_be_stored_is_rebuilt_from_the_commits_alone(
 @pytest.mark.parametrize(("commits", "weight", "state", "due"), [
     (SNAPSHOT_EVERY, 0, 0, True), (SNAPSHOT_EVERY - 1, 1 << 30, 0, False),
     (SNAPSHOT_EVERY, 7_000_000, 28_000_000, True), (SNAPSHOT_EVERY, 6_999_999, 28_000_000, False),
-    (MOST_COMMITS - 1, 6_999_999, 28_000_000, False), (MOST_COMMITS, 0, 28_000_000, True),
-    (SNAPSHOT_EVERY, MOST_BYTES, 1 << 30, True),
-    (SNAPSHOT_EVERY, MOST_BYTES - 1, 1 << 30, False),
+    (MAX_COMMITS_SINCE_SNAPSHOT - 1, 6_999_999, 28_000_000, False), (MAX_COMMITS_SINCE_SNAPSHOT, 0, 28_000_000, True),
+    (SNAPSHOT_EVERY, MAX_BYTES_SINCE_SNAPSHOT, 1 << 30, True),
+    (SNAPSHOT_EVERY, MAX_BYTES_SINCE_SNAPSHOT - 1, 1 << 30, False),
 ])  # fmt: skip
 def test_a_snapshot_is_due_once_commits_weigh_a_quarter_of_the_state(commits, weight, state, due):
     assert is_snapshot_due(commits, weight, state) == due
@@ -181,9 +187,9 @@ def test_a_snapshot_is_due_once_commits_weigh_a_quarter_of_the_state(commits, we
 
 @given(size=st.integers(1, 1 << 20), state=st.integers(0, 1 << 31))
 def test_what_snapshots_store_and_a_start_reads_is_bounded(size, state):
-    commits = next(n for n in range(MOST_COMMITS + 1) if is_snapshot_due(n, n * size, state))
-    assert commits == SNAPSHOT_EVERY or (commits - 1) * size < min(state / 4, MOST_BYTES)
-    if commits < MOST_COMMITS and state <= 4 * MOST_BYTES:
+    commits = next(n for n in range(MAX_COMMITS_SINCE_SNAPSHOT + 1) if is_snapshot_due(n, n * size, state))
+    assert commits == SNAPSHOT_EVERY or (commits - 1) * size < min(state / 4, MAX_BYTES_SINCE_SNAPSHOT)
+    if commits < MAX_COMMITS_SINCE_SNAPSHOT and state <= 4 * MAX_BYTES_SINCE_SNAPSHOT:
         assert state < 4 * (commits * size + 1)
 
 

@@ -1,19 +1,19 @@
 import pytest
 
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.stage.heartbeats import read_heartbeat
-from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.pipeline.stage.vitals import ServiceMetrics
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import encode
 from lachesis.schemas.control import Heartbeat
 from lachesis.schemas.errors import SchemaError
 
-BEAT = Heartbeat(run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=Vitals().report())
+BEAT = Heartbeat(run="r", service="health", instance="1-a", pid=1, time_ns=1, stage=ServiceMetrics().report())
 
 
 def test_a_heartbeat_counts_on_the_subject_of_its_service_alone() -> None:
-    own = Stored("", subjects.heartbeat("r", "health", "1-a"), 0, encode(BEAT), 1)
+    own = StoredMessage("", subjects.heartbeat("r", "health", "1-a"), 0, encode(BEAT), 1)
     assert read_heartbeat(own) == BEAT
     for subject in ("rl.heartbeat.r.environment.1-a", "rl.heartbeat.other.health.1-a", "rl.heartbeat.r.health", "x"):
         with pytest.raises(SchemaError):
-            read_heartbeat(Stored("", subject, 0, encode(BEAT), 1))
+            read_heartbeat(StoredMessage("", subject, 0, encode(BEAT), 1))

@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from lachesis.pipeline.stage.http import Counted
-from lachesis.pipeline.telemetry.performance import Call
+from lachesis.pipeline.stage.http import RequestCounter
+from lachesis.pipeline.telemetry.performance import CallRecord
 
 
 async def take(request: Request) -> Response:
@@ -22,9 +22,9 @@ async def fail(_: Request) -> Response:
 
 
 async def test_calls_are_told_with_their_size_items_and_failures() -> None:
-    calls: list[Call] = []
+    calls: list[CallRecord] = []
     routes = [Route("/take", take, methods=["POST"]), Route("/fail", fail), Route("/other", fail)]
-    app = Counted(Starlette(routes=routes), calls.append, {"/take", "/fail", "/nowhere"})
+    app = RequestCounter(Starlette(routes=routes), calls.append, {"/take", "/fail", "/nowhere"})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
         for status in ("200", "422", "503"):
             await http.post("/take", content=status)

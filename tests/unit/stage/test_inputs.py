@@ -5,15 +5,15 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.api import Stored
-from lachesis.pipeline.stage.inputs import Source, open_bursts
+from lachesis.pipeline.bus.api import StoredMessage
+from lachesis.pipeline.stage.inputs import InputSource, open_bursts
 from lachesis.pipeline.stage.service import Service
 from lachesis.schemas import subjects
 from lachesis.schemas.errors import LedgerError
 
 SCORES = subjects.event("score", "r", "live", "sums")
 ROLLOUTS = subjects.rollout("r", "sums")
-SOURCES = [Source(subjects.ROLLOUTS, [ROLLOUTS], 1), Source(subjects.EVENTS, [SCORES], 1)]
+SOURCES = [InputSource(subjects.ROLLOUTS, [ROLLOUTS], 1), InputSource(subjects.EVENTS, [SCORES], 1)]
 
 
 async def fill(lab, subject, count):
@@ -98,7 +98,7 @@ class Scripted:
 
 async def test_an_error_in_a_reader_arrives(lab):
     async def script(stream):
-        yield Stored(stream, "s", 1, b"", 0)
+        yield StoredMessage(stream, "s", 1, b"", 0)
         if stream == subjects.EVENTS:
             raise LedgerError("the stream was replaced")
         await anyio.sleep_forever()
@@ -121,7 +121,7 @@ async def test_what_is_read_ahead_is_bounded(lab):
         nonlocal read
         while True:
             read += 1
-            yield Stored(stream, "s", read, b"", 0)
+            yield StoredMessage(stream, "s", read, b"", 0)
             await anyio.lowlevel.checkpoint()
 
     service = Service(Scripted(endless), "stage", "r")
@@ -142,7 +142,7 @@ async def test_bytes_in_hand_and_ahead_are_bounded_and_a_larger_message_comes_al
         while True:
             size = 5000 if len(read) % 7 == 3 else 300
             read.append(size)
-            yield Stored(stream, "s", len(read), bytes(size), 0)
+            yield StoredMessage(stream, "s", len(read), bytes(size), 0)
             await anyio.lowlevel.checkpoint()
 
     service = Service(Scripted(endless), "stage", "r")

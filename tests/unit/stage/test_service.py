@@ -3,7 +3,7 @@
 import anyio
 import pytest
 
-from lachesis.pipeline.bus.stalls import Stall
+from lachesis.pipeline.bus.stalls import ServerStall
 from lachesis.pipeline.stage.service import Service, open_service
 from lachesis.schemas import subjects
 from lachesis.schemas.codec import decode
@@ -25,7 +25,7 @@ async def test_the_first_heartbeat_says_starting_and_the_last_says_draining(lab,
     assert {beat.instance for beat in states} == {service.instance}
 
 
-@pytest.mark.parametrize("begin", [Service.recovered, lambda service: service.waits("backpressure", "no lease")])
+@pytest.mark.parametrize("begin", [Service.mark_ok, lambda service: service.mark_waiting("backpressure", "no lease")])
 async def test_a_heartbeat_tells_at_once_that_the_service_has_started(lab, monkeypatch, begin):
     monkeypatch.setattr("lachesis.pipeline.stage.service.HEARTBEAT_S", 60.0)
     async with lab.bus.listen(subjects.heartbeat("r")) as heard, open_service(lab.bus, "scorer", "r") as service:
@@ -105,8 +105,8 @@ async def test_a_full_stream_shows_as_backpressure_and_anything_else_as_waiting(
 
     await service.retrying("a thing")(fail)
     assert states == ["starting", "backpressure", "waiting"]
-    service.recovered()
-    assert (service.vitals.state, service.vitals.note) == ("ok", None)
+    service.mark_ok()
+    assert (service.vitals.state, service.vitals.status_text) == ("ok", None)
 
 
 async def test_until_drained_cancels_the_body_and_goes_on(lab):
@@ -140,24 +140,24 @@ async def test_until_drained_lets_errors_through_until_the_drain(lab):
 
 async def test_a_note_stays_until_it_no_longer_holds(lab):
     service = Service(lab.bus, "governor", "r")
-    service.recovered()
-    service.note("sizes", "stream sizes unknown")
-    service.waits("waiting", "inference is away")
-    assert service.vitals.note == "inference is away; stream sizes unknown"
-    service.recovered()
-    assert (service.vitals.state, service.vitals.note) == ("ok", "stream sizes unknown")
-    service.note("sizes", None)
-    service.note("sizes", None)
-    assert service.vitals.note is None
+    service.mark_ok()
+    service.set_note("sizes", "stream sizes unknown")
+    service.mark_waiting("waiting", "inference is away")
+    assert service.vitals.status_text == "inference is away; stream sizes unknown"
+    service.mark_ok()
+    assert (service.vitals.state, service.vitals.status_text) == ("ok", "stream sizes unknown")
+    service.set_note("sizes", None)
+    service.set_note("sizes", None)
+    assert service.vitals.status_text is None
 
 
 async def test_a_stall_is_in_heartbeat_and_log_as_long_as_it_lasts(lab, monkeypatch, caplog):
     caplog.set_level("INFO", logger="lachesis")
     service = Service(lab.bus, "governor", "r")
-    service.recovered()
+    service.mark_ok()
     found = []
     async with lab.bus.listen(subjects.heartbeat("r")) as heard:
-        for stall in (Stall("publish a", "no answer", 3), Stall("publish a", "no leader", 4), None, None):
+        for stall in (ServerStall("publish a", "no answer", 3), ServerStall("publish a", "no leader", 4), None, None):
             monkeypatch.setattr(type(lab.bus), "stall", stall)
             await service.heartbeat()
             with anyio.fail_after(60):

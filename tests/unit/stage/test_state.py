@@ -6,7 +6,7 @@ import pytest
 from lachesis.pipeline.bus.memory import MAX_MESSAGE_BYTES, MemoryBus
 from lachesis.pipeline.curriculum.config import CurriculumConfig
 from lachesis.pipeline.curriculum.logic.registry import load_strategy
-from lachesis.pipeline.curriculum.logic.strategy import Feedback, Items
+from lachesis.pipeline.curriculum.logic.strategy import ItemFeedback, ItemPool
 from lachesis.pipeline.stage import state as state_module
 from lachesis.pipeline.stage.state import StateStore
 from lachesis.schemas import subjects
@@ -164,10 +164,10 @@ async def test_a_state_beyond_all_bounds_is_refused(monkeypatch):
 
 async def test_the_curriculum_of_a_million_items_is_kept_and_comes_back():
     items = 1_000_000
-    strategy = load_strategy(Items(items), CurriculumConfig())
+    strategy = load_strategy(ItemPool(items), CurriculumConfig())
     for n in range(200):
         strategy.observe(
-            Feedback(id=f"{n}", env="e", item=n * 4999, skill=None, n=8, success=(n % 9) / 8, policy_step=n)
+            ItemFeedback(id=f"{n}", env="e", item=n * 4999, skill=None, n=8, success=(n % 9) / 8, policy_step=n)
         )
     state = msgspec.msgpack.encode(strategy.state_dict())
     assert len(state) > 3 * MAX_MESSAGE_BYTES
@@ -175,6 +175,6 @@ async def test_the_curriculum_of_a_million_items_is_kept_and_comes_back():
         store, _ = await StateStore.open(bus, SUBJECT, "s", "a")
         await store.write(snapshot(0, state))
         _, found = await stored(bus)
-    again = load_strategy(Items(items), CurriculumConfig())
+    again = load_strategy(ItemPool(items), CurriculumConfig())
     again.load_state_dict(unpack("curriculum state", found))
     assert again.snapshot().id == strategy.snapshot().id

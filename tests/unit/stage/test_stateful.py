@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.stage import commitlog
-from lachesis.pipeline.stage.inputs import Source
+from lachesis.pipeline.stage.inputs import InputSource
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.stage.stateful import StatefulStage, run_stateful
 from lachesis.schemas import subjects
@@ -32,7 +32,7 @@ class Listing(StatefulStage[CurriculumEvent]):
             self.words += msgspec.msgpack.decode(delta)
 
     def sources(self):
-        return [Source(subjects.EVENTS, [INPUT], self.cursors[subjects.EVENTS])]
+        return [InputSource(subjects.EVENTS, [INPUT], self.cursors[subjects.EVENTS])]
 
     async def feed(self, message):
         word = message.data.decode()
@@ -172,9 +172,9 @@ async def test_of_two_writers_the_earlier_is_refused(lab):
     await later.open()
     await say(lab, "one")
     [message] = await read_all(lab)
-    await later.take([message])
+    await later.process_burst([message])
     with pytest.raises(FencedError):
-        await earlier.take([message])
+        await earlier.process_burst([message])
     assert await written(lab) == ["one"]
 
 

@@ -203,11 +203,11 @@ async def test_a_failing_dependency_is_waited_for_and_never_becomes_a_result(lab
     async with lab.running(a_stage(handle)) as service:
         await lab.until(lambda: _true(tries >= 4))
         assert service.vitals.state == "waiting"
-        assert "connection refused" in service.vitals.note
+        assert "connection refused" in service.vitals.status_text
         assert not await lab.events("score", ScoreEvent)
         down = False
         await lab.until(settled(lab, 1))
-        assert (service.vitals.state, service.vitals.note) == ("ok", None)
+        assert (service.vitals.state, service.vitals.status_text) == ("ok", None)
     assert not await lab.events("dead", DeadLetter)
     assert service.vitals.retried >= 3
 
@@ -229,7 +229,7 @@ async def test_what_a_failing_dependency_holds_up_is_given_back_and_what_lies_be
             await lab.until(lambda before=given_back: _true(service.vitals.given_back >= before + 2))
         assert await open_messages(lab) == 2
         assert service.vitals.state == "waiting"
-        assert "the judge is away" in service.vitals.note
+        assert "the judge is away" in service.vitals.status_text
         down = False
         lab.bus.advance(31)
         await lab.until(settled(lab, 3))

@@ -1,13 +1,13 @@
 import pytest
 
 from lachesis.pipeline.stage import vitals as module
-from lachesis.pipeline.stage.vitals import Vitals
+from lachesis.pipeline.stage.vitals import ServiceMetrics
 
 
 def test_busy_seconds_are_those_of_every_slot_and_count_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr(module.time, "perf_counter", lambda: now_s)
-    vitals = Vitals()
+    vitals = ServiceMetrics()
     vitals.slots = 2
     with vitals.working(4):
         now_s = 3.0
@@ -20,5 +20,5 @@ def test_busy_seconds_are_those_of_every_slot_and_count_what_is_under_way(monkey
 
 
 def test_a_service_without_work_of_its_own_tells_none() -> None:
-    told = Vitals().report()
+    told = ServiceMetrics().report()
     assert (told.slots, told.busy_s) == (None, None)

@@ -9,10 +9,10 @@ import pytest
 from otlp import Protocol, receiving
 
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.figures import Exemplar, Figures
+from lachesis.pipeline.telemetry.figures import Exemplar, ServiceFigures
 from lachesis.pipeline.telemetry.histogram import Histogram
 from lachesis.pipeline.telemetry.messages import rebuilt
-from lachesis.pipeline.telemetry.otlp import Otlp, open_otlp
+from lachesis.pipeline.telemetry.otlp import OtlpExporter, open_otlp
 from lachesis.pipeline.telemetry.spans import RolloutEnd
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.control import StageVitals
@@ -37,7 +37,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")  # s
 
 
-def opened(url: str, protocol: str) -> Otlp:
+def opened(url: str, protocol: str) -> OtlpExporter:
     otlp = open_otlp(TelemetryConfig(endpoint=url, protocol=protocol, **PATIENCE), RESOURCE)  # type: ignore[arg-type]
     assert otlp is not None
     return otlp
@@ -59,7 +59,7 @@ def ended(group: str, **fields: object) -> RolloutEnd:
     return RolloutEnd(**(defaults | fields))  # type: ignore[arg-type]
 
 
-def until_exported(otlp: Otlp, count: int) -> None:
+def until_exported(otlp: OtlpExporter, count: int) -> None:
     end = time.monotonic() + 200
     while otlp.exported < count:
         assert time.monotonic() < end, (otlp.exported, otlp.dropped)
@@ -126,7 +126,7 @@ def test_metrics_arrive_as_exponential_histograms_with_exemplars(protocol: Proto
     exemplar = Exemplar(3.0, group, 9)
     with receiving(protocol) as received:
         otlp = opened(received.url, protocol)
-        otlp.observe(Figures(stage, {"reward/mean": 0.25}, 1, 10, wait_exemplars=[exemplar]))
+        otlp.observe(ServiceFigures(stage, {"reward/mean": 0.25}, 1, 10, wait_exemplars=[exemplar]))
         otlp.close()
     wait = received.metrics["lachesis-scorer", "lachesis.stage.wait"].exponential_histogram.data_points[0]
     assert (wait.count, wait.sum, wait.scale, wait.zero_count, wait.min, wait.max) == (4, 4.0, 5, 1, 0.0, 3.0)
@@ -206,7 +206,7 @@ def test_the_standard_variables_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=north")
         otlp = open_otlp(TelemetryConfig(endpoint="http://127.0.0.1:9", **PATIENCE), RESOURCE)
         assert otlp is not None
-        otlp.observe(Figures(StageVitals(), {}, 1, 2))
+        otlp.observe(ServiceFigures(StageVitals(), {}, 1, 2))
         otlp.emit(rebuilt(ended(new_group_id()), STAMPS))
         otlp.close()
     assert otlp.exported == 6

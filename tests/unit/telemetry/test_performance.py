@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lachesis.pipeline.telemetry.performance import Call, Performance
+from lachesis.pipeline.telemetry.performance import CallRecord, Performance
 
 
 def test_figures_are_exact_over_the_window() -> None:
@@ -11,7 +11,7 @@ def test_figures_are_exact_over_the_window() -> None:
     seconds = rng.exponential(0.1, 500)
     performance = Performance(window=200)
     for i, value in enumerate(seconds):
-        performance.record(Call(i * 0.5, float(value), items=8, failed=i % 10 == 0, payload=100, plain=250))
+        performance.record(CallRecord(i * 0.5, float(value), items=8, failed=i % 10 == 0, payload=100, plain=250))
     figures = performance.figures()
     newest = seconds[-200:] * 1e3
     for name, q in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
@@ -32,7 +32,7 @@ def test_figures_are_exact_over_the_window() -> None:
 def test_nothing_measured_is_nothing_said() -> None:
     assert Performance().figures() == {}
     performance = Performance()
-    performance.record(Call(1.0, 0.2))
+    performance.record(CallRecord(1.0, 0.2))
     figures = performance.figures()
     assert "api_perf/requests_per_sec" not in figures
     assert "api_perf/mean_payload_bytes" not in figures
@@ -41,5 +41,5 @@ def test_nothing_measured_is_nothing_said() -> None:
 def test_slow_calls_are_counted_by_the_limit() -> None:
     performance = Performance(slow_ms=100.0)
     for seconds in (0.05, 0.1, 0.11, 3.0):
-        performance.record(Call(0.0, seconds))
+        performance.record(CallRecord(0.0, seconds))
     assert performance.figures()["api_perf/slow_requests"] == 2

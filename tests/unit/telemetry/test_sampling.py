@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from lachesis.pipeline.telemetry.config import TelemetryConfig
-from lachesis.pipeline.telemetry.figures import Figures
-from lachesis.pipeline.telemetry.sampling import SLOW_WINDOW, Keeper, RecentHistogram, is_late, is_sampled
+from lachesis.pipeline.telemetry.figures import ServiceFigures
+from lachesis.pipeline.telemetry.sampling import SLOW_WINDOW, RecentHistogram, TraceSampler, is_late, is_sampled
 from lachesis.pipeline.telemetry.spans import RolloutEnd, Span
-from lachesis.pipeline.telemetry.tracing import Incident, Tracing
+from lachesis.pipeline.telemetry.tracing import TraceIncident, Tracing
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.ids import new_group_id
 
@@ -44,25 +44,25 @@ ONCE, AGAIN = [Stamp("scorer", 0, 1, 2)], [Stamp("scorer", 0, 1, 2, 2)]
 def test_an_end_that_nobody_chose_is_kept_and_one_that_a_setting_asks_for_is_not(
     cause: str | None, reason: str | None
 ) -> None:
-    assert Keeper(0.0, slow_s=10.0).reason(new_group_id(), ONCE, 1.0, cause=cause) == reason
+    assert TraceSampler(0.0, slow_s=10.0).reason(new_group_id(), ONCE, 1.0, cause=cause) == reason
 
 
 def test_of_several_reasons_the_one_that_says_most_counts() -> None:
     group = new_group_id()
-    assert Keeper(0.0, 10.0).reason(group, ONCE, 1.0) is None
-    assert Keeper(1.0, 10.0).reason(group, ONCE, 1.0) == "ratio"
-    assert Keeper(1.0, 10.0).reason(group, ONCE, 10.5) == "slow"
-    assert Keeper(1.0, 10.0).reason(group, AGAIN, 10.5) == "redelivered"
-    assert Keeper(1.0, 10.0).reason(group, AGAIN, 10.5, late=True) == "late"
-    assert Keeper(1.0, 10.0).reason(group, AGAIN, 10.5, late=True, cause="stale") == "stale"
-    assert Keeper(1.0, 10.0).reason(group, AGAIN, 10.5, late=True, cause="dead") == "failed"
+    assert TraceSampler(0.0, 10.0).reason(group, ONCE, 1.0) is None
+    assert TraceSampler(1.0, 10.0).reason(group, ONCE, 1.0) == "ratio"
+    assert TraceSampler(1.0, 10.0).reason(group, ONCE, 10.5) == "slow"
+    assert TraceSampler(1.0, 10.0).reason(group, AGAIN, 10.5) == "redelivered"
+    assert TraceSampler(1.0, 10.0).reason(group, AGAIN, 10.5, late=True) == "late"
+    assert TraceSampler(1.0, 10.0).reason(group, AGAIN, 10.5, late=True, cause="stale") == "stale"
+    assert TraceSampler(1.0, 10.0).reason(group, AGAIN, 10.5, late=True, cause="dead") == "failed"
 
 
 def test_the_share_kept_is_of_all_that_ended() -> None:
-    keeper = Keeper(0.0, slow_s=10.0)
+    keeper = TraceSampler(0.0, slow_s=10.0)
     for e2e_s in (1.0, 11.0, 2.0, 12.0):
         keeper.reason(new_group_id(), ONCE, e2e_s)
-    assert keeper.kept_ratio == 0.5
+    assert keeper.sampled_ratio == 0.5
 
 
 def test_a_teacher_that_did_not_come_in_time_is_known_by_its_missing_stamp() -> None:
@@ -72,7 +72,7 @@ def test_a_teacher_that_did_not_come_in_time_is_known_by_its_missing_stamp() -> 
 
 
 def test_without_a_limit_slow_is_slower_than_99_of_100() -> None:
-    keeper = Keeper(0.0, slow_s=None)
+    keeper = TraceSampler(0.0, slow_s=None)
     for i in range(200):
         assert keeper.reason(new_group_id(), ONCE, 1.0 + i / 1000) is None
     assert keeper.reason(new_group_id(), ONCE, 1.1) is None
@@ -80,7 +80,7 @@ def test_without_a_limit_slow_is_slower_than_99_of_100() -> None:
 
 
 def test_a_stall_at_the_start_does_not_hide_what_is_slow_later() -> None:
-    keeper = Keeper(0.0, slow_s=None)
+    keeper = TraceSampler(0.0, slow_s=None)
     for _ in range(300):
         keeper.reason(new_group_id(), ONCE, 14.0)  # two minutes without a trainer
     kept = [keeper.reason(new_group_id(), ONCE, 1.0 + i % 100 / 1e3) for i in range(2 * SLOW_WINDOW)]
@@ -110,7 +110,7 @@ class _Kept:
     def emit(self, spans: list[Span]) -> None:  # type: ignore[override]
         self.spans += spans
 
-    def observe(self, figures: Figures) -> None:
+    def observe(self, figures: ServiceFigures) -> None:
         pass
 
 
@@ -153,8 +153,8 @@ def test_without_a_sink_nothing_is_sampled() -> None:
     tracing.record_incident(new_group_id(), LATE)
 
 
-LATE = Incident(Stamp("teacher", 2_000, 6_000_000_000, 7_000_000_000, 2))
-BROKEN = Incident.of(Stamp("scorer", 2_000, 6_000, 7_000), ValueError("it broke"))
+LATE = TraceIncident(Stamp("teacher", 2_000, 6_000_000_000, 7_000_000_000, 2))
+BROKEN = TraceIncident.of(Stamp("scorer", 2_000, 6_000, 7_000), ValueError("it broke"))
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before its end", "after its end"])
@@ -174,7 +174,7 @@ def test_a_redelivery_that_no_stamp_of_the_end_tells_of_keeps_the_trace_whole_an
     ]  # fmt: skip
     (root,) = [span for span in sink.spans if span.parent is None]
     assert root.attributes["rl.sampling.reason"] == "redelivered"
-    assert tracing.keeper.kept_ratio == 1.0
+    assert tracing.keeper.sampled_ratio == 1.0
 
 
 def test_a_stage_that_comes_after_the_end_of_a_kept_rollout_adds_its_spans_to_the_trace() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from lachesis.pipeline.telemetry.spans import (
-    Link,
+    SpanLink,
     batch_span,
     batch_trace,
     root_id,
@@ -42,7 +42,7 @@ def test_ids_have_the_lengths_of_the_protocol() -> None:
 )
 def test_a_traceparent_names_a_parent_only_where_that_is_exported(flags: str, sampled: bool) -> None:
     parent = sampled_parent(f"00-{'a' * 32}-{'b' * 16}-{flags}")
-    assert parent == (Link("a" * 32, "b" * 16) if sampled else None)
+    assert parent == (SpanLink("a" * 32, "b" * 16) if sampled else None)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from unit.training.test_stage import dead, dying_at_checkpoint, recording, repor
 import lachesis
 from lachesis.pipeline.config.run import RunConfig, TrainingConfig
 from lachesis.pipeline.reproduction.batches import verify_batches
-from lachesis.pipeline.reproduction.weights import Begin, retrain
+from lachesis.pipeline.reproduction.weights import RetrainStart, retrain
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.training import stage as stage_module
 from lachesis.pipeline.training.config import LearnerConfig
@@ -188,13 +188,13 @@ async def test_reproduction_drops_what_was_dropped(lab, model, config, fault):
     await run_trainer(Service(lab.bus, "trainer", "r"), config)
     facts, _ = await verify_batches(lab.bus, config, "main", None, saved={}, progress=lambda *_: None)
     options = {"end": None, "tolerance": 0.05, "sampled": False, "progress": lambda *_: None}
-    (finding,) = await retrain(lab.bus, config, Begin(config.model, None), facts, **options)
+    (finding,) = await retrain(lab.bus, config, RetrainStart(config.model, None), facts, **options)
     assert finding.verdict == "ok", finding.text
     # the record is what counts: with the other group of the batch on it, other weights come out
     for report in facts.reports:
         for drop in report.drops:
             drop.seqs[:] = [facts.reports[0].ledger_index]
-    (finding,) = await retrain(lab.bus, config, Begin(config.model, None), facts, **options)
+    (finding,) = await retrain(lab.bus, config, RetrainStart(config.model, None), facts, **options)
     assert finding.verdict == "fail", finding.text
 
 

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from lachesis.pipeline.batching.chain import Position
-from lachesis.pipeline.bus.api import Stored
+from lachesis.pipeline.batching.chain import LedgerPosition
+from lachesis.pipeline.bus.api import StoredMessage
 from lachesis.pipeline.training import feed as module
 from lachesis.pipeline.training.feed import BatchFeed
 from lachesis.schemas.errors import InfrastructureError
@@ -18,7 +18,7 @@ class Flaky(MemoryBus):
 
     failures = 3
 
-    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[Stored]:
+    async def fetch(self, stream: str, seqs: Sequence[int]) -> AsyncIterator[StoredMessage]:
         if self.failures:
             self.failures -= 1
             raise InfrastructureError("the broker is away")
@@ -38,7 +38,7 @@ async def test_an_outage_while_fetching_is_waited_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "follow_ledger", ledger)
     async with Flaky() as bus:
         feed = await BatchFeed.open(bus, "r", "main", term="t")
-        feed.position = Position()
+        feed.position = LedgerPosition()
         fed = [batch async for batch in feed.batches()]
         assert bus.failures == 0
     assert [batch.unfetched for batch in fed] == [{}]

@@ -9,12 +9,12 @@ import torch
 
 from lachesis.pipeline.inference.app import _chat_tokens
 from lachesis.pipeline.inference.protocol import TokenizeRequest
-from lachesis.pipeline.training.model import Policy, build_tiny_policy, load_model, save_policy
+from lachesis.pipeline.training.model import PolicyModel, build_tiny_policy, load_model, save_policy
 from lachesis.schemas.errors import ConfigError, DataError
 
 
 @pytest.fixture
-def policy() -> Policy:
+def policy() -> PolicyModel:
     return build_tiny_policy(0, width=32, layers=1, heads=2, max_length=64)
 
 
@@ -28,7 +28,7 @@ class _Touches:
         return os.mkdir, (str(self.file), 0o700)
 
 
-def test_pickled_weights_are_refused(policy: Policy, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused(policy: PolicyModel, tmp_path: Path) -> None:
     save_policy(policy, tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").unlink()
     torch.save({"x": _Touches(tmp_path / "ran")}, tmp_path / "model" / "pytorch_model.bin")
@@ -37,7 +37,7 @@ def test_pickled_weights_are_refused(policy: Policy, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_beside_the_weights_is_not_run(policy: Policy, tmp_path: Path) -> None:
+def test_code_beside_the_weights_is_not_run(policy: PolicyModel, tmp_path: Path) -> None:
     save_policy(policy, tmp_path / "model")
     file = tmp_path / "model" / "config.json"
     config = json.loads(file.read_text())
@@ -67,7 +67,7 @@ def test_code_beside_the_weights_is_not_run(policy: Policy, tmp_path: Path) -> N
         "{% if %}",
     ],
 )
-def test_a_chat_template_cannot_do_harm(policy: Policy, tmp_path: Path, template: str) -> None:
+def test_a_chat_template_cannot_do_harm(policy: PolicyModel, tmp_path: Path, template: str) -> None:
     ran = tmp_path / "ran"
     policy.tokenizer.chat_template = template.replace("ran)", f"{str(ran)!r})")
     body = TokenizeRequest(messages=[{"role": "user", "content": "hello"}])

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from lachesis.pipeline.training import model_source
-from lachesis.pipeline.training.model_source import ModelSource, ask_hub, find_model
+from lachesis.pipeline.training.model_source import ModelSource, check_hub, find_model
 from lachesis.schemas.errors import ConfigError
 
 
@@ -32,14 +32,14 @@ def make_model(folder: Path, *leave_out: str) -> Path:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(model_source, "ask_hub", lambda *_: "absent")
+    monkeypatch.setattr(model_source, "check_hub", lambda *_: "absent")
     make_model(tmp_path / "models" / "smollm2-135m")
     make_model(tmp_path / "runs" / "first" / "checkpoints" / "step-10")
     return tmp_path
 
 
 def test_a_folder_is_taken_without_asking_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(model_source, "ask_hub")
+    monkeypatch.delattr(model_source, "check_hub")
     assert find_model("models/smollm2-135m") == ModelSource("models/smollm2-135m", local_files_only=True)
 
 
@@ -112,7 +112,7 @@ def test_a_configuration_that_is_no_json_is_named(tmp_path: Path) -> None:
 def test_what_the_hub_says_is_told_and_a_cached_model_needs_no_hub(
     monkeypatch: pytest.MonkeyPatch, answer: str, said: str
 ) -> None:
-    monkeypatch.setattr(model_source, "ask_hub", lambda *_: answer)
+    monkeypatch.setattr(model_source, "check_hub", lambda *_: answer)
     with pytest.raises(ConfigError, match=said):
         find_model("org/model")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: "/cache/config.json")
@@ -121,7 +121,7 @@ def test_what_the_hub_says_is_told_and_a_cached_model_needs_no_hub(
 
 def test_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.delattr(model_source, "ask_hub")
+    monkeypatch.delattr(model_source, "check_hub")
     with pytest.raises(ConfigError, match=r"is not asked \(HF_HUB_OFFLINE\)"):
         find_model("org/model")
 
@@ -152,9 +152,9 @@ def hub() -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
 def test_the_hub_is_asked_once(hub: tuple[str, list[tuple[str, str | None]]]) -> None:
     url, asked = hub
     answers = {200: "there", 307: "there", 404: "absent", 401: "absent", 403: "refused", 503: "unclear"}
-    assert {code: ask_hub(url, f"{code}/model", "s3cret") for code in answers} == answers
+    assert {code: check_hub(url, f"{code}/model", "s3cret") for code in answers} == answers
     assert asked == [(f"/{code}/model/resolve/main/config.json", "Bearer s3cret") for code in answers]
 
 
 def test_a_hub_that_is_not_there_is_told_at_once() -> None:
-    assert ask_hub("http://127.0.0.1:1", "a/b", None) == "unreachable"
+    assert check_hub("http://127.0.0.1:1", "a/b", None) == "unreachable"

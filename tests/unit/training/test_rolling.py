@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from lachesis.pipeline.training.metrics import latencies
-from lachesis.pipeline.training.rolling import Rolling, Trained
+from lachesis.pipeline.training.rolling import BatchTimings, RollingTrainingStats
 from lachesis.schemas.annotations import Stamp
 
 S = 1_000_000_000
 
 
-def a_batch(number: int, rng: np.random.Generator, groups: int = 16) -> Trained:
+def a_batch(number: int, rng: np.random.Generator, groups: int = 16) -> BatchTimings:
     waits, works = rng.exponential(0.2, groups), rng.exponential(0.05, groups)
     start = number * S
     names = [f"{number}-{i}" for i in range(groups)]
@@ -18,7 +18,7 @@ def a_batch(number: int, rng: np.random.Generator, groups: int = 16) -> Trained:
         name: [Stamp("scorer", start, start + int(wait * S), start + int((wait + work) * S))]
         for name, wait, work in zip(names, waits, works, strict=True)
     }
-    return Trained(stamps, dict.fromkeys(names, start - S), start + 2 * S, groups * 8, groups * 80)
+    return BatchTimings(stamps, dict.fromkeys(names, start - S), start + 2 * S, groups * 8, groups * 80)
 
 
 def test_a_batchs_quantiles_are_exact() -> None:
@@ -32,9 +32,9 @@ def test_a_batchs_quantiles_are_exact() -> None:
 def test_the_rolling_quantiles_are_those_of_the_newest_batches_alone() -> None:
     rng = np.random.default_rng(1)
     batches = [a_batch(number, rng) for number in range(30)]
-    rolling = Rolling(window=10)
+    rolling = RollingTrainingStats(window=10)
     for batch in batches:
-        rolling.add(batch)
+        rolling.record_batch(batch)
     newest = [
         (stamps[0].end_ns - stamps[0].start_ns) / S for batch in batches[-10:] for stamps in batch.stamps.values()
     ]
@@ -48,7 +48,7 @@ def test_the_rolling_quantiles_are_those_of_the_newest_batches_alone() -> None:
 
 
 def test_one_batch_has_no_rate() -> None:
-    rolling = Rolling()
-    rolling.add(a_batch(0, np.random.default_rng(2)))
+    rolling = RollingTrainingStats()
+    rolling.record_batch(a_batch(0, np.random.default_rng(2)))
     assert not [name for name in rolling.figures() if name.startswith("throughput/")]
-    assert Rolling().figures() == {}
+    assert RollingTrainingStats().figures() == {}

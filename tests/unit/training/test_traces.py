@@ -7,7 +7,7 @@ from unit.spans import Sink
 from lachesis.pipeline.stage.service import Service
 from lachesis.pipeline.telemetry.config import TelemetryConfig
 from lachesis.pipeline.telemetry.tracing import Tracing
-from lachesis.pipeline.training.feed import FedBatch
+from lachesis.pipeline.training.feed import LedgerBatch
 from lachesis.pipeline.training.traces import trace_step
 from lachesis.schemas.annotations import Stamp
 from lachesis.schemas.errors import DataError
@@ -30,7 +30,7 @@ async def fed(lab, stamps, *, lost=False):
     )
     payloads = [] if lost else [(ref, group, None) for ref, group in zip(entry.batch.groups, groups, strict=True)]
     unfetched = {ref.seq: DataError("it is gone") for ref in entry.batch.groups} if lost else {}
-    return FedBatch(entry, entry.batch, payloads, 1, unfetched)
+    return LedgerBatch(entry, entry.batch, payloads, 1, unfetched)
 
 
 def traced(lab, sink, batch, *, ratio=0.0, void=None, dropped=None, teacher=False):

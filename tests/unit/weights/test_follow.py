@@ -108,13 +108,13 @@ async def test_a_refused_first_policy_leaves_the_server_unannounced(lab):
     server, loaded = Scripted(DataError("it may have been pruned")), anyio.Event()
 
     async def noted():
-        return service.vitals.note is not None
+        return service.vitals.status_text is not None
 
     async with lab.running(lambda service: follow_until_drained(service, server, loaded), "inference") as service:
         await publish(lab, 0)
         await lab.until(noted)
         assert not loaded.is_set()
-        assert "pruned" in service.vitals.note
+        assert "pruned" in service.vitals.status_text
         await publish(lab, 1)
         await lab.until(has_loaded(server, 1))
         assert loaded.is_set()
@@ -147,7 +147,7 @@ async def test_an_update_is_a_span_of_the_step_that_made_the_weights(lab):
     async with lab.running(partial(follow_until_drained, server=server, loaded=anyio.Event()), "inference") as service:
         service.tracing = Tracing(TelemetryConfig(ratio=0.0), sink)
         await publish(lab, 0)
-        await lab.until(lambda: _true("pruned" in (service.vitals.note or "")))
+        await lab.until(lambda: _true("pruned" in (service.vitals.status_text or "")))
         for step in (1, 2, 3):
             await publish(lab, step)
             await lab.until(has_loaded(server, step))

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from unit.scoring.sandbox.processes import alive, marked
 
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
+from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
 
 PROCESSES = 16
 SANDBOX = Sandbox(
-    Limits(wall_s=20, cpu_s=10, memory_bytes=512 << 20, processes=PROCESSES),
+    SandboxLimits(wall_s=20, cpu_s=10, memory_bytes=512 << 20, processes=PROCESSES),
     required=("namespaces", "seccomp"),
     packages=False,
 )

@@ -11,11 +11,11 @@ import anyio
 import pytest
 from unit.scoring.sandbox.processes import alive, marked
 
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
+from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits
 
 WALL_S = 1.5
 SANDBOX = Sandbox(
-    Limits(wall_s=WALL_S, cpu_s=5, memory_bytes=256 << 20, processes=16),
+    SandboxLimits(wall_s=WALL_S, cpu_s=5, memory_bytes=256 << 20, processes=16),
     required=("namespaces", "seccomp"),
     packages=False,
 )
@@ -98,8 +98,8 @@ async def test_what_is_alive_before_the_verdict_is_found() -> None:
 
 SCORER = """
 import sys, anyio
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
-limits = Limits(wall_s=60, cpu_s=60, memory_bytes=256 << 20, processes=16)
+from lachesis.pipeline.scoring.sandbox import SandboxLimits, Sandbox
+limits = SandboxLimits(wall_s=60, cpu_s=60, memory_bytes=256 << 20, processes=16)
 sandbox = Sandbox(limits, required=("namespaces", "seccomp"), packages=False)
 anyio.run(sandbox.run, sys.argv[1].encode(), b"")
 """

@@ -13,11 +13,11 @@ import anyio
 import pytest
 
 from lachesis.pipeline.scoring.raters.code import CodeRater
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox, sandbox
+from lachesis.pipeline.scoring.sandbox import Sandbox, SandboxLimits, sandbox
 from lachesis.schemas.errors import ConfigError, StartupError
 
 ROOT = Path(__file__).parents[4]
-LIMITS = Limits(wall_s=5, cpu_s=5, memory_bytes=256 << 20, processes=16)
+LIMITS = SandboxLimits(wall_s=5, cpu_s=5, memory_bytes=256 << 20, processes=16)
 
 
 def test_a_missing_protection_that_is_required_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,8 +58,8 @@ code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step 
 assert libc.prctl(38, 1, 0, 0, 0) == 0
 assert libc.prctl(22, 2, struct.pack("HxxxxxxQ", 4, ctypes.addressof(code)), 0, 0) == 0
 import anyio
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
-limits = Limits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
+from lachesis.pipeline.scoring.sandbox import SandboxLimits, Sandbox
+limits = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
 sandbox = Sandbox(limits, required=("seccomp", "landlock"), packages=False)
 assert "namespaces" in sandbox.missing, sandbox.missing
 for _ in range(20):  # as many processes as its user may have others
@@ -151,8 +151,8 @@ def startable(path: str) -> bool:
 
 
 AS_ROOT = """
-from lachesis.pipeline.scoring.sandbox import Limits, Sandbox
-limits = Limits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
+from lachesis.pipeline.scoring.sandbox import SandboxLimits, Sandbox
+limits = SandboxLimits(wall_s=10, cpu_s=5, memory_bytes=256 << 20, processes=16)
 Sandbox(limits, required=(), packages=False)
 """
 
